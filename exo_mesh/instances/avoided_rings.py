@@ -6,18 +6,18 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.view import InstanceInfo
 
 DISTRUST_S = 60.0
-"""What failed a request may have been the way to the ring, and that gets mended. A ring that is really lost has ended
-long before: its owner knows within some seconds."""
+"""The failure may have been in the path to the ring, which often recovers, so the ring gets another chance after this
+time. A ring that is really lost has ended long before: its owner detects the loss within seconds."""
 
 
 class Distrust:
-    """Of each instance the highest ballot that failed, until DISTRUST_S after the last failure."""
+    """Keeps, by instance id, the highest ballot that failed a request here, until DISTRUST_S after the last failure."""
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[Ballot, float]] = {}
 
     def note(self, instance: InstanceInfo, now: float) -> None:
-        """It has failed a request now."""
+        """Record that the instance failed a request at time `now`."""
         self._forget(now)
         instance_id = instance.plan.instance_id
         known = self._failed.get(instance_id)
@@ -25,8 +25,8 @@ class Distrust:
         self._failed[instance_id] = (ballot, now + DISTRUST_S)
 
     def includes(self, instance: InstanceInfo, now: float) -> bool:
-        """Has it failed of late, by this ballot or a higher one? By a higher ballot it has had a new owner since, who
-        has reached all its stages."""
+        """Whether the instance failed a request within the last DISTRUST_S by its current ballot or a higher one. An
+        instance with a higher ballot has a new owner since then, and that owner has reached all its stages."""
         self._forget(now)
         known = self._failed.get(instance.plan.instance_id)
         return known is not None and instance.ballot <= known[0]

@@ -1,4 +1,4 @@
-"""Who could take part in a ring, with which engines and how much memory."""
+"""Lists the peers that could take part in a ring, with their engines and usable memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from exo_mesh.membership.service import Membership
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What placement asks of this machine: bytes that a stage could get now, and if nothing else ran; and the engines
-    that run a model, best first."""
+    """What placement needs to know of this machine: the bytes that a stage could get now, the bytes it could get if
+    nothing else ran, and the engines that run a model, best first."""
 
     usable_bytes: Callable[[], int]
     capacity_bytes: Callable[[], int]
@@ -25,15 +25,15 @@ class Here:
 
 
 class CandidatePool:
-    """The peers of the mesh as placement sees them, from what they say of themselves."""
+    """The peers of the mesh as placement candidates, built from what each peer reports."""
 
     def __init__(self, membership: Membership, here: Here) -> None:
         self._membership = membership
         self._here = here
 
     def candidates(self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool = False) -> list[Candidate]:
-        """The live peers that have the model and could take part now, and with which engines. may_fetch: also those
-        that would get their files first. A peer whose figures have not come yet is not among them."""
+        """The live peers that have the model and could take part now, each with its engines. may_fetch: also peers that
+        would fetch the files first. A peer without telemetry is left out until its telemetry arrives."""
         readings = self._membership.telemetry
         found = []
         for info, has_model in self._able(card, spec, may_fetch=may_fetch):
@@ -44,7 +44,7 @@ class CandidatePool:
                 usable = readings[info.id].usable_bytes
             else:
                 continue
-            if not has_model:  # weights go through its disk
+            if not has_model:  # it writes the weights to its disk first
                 room = readings[info.id].fetch_room_bytes if info.id in readings else 0
                 usable = min(usable, room + ENGINE_OVERHEAD_BYTES)
             if engines:
@@ -55,14 +55,15 @@ class CandidatePool:
         return found
 
     def without_figures(self, card: ModelCard, spec: InstanceSpec) -> list[PeerInfo]:
-        """Peers that could take part, as far as is known before their figures have come."""
+        """The live peers that could take part but have sent no telemetry yet."""
         readings = self._membership.telemetry
         return [info for info, _ in self._able(card, spec, may_fetch=True) if info.id not in readings]
 
     def _able(
         self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool, besides: Sequence[PeerInfo] = ()
     ) -> list[tuple[PeerInfo, bool]]:
-        """The live peers that have the model (True), or would get its files first; whatever their memory."""
+        """The live peers that have the model (True) or would fetch its files first (False), regardless of memory.
+        besides: further peers to consider."""
         infos = [self._membership.own, *(peer.info for peer in self._membership.peers), *besides]
         can_be_fetched = any(self._has_model(info, card.name) or info.knows(card.name) for info in infos)
         found = []
@@ -74,7 +75,8 @@ class CandidatePool:
         return found
 
     def if_empty(self, card: ModelCard, spec: InstanceSpec, besides: Sequence[PeerInfo]) -> list[Candidate]:
-        """As `candidates`, as if the peers ran nothing else and had room on their disks; with these peers besides."""
+        """Like `candidates`, but as if no peer ran anything else and each had room on its disk. besides: further peers
+        to consider."""
         readings = self._membership.telemetry
         found = []
         for info, _ in self._able(card, spec, may_fetch=True, besides=besides):
@@ -86,7 +88,8 @@ class CandidatePool:
         return found
 
     def _engines_of(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec) -> tuple[str, ...]:
-        """Engines with which a peer could run the model, as the wish would have it, the first choice first."""
+        """The engines with which a peer could run the model, ordered by the preferences of the spec, first choice
+        first."""
         if spec.engine:
             return (spec.engine,) if spec.engine in info.engines else ()
         own = info.id == self._membership.own.id
@@ -97,7 +100,7 @@ class CandidatePool:
         return tuple(dict.fromkeys([*(engine for engine in pinned if engine), *preferred, *engines]))
 
     def _has_model(self, info: PeerInfo, model: str) -> bool:
-        # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet
+        # A model named by its directory, or added since the last disk scan, is in no peer's list yet.
         if info.id == self._membership.own.id and not info.knows(model):
             return not any(peer.info.knows(model) for peer in self._membership.peers)
         return model in info.models

@@ -1,4 +1,5 @@
-"""What this node knows of tensor groups: who is joined by RDMA, what engines can split, and who has failed as one."""
+"""What this node knows about tensor groups: RDMA links between peers, engines that can split a model, and groups that
+failed."""
 
 from __future__ import annotations
 
@@ -33,21 +34,24 @@ from exo_mesh.settings.config import Settings
 _log = logging.getLogger(__name__)
 
 WIDEST_BYTES = 4
-"""Of one element of the activations: float32, which is what counts against a group."""
+"""Bytes per element of the activations: float32, the widest type and so the worst case for a tensor group."""
 
 WITHOUT_RDMA = (
     "over TCP, which is slower: no RDMA link is up between them, which takes Thunderbolt 5 cables and macOS 26.2 or "
     "newer on each; exo-mesh doctor rdma says what is missing"
 )
-"""How a tensor group came to meet over TCP, though nobody asked for that."""
+"""Explains in the placement note why a tensor group communicates over TCP although nobody requested TCP."""
 
 _FINAL = frozenset({ModelError.code})
-"""Failures of a rank for which its group is not to blame: a pipeline stage would fail alike."""
+"""Failures of a rank that are not caused by its tensor group: a pipeline stage would fail in the same way."""
 
 
 class GroupKnowledge:
-    """peers: the live ones, this node among them. plans: those in force. text_files: a directory with the config.json
-    of a model."""
+    """Decides whether tensor groups may be formed, and remembers how past groups performed.
+
+    peers: the live peers, including this node. plans: the plans in force. text_files: returns a directory that holds a
+    model's config.json.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class GroupKnowledge:
         self._verdicts: dict[tuple[str, frozenset[str]], str] = {}
 
     def wish(self, spec: InstanceSpec, candidates: Sequence[Candidate]) -> GroupWish:
-        """What is asked for; if nothing is, the groups that a hostfile names and whose ranks can all take part."""
+        """The requested grouping; without one, the groups of a hostfile whose ranks can all take part."""
         wish = spec.group_wish(self._settings)
         if wish.size is not None or wish.members:
             return wish
@@ -80,9 +84,11 @@ class GroupKnowledge:
         return replace(wish, members=members, backend=_backend_of(groups[0][0], wish.backend))
 
     async def facts(self, card: ModelCard, spec: InstanceSpec, *, num_candidates: int) -> GroupFacts:
-        """What placement must know; nothing is read for a model and a wish that have no use for groups.
+        """The facts that placement needs about groups. Reads no file when neither the model nor the spec can use
+        groups.
 
-        Raises ModelError, or what came of asking a peer, if a group was asked for and the model's config cannot be had.
+        Raises ModelError, or the error of asking a peer, if a group was requested and the model's config cannot be
+        read.
         """
         peers = self._peers()
         rdma = rdma_devices(peers)
@@ -118,7 +124,7 @@ class GroupKnowledge:
         except (ValueError, RecursionError) as exc:
             raise ModelError(f"{file.name} of {name} cannot be read: {exc}") from exc
         if not isinstance(config, dict):
-            raise ModelError(f"{file.name} of {name} is no JSON object")
+            raise ModelError(f"{file.name} of {name} is not a JSON object")
         return config
 
     def _obstacle(self, engine: str, config: Mapping[str, Any], size: int) -> str:
@@ -130,10 +136,11 @@ class GroupKnowledge:
             return f"engine {engine} cannot form tensor groups"
         return provider.group_obstacle(config, size)
 
-    # groups that did not come to be
+    # Groups that failed to form.
 
     def note_failure(self, plan: Plan, lost: Seat | None, error: MeshError) -> bool:
-        """Bringing the plan up failed; was a tensor group to blame, and is there something else to try now?"""
+        """Record that bringing up the plan failed. Returns True if a tensor group caused it, so another plan is worth
+        trying."""
         group = _at_fault(plan, lost)
         if group is None or error.code in _FINAL:
             return False
@@ -141,7 +148,8 @@ class GroupKnowledge:
         return True
 
     def note_success(self, card: ModelCard, spec: InstanceSpec, plan: Plan, measured: Mapping[int, GroupTimes]) -> bool:
-        """The plan is up; is it to stay? Not if nobody asked for a group and its figures say that stages are better."""
+        """Record that the plan is running. Returns False if nobody asked for a group and the measured times favour
+        pipeline stages."""
         wish = spec.group_wish(self._settings)
         asked = wish.is_forced or wish.backend != "auto" or any(pin.group for pin in spec.pins)
         keep = True
@@ -160,26 +168,27 @@ class GroupKnowledge:
         return keep
 
     def is_unfit(self, plan: Plan) -> bool:
-        """Has the plan a group that has failed too often lately?"""
+        """Whether a group of the plan has failed MAX_FAILURES times within FORGET_S."""
         failed = self._troubles.failed(self._clock())
         return any(frozenset(group.peers) in failed for group in groups_of(plan))
 
     def as_pipeline(self, spec: InstanceSpec, plan: Plan) -> InstanceSpec:
-        """The wish by which the peers of the plan become pipeline stages."""
+        """The spec changed so that the peers of the plan become pipeline stages."""
         wish, min_peers = as_pipeline(spec.group_wish(self._settings), plan, spec.min_peers or 1)
         return replace(spec, tensor_group=wish.size, groups=(), pins=(), min_peers=min_peers)
 
     def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
-        """Why peers of the plan are no group, or what is known of those that are; "" if there is nothing to say."""
+        """Why peers of the plan do not form a group, or what was measured for those that do; "" if there is nothing to
+        say."""
         notes = [reason for peers, reason in self._measured(plan)]
         return "; ".join([*notes, *self._demotions(plan), *self._over_tcp(plan, spec)])
 
     def demotion_of(self, plan: Plan, spec: InstanceSpec) -> str:
-        """Why peers of the plan are no group, or one without RDMA; "" if there is no such reason."""
+        """Why peers of the plan do not form a group, or form one without RDMA; "" if there is no such reason."""
         return "; ".join([*self._demotions(plan), *self._over_tcp(plan, spec)])
 
     def _over_tcp(self, plan: Plan, spec: InstanceSpec) -> list[str]:
-        """A sentence for each group that meets over TCP, though nobody asked for TCP."""
+        """One sentence for each group that communicates over TCP although nobody requested TCP."""
         wished = {frozenset(pin.group): pin.group_backend for pin in spec.pins if pin.group}
         peers = {peer.id: peer for peer in self._peers()}
         notes = []
@@ -208,14 +217,15 @@ class GroupKnowledge:
 
 
 def _backend_of(peer: PeerInfo, wished: WishedBackend) -> WishedBackend:
-    """That of the hostfile, unless somebody asks for another."""
+    """The backend of the hostfile, unless `wished` requests another one."""
     said = peer.static_rank.backend if peer.static_rank is not None else ""
     known = [backend for backend in get_args(GroupBackend) if backend == said]
     return known[0] if known and wished == "auto" else wished
 
 
 def _at_fault(plan: Plan, lost: Seat | None) -> TensorGroup | None:
-    """The group whose rank was lost; if nobody was and the whole took too long, any group of the plan."""
+    """The group of the lost rank; if no rank was lost because the whole bring-up timed out, the first group of the
+    plan."""
     if lost is not None:
         return plan.stages[lost.stage].group
     return next(iter(groups_of(plan)), None)
@@ -224,13 +234,14 @@ def _at_fault(plan: Plan, lost: Seat | None) -> TensorGroup | None:
 def times_of(
     card: ModelCard, plan: Plan, figures: Mapping[int, GroupFigures], hop_s: float, chunk_tokens: int
 ) -> dict[int, GroupTimes]:
-    """What the groups of a ring measured, by stage; of those that could measure. hop_s: one way between its peers."""
+    """The measured times of each tensor group, by stage; groups with incomplete measurements are left out. hop_s:
+    one-way time between the group's peers."""
     found = {}
     for index, held in figures.items():
         group = plan.stages[index].group
         token_bytes = card.hidden_size * WIDEST_BYTES
         if group is not None:
-            with contextlib.suppress(ValueError):  # something could not be measured
+            with contextlib.suppress(ValueError):  # a figure could not be measured
                 found[index] = GroupTimes(
                     group.size, len(plan.stages[index].shard), held.all_reduce_s, held.reduce_bytes_per_s,
                     held.alone_layer_s, held.alone_chunk_s, chunk_tokens, token_bytes, hop_s,

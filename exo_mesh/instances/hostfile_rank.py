@@ -1,4 +1,5 @@
-"""The tensor group that a hostfile or `mlx.launch` makes this node a rank of, and where to find its other nodes."""
+"""Finds the tensor group and rank that a hostfile or `mlx.launch` gives this node, and the addresses of the other
+nodes."""
 
 from __future__ import annotations
 
@@ -14,22 +15,25 @@ from exo_mesh.settings.config import Settings
 
 @dataclass(frozen=True, slots=True)
 class OwnRank:
-    """rank: None if nobody wrote a group down. addresses: "host:port" of the other nodes, as far as they are known."""
+    """This node's rank in a static group. rank: None if no hostfile or launcher defines a group. addresses: "host:port"
+    of the other nodes, as far as known."""
 
     rank: StaticRank | None
     addresses: tuple[str, ...]
     fast_synch: str = ""
 
     def settings(self, settings: Settings) -> Settings:
-        """The settings with what a hostfile says about fast fences, where they leave that open."""
+        """The settings, with `fast_synch` taken from the hostfile where the settings leave it at "auto"."""
         if not self.fast_synch or settings.fast_synch != "auto":
             return settings
         return replace(settings, fast_synch=self.fast_synch)
 
 
 def own_rank(settings: Settings, environ: Mapping[str, str]) -> OwnRank:
-    """A hostfile that was named wins over the variables of mlx.launch. Raises InputError for one that cannot be used,
-    or that does not tell which of its hosts this is."""
+    """This node's static rank. A configured hostfile takes precedence over the variables of mlx.launch.
+
+    Raises InputError for a hostfile that is invalid or does not identify which of its hosts this machine is.
+    """
     launched = launched_group(environ)
     if settings.hostfile is not None:
         group = read_hostfile(settings.hostfile)

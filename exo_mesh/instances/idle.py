@@ -1,4 +1,4 @@
-"""When an instance that nobody uses is unloaded. Pure."""
+"""Decides when an unused instance is unloaded. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 
 class IdleClock:
-    """Remembers since when each instance has had nothing to do. idle_s: how long it may, unless a client has wished
-    otherwise for it; 0: for ever."""
+    """Remembers since when each instance has been idle. idle_s: how long an instance may be idle unless a client has
+    set another time for it; 0: for ever."""
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
@@ -20,12 +20,12 @@ class IdleClock:
         return self._idle_s > 0 or bool(self._wished_s)
 
     def wish(self, name: str, idle_s: float) -> None:
-        """From now on this instance may have nothing to do for so long; negative: for ever. The last wish counts."""
+        """Set how long this instance may be idle from now on; negative: for ever. The last call wins."""
         self._wished_s[name] = idle_s
 
     def due(self, work: Mapping[str, tuple[int, int]], now: float) -> list[str]:
-        """The instances to unload now, each told once. work: by instance, the requests that wait or run there, and the
-        tokens drawn so far."""
+        """The instances to unload now; each is returned once. work: by instance, the number of requests that wait or
+        run there, and the tokens generated so far."""
         if not self.is_on:
             return []
         kept: dict[str, tuple[int, float]] = {}
@@ -42,4 +42,4 @@ class IdleClock:
         wished_s = self._wished_s.get(name)
         if wished_s is None:
             return self._idle_s > 0 and idle_s >= self._idle_s
-        return idle_s > 0 and 0 <= wished_s <= idle_s  # more than one look: what is said of it may be a second old
+        return idle_s > 0 and 0 <= wished_s <= idle_s  # idle_s > 0: seen idle twice, as telemetry may be 1 s old

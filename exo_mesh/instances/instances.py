@@ -1,4 +1,4 @@
-"""The instances of the mesh as this node uses them: choose one, place one, delete one."""
+"""Chooses, places and deletes the instances of the mesh on behalf of this node."""
 
 from __future__ import annotations
 
@@ -41,39 +41,41 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.tasks import TaskOwner
 
 PRELOAD_SETTLE_S = 5.0
-"""After the start of a node, before it places what it preloads: its peers may be starting, too."""
+"""Delay between the start of a node and its first preload: its peers may still be starting."""
 
 PRELOAD_RETRY_S = 15.0
 
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
-"""After a lost race: how long the winner's record may take to get here. Records travel at once, probes take 1 s."""
+"""How long the winner's record may take to arrive after this node lost a placement race. Records are pushed at once;
+probes run every second."""
 
 OWNER_S = 8.0
-"""How long the owner of a ring that failed here, or whoever is to take it over, may take to find out: a machine that is
-suddenly off is known to be after 3 s of unanswered pings, and its stage given up after another 3 s."""
+"""How long to wait for the owner (or the next owner) of a ring that failed here to notice. A machine that is suddenly
+off is declared dead after 3 s of unanswered probes, and its stage is given up after another 3 s."""
 
 SHORTAGE_S = 3.0
-"""How long the word of a peer that it is short of memory may take to get here after its ring has refused a request."""
+"""How long a peer's report that it is short of memory may take to arrive after its ring refused a request."""
 
 SHORT_RETRY_S = 10.0
-"""After a refusal for memory: other programs end, and weights are unloaded, in such times."""
+"""Retry-After of a refusal for lack of memory: other programs usually end, and weights are unloaded, in this time."""
 
 _log = logging.getLogger(__name__)
 
 
 def replica_id(model: str, replica: int) -> str:
-    """The same on every peer, so that two peers placing a model at once mean one instance: `org--name-1`."""
+    """The instance id of a replica, `org--name-1`. It is equal on every peer, so two peers that place a model at the
+    same time create one instance."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", model.replace("/", "--")).strip("-")
     return f"{slug[-80:]}-{replica}"
 
 
 _MIXED = {None: (False, True), "auto": (False, True), "never": (False,), "always": (True,)}
-"""By wish for mixed rings: may the engines of a ring differ?"""
+"""Allowed values of "the plan uses several engines", by the `mixed_rings` value of the spec."""
 
 
 def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
-    """Does an instance fulfil a wish? What the wish leaves open is fulfilled by anything."""
+    """Whether an instance matches a spec. A field that the spec leaves open matches any value."""
     plan = instance.plan
     return (
         plan.model == spec.model
@@ -97,8 +99,8 @@ def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is known when an instance is chosen for a request. own: live requests of this entry peer by instance.
-    tokens: of prompt and output, that it may come to."""
+    """What is known when an instance is chosen for a request. own: live requests of this entry peer, by instance.
+    tokens: the most tokens, prompt and output together, that the request may use."""
 
     own: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
@@ -111,14 +113,15 @@ def _as_grouped(plan: Plan, spec: InstanceSpec) -> bool:
     return spec.tensor_group is None or max((group.size for group in groups), default=1) == spec.tensor_group
 
 
-async def _tell(telling: Awaitable[bool]) -> None:
-    """Without an error: of a deletion a peer that does not hear now learns by anti-entropy, and a wish is lost."""
+async def _ignore_failure(call: Awaitable[bool]) -> None:
+    """Await a call to a peer and ignore its failure: the peer learns of a deletion later by anti-entropy, and a lost
+    keep-alive time does no harm."""
     with contextlib.suppress(MeshError):
-        await telling
+        await call
 
 
 class Instances:
-    """Everybody may use any instance in the view; the peer that placed one owns it (see `owned_rings`)."""
+    """Lets this node use every instance in the view; the peer that placed an instance owns it (see `owned_rings`)."""
 
     def __init__(
         self,
@@ -145,25 +148,26 @@ class Instances:
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
-        """Place no more, and leave what this node owns to others."""
+        """Stop placing, and leave the instances that this node owns to their other members."""
         await self._tasks.close()
         await self._owned.stop()
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
-        """(owner, instance) of the view, by instance id, without the deleted ones. The owner of each lives, and takes
-        back its word when a stage is lost; that the node of a stage does not answer says nothing of its runner."""
+        """(owner, instance) of each instance in the view, by instance id, without deleted ones. Every owner is alive
+        and withdraws its record when a stage is lost. A node that does not answer may still have a healthy runner."""
         return [(owner, one) for owner, one in self._membership.view.instances() if not self.is_deleted(one)]
 
     def is_deleted(self, instance: InstanceInfo) -> bool:
-        """Whether somebody has deleted this instance; one that is placed later has a higher ballot."""
+        """Whether this instance was deleted. An instance placed after the deletion has a higher ballot and is not
+        covered."""
         return self._membership.fences.covers(instance.plan.instance_id, instance.ballot)
 
     def of_model(self, model: str, state: InstanceState = InstanceState.READY) -> list[InstanceInfo]:
         return [instance for _, instance in self.all() if instance.plan.model == model and instance.state is state]
 
     def progress(self, model: str) -> tuple[str, int, int]:
-        """(phase, done, total) of the placement of a model that this node has under way, see OnProgress; of one that
-        another peer has under way, what the view has of its downloads. "placing": no plan has been agreed on yet."""
+        """(phase, done, total) of the placement of a model, see OnProgress. For a placement by another peer, its
+        downloads in the view. Phase "placing": no plan has been agreed on yet."""
         under_way = "loading" if self.of_model(model, InstanceState.LOADING) else "placing"
         return self._progress.get(model) or self._fetching_elsewhere(model) or (under_way, 0, 0)
 
@@ -179,7 +183,7 @@ class Instances:
         return "fetching", sum(one.done_bytes for one in parts), sum(one.total_bytes for one in parts)
 
     def phases(self, instance_id: str) -> Sequence[StagePhase]:
-        """How far each stage of an instance is that this node brings up; () of others."""
+        """The phase of each stage of an instance that this node is bringing up; () for other instances."""
         return self._placer.phases(instance_id)
 
     @property
@@ -187,37 +191,39 @@ class Instances:
         return bool(self._flights)
 
     def distrust(self, instance: InstanceInfo) -> None:
-        """It has failed a request here: use it no more for a while, and place the model by a higher ballot if need be.
+        """Avoid an instance that failed a request here for a while, and place the model again by a higher ballot if
+        necessary.
 
-        If it is adopted later, its new owner has reached all its stages, and it gets another chance.
+        An instance that is adopted later is used again, because its new owner has reached all its stages.
         """
         self._distrust.note(instance, self._clock())
         driver = instance.plan.peer_ids[-1]
         if self._membership.unanswered_s(driver):
             self._out_of_reach.add(driver)
-        self._owned.note(instance.plan.instance_id, instance.ballot)  # also when its record is gone by then
+        self._owned.note(instance.plan.instance_id, instance.ballot)  # remembered even if the record disappears
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
         return not (self._distrust.includes(instance, self._clock()) or self._is_out_of_reach(instance))
 
     def _is_out_of_reach(self, instance: InstanceInfo) -> bool:
-        """Is its driver at a peer that failed a request because it does not answer here, and that still does not?
+        """Whether the driver's peer failed a request because it did not answer here, and still does not answer.
 
-        The others may be well with it, so that nobody mends this."""
+        Other nodes may still reach the driver, so no owner will recover the instance for this node's sake.
+        """
         self._out_of_reach = {peer_id for peer_id in self._out_of_reach if self._membership.unanswered_s(peer_id)}
         return instance.plan.peer_ids[-1] in self._out_of_reach
 
     def ready_for(self, model: str, tokens: int = 0) -> list[InstanceInfo]:
-        """Those that a request could run on now: the ones that can hold so many tokens, if there are any, and of these
-        the ones without a peer that is short of memory."""
+        """The instances that a request could run on now: those that can hold `tokens` tokens, if any, and among them
+        those without a peer that is short of memory, if any."""
         trusted = [one for one in self.of_model(model) if self.is_trusted(one)]
         ready = [one for one in trusted if one.plan.context_limit >= tokens] or trusted
         readings = self._membership.telemetry if len(ready) > 1 else {}
         return [one for one in ready if not short_members(one.plan, readings)] or ready
 
     async def elsewhere(self, refused: InstanceInfo, refusal: MemoryPressureError, load: Load) -> InstanceInfo:
-        """A ready instance of the same model without the peers of this one that are short of memory, placed now if
-        there is none. Raises MemoryPressureError with peer, numbers and remedy."""
+        """A ready instance of the same model that avoids the peers of `refused` that are short of memory, placed now if
+        there is none. Raises MemoryPressureError with the peer, the numbers and the remedy."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + SHORTAGE_S
         while not (short := short_members(refused.plan, self._membership.telemetry)):
@@ -226,19 +232,21 @@ class Instances:
             await self._membership.changed.wait(0.1)
         spec = InstanceSpec(refused.plan.model, exclude_peers=tuple(sorted(short)))
         _log.info(
-            "%s is short of memory: using peers besides %s", refused.plan.instance_id, ", ".join(spec.exclude_peers)
+            "%s is short of memory: placing its model without peers %s",
+            refused.plan.instance_id,
+            ", ".join(spec.exclude_peers),
         )
         try:
             return await self.ensure(spec, load)
         except MeshError as exc:
             peers = {peer.id: peer for peer in self._membership.view.peers()}
-            text = refusal_of(refused.plan, short, peers, f"nor can other peers take it: {exc}")
+            text = refusal_of(refused.plan, short, peers, f"other peers cannot either: {exc}")
             raise MemoryPressureError(text, retry_after_s=max(SHORT_RETRY_S, refusal.retry_after_s)) from exc
 
     def _least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
-        """The one with the fewest requests that wait or run: as its driver says, which is a second old, or as this node
-        knows of its own ones; then the one with the fewest of its own; of equals any, so that many entry peers do not
-        all take the same."""
+        """The instance with the fewest waiting and running requests: the larger of its driver's report, up to 1 s old,
+        and this node's own count. Ties go to the fewest own requests, then to a random instance, so that several entry
+        peers do not all choose the same one."""
         said: Counter[str] = Counter()
         for reading in self._membership.telemetry.values() if len(ready) > 1 else ():
             said.update(reading.outstanding)
@@ -251,10 +259,8 @@ class Instances:
         return self._rng.choice([one for one in ready if busy(one) == least])
 
     async def ensure(self, spec: InstanceSpec, load: Load | None = None) -> InstanceInfo:
-        """A ready instance that suits the wish: one there is, or one that is placed now; all who ask at once share it.
-
-        Raises PlacementError, UnknownModelError, or the failure of a stage.
-        """
+        """A ready instance that matches the spec: an existing one, or one that is placed now. Concurrent callers with
+        the same spec share one placement."""
         load = load or Load()
         ready = [one for one in self.ready_for(spec.model, load.tokens) if suits(one, spec)]
         if ready:
@@ -267,16 +273,17 @@ class Instances:
         try:
             return await asyncio.shield(flight)
         except asyncio.CancelledError:
-            if flight.cancelled():  # not the caller was cancelled, but the placement: somebody deleted the instance
+            if flight.cancelled():  # a deletion cancelled the placement, not the caller
                 raise InstanceDeletedError(
                     f"{spec.model}: the instance was deleted while it was being placed"
                 ) from None
             raise
 
     async def preload(self, models: Sequence[str], find: Callable[[str], Awaitable[ModelCard]]) -> None:
-        """Place these models once, unless there are instances of them; try again until each was placed: after a power
-        cut its peers come back one by one. What is deleted later stays deleted. find: the model of a name."""
-        missing, told = list(models), set[str]()
+        """Place each model once unless it has an instance, and retry until each was placed: after a power cut, peers
+        come back one by one. An instance that is deleted later stays deleted. find: returns the model card for a
+        name."""
+        missing, warned = list(models), set[str]()
         pause_s = PRELOAD_SETTLE_S
         while missing:
             await asyncio.sleep(pause_s)
@@ -288,28 +295,30 @@ class Instances:
                 except InstanceDeletedError:
                     missing.remove(name)
                 except MeshError as exc:
-                    _log.log(logging.DEBUG if name in told else logging.WARNING, "cannot preload %s yet: %s", name, exc)
-                    told.add(name)
+                    level = logging.DEBUG if name in warned else logging.WARNING
+                    _log.log(level, "cannot preload %s yet, retrying: %s", name, exc)
+                    warned.add(name)
 
     def keep_alive(self, instance_id: str, idle_s: float) -> None:
-        """Let the owner of an instance know how long it may have nothing to do before it is unloaded; negative: for
-        ever. Returns at once; an owner that does not know this call goes by its own setting."""
+        """Send the owner of an instance how long it may be idle before it is unloaded; negative: for ever. Returns at
+        once. An owner that does not support this call uses its own setting."""
         if self.wish_idle(instance_id, idle_s):
             return
         owners = {owner for owner, one in self.all() if one.plan.instance_id == instance_id}
         for peer in self._membership.peers:
             if peer.id in owners:
-                self._tasks.start(_tell(peer.client.keep_instance(instance_id, idle_s)), f"keep {instance_id}")
+                call = peer.client.keep_instance(instance_id, idle_s)
+                self._tasks.start(_ignore_failure(call), f"keep {instance_id}")
 
     def wish_idle(self, instance_id: str, idle_s: float) -> bool:
-        """As keep_alive, of an instance that this node owns; False if it does not."""
+        """Like keep_alive, for an instance that this node owns; False if another node owns it."""
         return self._owned.wish_idle(instance_id, idle_s)
 
     async def delete(self, instance_id: str) -> bool:
-        """End an instance everywhere, whoever owns it; False if nobody does.
+        """End an instance on every peer, regardless of its owner; False if it has no owner.
 
-        Every peer remembers the deletion (see Fences) and ends what it has of the instance. Where two have placed it at
-        once and one has yet to give way, both end it. Returns when the owners have ended it.
+        Every peer remembers the deletion (see Fences) and ends its part of the instance. If two peers placed the
+        instance at the same time, both end it. Returns when the owners have ended it.
         """
         records = self._membership.view.records_of_instances()
         owners = {owner for owner, instance in records if instance.plan.instance_id == instance_id}
@@ -320,16 +329,16 @@ class Instances:
         self._membership.take_fence(fence)
         waited = []
         for peer in self._membership.peers:
-            telling = peer.client.delete_instance(fence_to_proto(fence))
+            call = peer.client.delete_instance(fence_to_proto(fence))
             if peer.id in owners:
-                waited.append(telling)
+                waited.append(call)
             else:
-                self._tasks.start(_tell(telling), f"delete {instance_id}")
+                self._tasks.start(_ignore_failure(call), f"delete {instance_id}")
         await asyncio.gather(self.delete_own(instance_id), *waited, return_exceptions=True)
-        return True  # whatever they answer: they may have heard of the fence before, and who was not reached will hear
+        return True  # answers do not matter: the fence spreads by gossip too
 
     async def delete_own(self, instance_id: str) -> bool:
-        """End an instance that this node owns; False if it owns none of this id."""
+        """End an instance that this node owns; False if this node owns no instance with the id."""
         monitor = self._owned.monitors.pop(instance_id, None)
         if monitor is not None:
             await self._owned.end(monitor, for_good=True)
@@ -354,7 +363,7 @@ class Instances:
             started = self._clock()
             for attempt in range(MAX_ATTEMPTS):
                 instance_id, held = self._id_for(spec)
-                if held is None and await self._somebody_mends(instance_id):
+                if held is None and await self._await_recovery(instance_id):
                     continue
                 if held is not None and held.state is InstanceState.READY:
                     return held
@@ -366,7 +375,7 @@ class Instances:
                     failure = exc
                     self._owned.note(instance_id, exc.ballot)
                     if exc.ballot.proposer == self._membership.own.id:
-                        continue  # used before this node's present start: nobody places by it now
+                        continue  # an earlier run of this node used it
                     try:
                         return await self._join(instance_id, spec, exc.ballot)
                     except (StageLostError, DeadlineError) as lost:
@@ -379,31 +388,31 @@ class Instances:
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5) * (attempt + 1))
             raise failure
 
-    async def _somebody_mends(self, instance_id: str) -> bool:
-        """A ring that failed here is somebody's, who may go on with what is left of it: wait for that. True if there is
-        something new of it that is of use here."""
+    async def _await_recovery(self, instance_id: str) -> bool:
+        """Wait while the owner of a ring that failed here may still recover it. True if a usable ring of this instance
+        exists afterwards."""
         give_up_at = asyncio.get_running_loop().time() + OWNER_S
         while self._owned.is_awaited(instance_id):
             if self._is_there_again(instance_id):
                 return True
-            is_late = asyncio.get_running_loop().time() > give_up_at or self._is_well_without_us(instance_id)
-            if is_late and not self._owned.is_recovering(instance_id):  # two recoveries here would end each other
+            is_late = asyncio.get_running_loop().time() > give_up_at or self._is_ready_elsewhere(instance_id)
+            if is_late and not self._owned.is_recovering(instance_id):  # two would end each other
                 return False
             await self._membership.changed.wait(0.1)
         return self._is_there_again(instance_id)
 
     def _is_there_again(self, instance_id: str) -> bool:
-        """Is there a ring of this instance by now that has not failed here?"""
+        """Whether the view has a ring of this instance that has not failed here."""
         rings = [one for _, one in self.all() if one.plan.instance_id == instance_id]
         return any(one.state is not InstanceState.FAILED and self.is_trusted(one) for one in rings)
 
-    def _is_well_without_us(self, instance_id: str) -> bool:
-        """Is it ready, as far as its owner knows, and only its driver cannot be reached from here?"""
+    def _is_ready_elsewhere(self, instance_id: str) -> bool:
+        """Whether the owner reports the ring as ready, and only this node cannot reach its driver."""
         rings = [one for _, one in self.all() if one.plan.instance_id == instance_id]
         return any(one.state is InstanceState.READY and self._is_out_of_reach(one) for one in rings)
 
     def _id_for(self, spec: InstanceSpec) -> tuple[str, InstanceInfo | None]:
-        """The first replica that suits or is free to be placed, and what the view has of it."""
+        """The first replica id whose instance matches the spec, with that instance; or the first free id, with None."""
         held = {instance.plan.instance_id: instance for _, instance in self.all()}
         replica = 1
         while True:
@@ -434,15 +443,17 @@ class Instances:
     async def _mend(
         self, spec: InstanceSpec, instance_id: str, on_progress: OnProgress
     ) -> tuple[RingMonitor, InstanceInfo] | None:
-        """Go on with what is left of a ring that nobody has mended; None if there is none that suits, or it cannot be.
+        """Recover what is left of a ring that nobody has recovered; None if no such ring matches the spec, or recovery
+        fails.
 
-        Raises BallotBeatenError if somebody is at it by now."""
+        Raises BallotBeatenError if another peer is recovering it.
+        """
         left = self._owned.lapsed(instance_id) or self._distrusted(instance_id)
         if left is None or not suits(left, spec):
             return None
         above = max(self._owned.above(instance_id), left.ballot)
         stale = self._owned.monitors.pop(instance_id, None)
-        if stale is not None:  # it would take what is done now for a loss
+        if stale is not None:  # its watch would report this recovery as a loss
             await stale.close()
         try:
             return await self._recoverer.recover(left.plan, above, on_progress, only_what_is_left=True)
@@ -451,18 +462,18 @@ class Instances:
                 self._membership.put_instance(instance_id, None)
             if isinstance(exc, BallotBeatenError):
                 raise
-            _log.info("nothing is left of %s to go on with: %s", instance_id, exc)
+            _log.info("%s cannot be recovered, placing it again: %s", instance_id, exc)
             return None
 
     def _distrusted(self, instance_id: str) -> InstanceInfo | None:
-        """What the view has of an instance that is said to be ready, and is not trusted here."""
+        """The instance in the view that its owner reports as ready and this node avoids."""
         for _, one in self.all():
             if one.plan.instance_id == instance_id and one.state is InstanceState.READY and not self.is_trusted(one):
                 return one
         return None
 
     async def _join(self, instance_id: str, spec: InstanceSpec, ballot: Ballot) -> InstanceInfo:
-        """Wait for the instance that another peer is placing. Raises StageLostError when it does not come to be."""
+        """Wait for the instance that another peer is placing. Raises StageLostError if it does not become ready."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + WINNER_S
         while True:
@@ -474,5 +485,5 @@ class Instances:
                 if instance.state is InstanceState.LOADING:
                     give_up_at = clock() + WINNER_S
             if clock() > give_up_at:
-                raise StageLostError(f"the plan of ballot {ballot} for {instance_id} did not come to be")
+                raise StageLostError(f"placing {instance_id} failed: the plan of ballot {ballot} was never committed")
             await self._membership.changed.wait(0.5)

@@ -12,27 +12,29 @@ from exo_mesh.instances.members import Members
 from exo_mesh.tasks import TaskOwner
 
 CONNECT_S = 1.5
-"""How long a runner may take to answer at its data port: a LAN needs 3 ms, Wi-Fi 100, and TLS on a slow board 500."""
+"""How long a runner may take to accept a connection at its data port: a LAN needs 3 ms, Wi-Fi 100 ms, and TLS on a slow
+board 500 ms."""
 
 LOOK_AGAIN_S = 1.0
-"""Pause between two looks at a stage whose node stays silent."""
+"""Pause between two checks of a stage whose node does not answer."""
 
 
 class StageLook(Enum):
-    """What the data port of a stage has shown."""
+    """Result of checking the data port of a stage."""
 
     LIVES = "lives"
     SILENT = "silent"
     REFUSED = "refused"
-    """The machine answers, and says that nobody listens: the process is gone. Silence says less."""
+    """The machine answers that nothing listens on the port, so the process has ended. Silence proves less."""
 
 
 async def look_at(plan: Plan, seat: Seat, addresses: Sequence[str], members: Members) -> StageLook:
-    """Check a stage, or a rank of one, by evidence that does not come from its node; takes CONNECT_S at the most.
+    """Check a stage, or one rank of it, by evidence that does not come from its node; takes at most CONNECT_S.
 
-    addresses: "host:port" by which this node may reach its data port; none of a rank whose owner did not bring it up.
-    Its runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on. If the
-    next stage is this node's own, only an answer that arrives here counts: the frames of the ring go the same way.
+    addresses: "host:port" by which this node may reach the data port; empty for a rank that was brought up by another
+    owner. The stage is alive if its runner answers there, or if the stage before it still has its connection to it; a
+    rank is alive if its leader still runs. If the next stage is this node's own, only an answer that arrives here
+    counts, because the frames of the ring take the same path.
     """
     lives = asyncio.create_task(_lives(plan, seat, addresses, members))
     try:
@@ -64,7 +66,8 @@ async def _is_linked_to(plan: Plan, index: int, members: Members) -> bool:
 
 
 async def _is_led(plan: Plan, seat: Seat, members: Members) -> bool:
-    """Does the leader of this rank run? It ends by itself when a rank is gone, for no frame gets through then."""
+    """Whether the leader of this rank runs. A leader ends by itself when a rank is gone, because no frame gets
+    through."""
     try:
         return not await members.member(plan.stages[seat.stage].peer_id).look(plan.instance_id, plan.ballot)
     except MeshError:
@@ -72,9 +75,9 @@ async def _is_led(plan: Plan, seat: Seat, members: Members) -> bool:
 
 
 class SilentSeats:
-    """Looks at the stages of one ring whose nodes do not answer, from the first unanswered probe on.
+    """Checks the stages of one ring whose nodes do not answer, starting with the first unanswered probe.
 
-    A look takes CONNECT_S where a machine is frozen. When the mesh agrees that its node is dead, the result is there.
+    A check of a frozen machine takes CONNECT_S. By the time the mesh declares the node dead, the result is known.
     """
 
     def __init__(self, plan: Plan, members: Members, addresses: Callable[[Seat], Sequence[str]]) -> None:
@@ -86,7 +89,8 @@ class SilentSeats:
         self._tasks = TaskOwner()
 
     def step(self, broken: Mapping[Seat, object]) -> None:
-        """Start the looks that are due. Call this several times a second. broken: seats whose reports do not arrive."""
+        """Start the checks that are due. Call this several times a second. broken: seats whose report stream is
+        broken."""
         now = asyncio.get_running_loop().time()
         for seat in self._plan.seats:
             if seat not in broken and not self._is_silent(seat.peer_id):
@@ -97,13 +101,13 @@ class SilentSeats:
                 self._start(seat)
 
     def last(self, seat: Seat) -> tuple[StageLook, int] | None:
-        """The last result, and how often in a row it was that; None if the node of the seat answers, or before the
-        first look has ended."""
+        """The last result and how often in a row it occurred; None if the node of the seat answers, or before the first
+        check has ended."""
         held = self._looks.get(seat)
         return None if held is None else held[:2]
 
     async def result(self, seat: Seat) -> StageLook:
-        """The last result; without one, that of the look that is under way, or of a new one."""
+        """The last result; without one, waits for the running check, or for a new one."""
         if (last := self.last(seat)) is not None:
             return last[0]
         task = self._under_way.get(seat) or self._start(seat)
@@ -111,7 +115,7 @@ class SilentSeats:
         return self._looks[seat][0] if seat in self._looks else StageLook.LIVES
 
     def heard(self, seat: Seat) -> None:
-        """The seat has reported: what looks have shown before does not count."""
+        """Record that the seat has reported, which discards earlier check results."""
         self._looks.pop(seat, None)
 
     async def close(self) -> None:

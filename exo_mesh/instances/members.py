@@ -1,4 +1,4 @@
-"""The peers of a plan as its owner sees them: this node itself, or another one over the control plane."""
+"""The peers of a plan as its owner calls them: this node directly, another node over the control plane."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, pl
 from exo_mesh.transport.stage_codec import status_from_proto
 
 REACH_S = 2.0
-"""How long a peer may take to say whether it reaches another one: it waits less than a second for that itself."""
+"""How long a peer may take to report whether it reaches another peer; its own probe takes less than a second."""
 
 RankEndpoints = Sequence[tuple[str, str]]
-"""(endpoint as its peer reports it, peer) of ranks 1 to N-1 of a tensor group."""
+"""(endpoint as its peer reports it, peer id) of ranks 1 to N-1 of a tensor group."""
 
 
 class Member(Protocol):
-    """What an owner asks of a stage's peer. TransportError and DeadlineError: it cannot be asked now."""
+    """What an owner calls on a stage's peer. TransportError and DeadlineError mean that the peer cannot be reached
+    now."""
 
     async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
         """See StageHost.reserve. Raises ReservationError if the stage can never run there."""
@@ -41,8 +42,9 @@ class Member(Protocol):
     async def link(
         self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
     ) -> None:
-        """`endpoint` is as next_peer reports it; the member puts in the address by which it reaches that peer. So are
-        those of the other ranks, if it leads a tensor group."""
+        """Connect the stage to the next one. `endpoint` is as next_peer reports it; the member replaces the host by the
+        address at which it reaches next_peer. It does the same for `ranks`, the other ranks, if it leads a tensor
+        group."""
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         """See StageHost.look."""
@@ -55,9 +57,9 @@ class Member(Protocol):
 
 
 def reachable(membership: Membership, endpoint: str, peer_id: str) -> str:
-    """`endpoint` of a runner of a peer, with the host by which this node reaches that peer.
+    """`endpoint` of a peer's runner, with the host by which this node reaches that peer.
 
-    A peer may have several addresses, and a runner binds to all of them: only the port is the same for everybody.
+    A peer may have several addresses and its runner binds to all of them, so only the port is equal for every caller.
     """
     host, _, port = endpoint.rpartition(":")
     peer = membership.peer(peer_id)
@@ -67,7 +69,7 @@ def reachable(membership: Membership, endpoint: str, peer_id: str) -> str:
 
 
 class LocalMember:
-    """This node."""
+    """This node as a member: calls its stage host directly."""
 
     def __init__(self, host: StageHost, membership: Membership) -> None:
         self._host = host
@@ -101,16 +103,16 @@ class LocalMember:
 
 
 class RemoteMember:
-    """Another node."""
+    """Another node as a member: calls it over the control plane."""
 
     def __init__(self, client: PeerClient, peer_id: str, knows: Callable[[str], bool] = lambda model: True) -> None:
-        """knows: see PeerInfo."""
+        """knows: see PeerInfo.knows."""
         self._client = client
         self._peer_id = peer_id
         self._knows = knows
 
     async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
-        if not self._knows(plan.model):  # copying a tokenizer takes longer than a reservation may
+        if not self._knows(plan.model):  # copying a tokenizer exceeds the reservation's deadline
             try:
                 await self._client.introduce(plan.model, plan.model_digest)
             except (FetchError, ModelError) as exc:
@@ -157,7 +159,7 @@ class RemoteMember:
         return "" if reply.runs else reply.reason or "its stage does not run"
 
     async def status(self, instance_id: str) -> StageStatus:
-        # the ballot of no plan: what runs here is told whatever its plan is
+        # NO_BALLOT is the ballot of no plan: the answer describes what runs there, for any plan.
         request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(NO_BALLOT))
         return status_from_proto(await self._client.look_at_stage(request))
 
@@ -166,7 +168,7 @@ class RemoteMember:
 
 
 class Members:
-    """Finds the member for a peer id, and knows what runs at this one. Owners reach stages in no other way."""
+    """Finds the member for a peer id, and knows what runs on this node. Owners reach stages only through this class."""
 
     def __init__(self, host: StageHost, membership: Membership) -> None:
         self._host = host
@@ -178,11 +180,11 @@ class Members:
         return self._membership.own.id
 
     def runs_here(self, plan: Plan) -> bool:
-        """This node holds a lease of this very plan."""
+        """Whether this node holds a lease for exactly this plan."""
         return any(lease.plan == plan for lease in self._host.leases)
 
     def leased_here(self) -> list[tuple[str, Ballot]]:
-        """(instance id, ballot in force) of the stages that run here, and of those that memory is held for."""
+        """(instance id, ballot in force) of the stages that run here, and of the stages with reserved memory."""
         return [(lease.plan.instance_id, lease.ballot) for lease in self._host.leases] + list(self._host.stages())
 
     def stages_here(self) -> dict[tuple[str, Ballot], bool]:
@@ -198,14 +200,15 @@ class Members:
         await self._host.release(instance_id, ballot, beaten_by)
 
     def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
-        """Does the view show the ring of this plan, ready, with another owner by a higher ballot?"""
+        """Whether the view shows a ready ring of this plan with another owner and a higher ballot."""
         return any(
             one.plan == plan and one.state is InstanceState.READY and one.ballot > ballot and owner != self.own_id
             for owner, one in self._membership.view.records_of_instances()
         )
 
     def newer_plan(self, plan: Plan) -> Plan | None:
-        """A plan of the same instance with a higher ballot, if the view shows one that runs or is being brought up."""
+        """The plan of the same instance with the highest ballot above this one that the view shows as loading or ready,
+        or None."""
         newer = [
             one.plan
             for _, one in self._membership.view.records_of_instances()
@@ -216,14 +219,14 @@ class Members:
         return max(newer, key=lambda one: one.ballot, default=None)
 
     def addresses(self, endpoint: str, peer_id: str) -> list[str]:
-        """ "host:port" of every way by which this node knows to reach the data port of a runner, the best first."""
+        """ "host:port" of every address at which this node may reach the data port of a peer's runner, best first."""
         peer = self._membership.peer(peer_id)
         if peer is None:
             return [reachable(self._membership, endpoint, peer_id)]
         return [f"{host}:{endpoint.rpartition(':')[2]}" for host in peer.hosts]
 
     async def connects(self, address: str, timeout_s: float) -> bool:
-        """Does a process of this mesh answer at "host:port"?"""
+        """Whether a process of this mesh accepts a connection at "host:port"."""
         client = self._membership.client_at(address)
         try:
             return await client.connects(timeout_s)
@@ -231,7 +234,7 @@ class Members:
             await client.close()
 
     async def is_refused(self, address: str, timeout_s: float) -> bool:
-        """Does the machine answer that nobody listens at "host:port"?"""
+        """Whether the machine refuses connections at "host:port", so that no process listens there."""
         client = self._membership.client_at(address)
         try:
             return await client.is_refused(timeout_s)
@@ -250,7 +253,7 @@ class Members:
         return self._membership.is_out_of_reach(peer_id)
 
     async def reaches(self, from_id: str, to_id: str) -> bool:
-        """Does one node get an answer from another one now? True where that cannot be told."""
+        """Whether one node gets an answer from another now. True if that cannot be determined."""
         peer, target = self._membership.peer(from_id), self._membership.peer(to_id)
         if target is None and to_id != self.own_id:
             return True
@@ -264,7 +267,7 @@ class Members:
             return True
 
     async def try_other_ways(self, peer_id: str) -> None:
-        """A call to this peer failed: from now on call it at another of its addresses, if it answers there."""
+        """After a call to this peer failed: call it at another of its addresses from now on, if it answers there."""
         peer = self._membership.peer(peer_id)
         if peer is not None:
             await peer.try_next_address()

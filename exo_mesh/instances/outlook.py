@@ -1,4 +1,4 @@
-"""Whether a placement that no plan was found for may become possible later: decides between HTTP 400 and 503."""
+"""Decides whether a refused placement may become possible later, and so between HTTP 400 and 503."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exo_mesh.errors import (
 )
 
 FIGURES_S = 15.0
-"""How long a placement waits for the figures of peers that have just joined; they come with every probe."""
+"""How long a placement waits for the telemetry of peers that have just joined; telemetry comes with every probe."""
 
 
 async def judged(
@@ -27,19 +27,19 @@ async def judged(
     in_use: str,
     fits: Callable[[Sequence[PeerInfo]], Awaitable[bool]],
 ) -> PlacementError:
-    """The refusal as what it is: `pending` if figures of peers are missing (`silent`) or peers that would be needed do
-    not answer (`gone`); `memory_pressure` if there would be room once memory is free; else unchanged, for no set of
-    known peers can ever hold the model.
+    """Classify a placement refusal: `pending` if telemetry of peers is missing (`silent`) or needed peers do not answer
+    (`gone`); `memory_pressure` if the model would fit once memory is free; otherwise unchanged, because no set of known
+    peers can ever hold the model.
 
-    in_use: what has the memory of the peers, for people. fits: whether there would be a plan if the peers ran nothing
-    else, with these peers besides.
+    in_use: text that says what uses the memory of the peers. fits: whether a plan would exist if the peers ran nothing
+    else and these further peers took part.
     """
     if silent:
-        return _later(refusal, PendingPlacementError.code, f"the figures of {_names(silent)} have not arrived yet")
+        return _later(refusal, PendingPlacementError.code, f"the memory of {_names(silent)} is not known yet")
     if await fits(()):
         return _later(refusal, MemoryPressureError.code, f"it would fit if memory were free: {in_use}")
     if gone and await fits(gone):
-        return _later(refusal, PendingPlacementError.code, f"it would fit with {_names(gone)}, gone for now")
+        return _later(refusal, PendingPlacementError.code, f"it would fit with {_names(gone)} (not reachable now)")
     return refusal
 
 
@@ -56,7 +56,8 @@ def _later(refusal: PlacementError, code: str, why: str) -> PlacementError:
 
 
 async def finds_plan(proposal: Awaitable[object]) -> bool:
-    """Whether a proposal comes to a plan. Where that cannot be found out it is not said to be impossible."""
+    """Whether a proposal results in a plan. True if that cannot be determined, so that a placement is not called
+    impossible."""
     try:
         await proposal
     except (PlacementError, InputError, ModelError):
@@ -67,14 +68,14 @@ async def finds_plan(proposal: Awaitable[object]) -> bool:
 
 
 def capacity_of(info: PeerInfo, reading: Telemetry | None) -> int | None:
-    """Bytes that models could take on a peer that ran nothing else; None if nobody knows."""
+    """Bytes that models could use on a peer that ran nothing else; None if unknown."""
     if reading is not None:
         return reading.capacity_bytes or reading.total_bytes
     return max((device.memory_bytes for device in info.devices), default=0) or None
 
 
 def memory_in_use(peers: Iterable[PeerInfo], readings: Mapping[str, Telemetry]) -> str:
-    """What has the memory of each peer, and what helps, for people."""
+    """Text that says what uses the memory of each peer, and the remedy."""
     shown = []
     for info in peers:
         if (reading := readings.get(info.id)) is not None and (capacity := capacity_of(info, reading)):

@@ -1,7 +1,7 @@
-"""The instances that this node owns: watched, adopted, recovered, given up, and ended; each has one owner and one plan.
+"""Watches, adopts, recovers, hands over and ends the instances that this node owns; each has one owner and one plan.
 
-What is to be done is decided in `ownership`, which is pure; here it is done. What each case is for is in
-docs/placement.md under "Reserve, commit, and who is right".
+`ownership`, which is pure, makes the decisions; this module carries them out. docs/placement.md explains each case
+under "Reserve, commit, and who is right".
 """
 
 from __future__ import annotations
@@ -34,37 +34,38 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
 
 RELEASE_S = 2.0
-"""At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
-when its owner has been gone for a while."""
+"""At a stop: how long the members may take to end their stages. A stage on a peer that does not answer ends there by
+itself after its owner has been gone for a while."""
 
 HOP_SUSPECT_S = 60.0
-"""A hop that is lost though both its ends live is made anew once. If it is lost again within this, the peer behind it
-is left out: a firewall stays."""
+"""A hop that is lost while both its ends are alive is re-established once. If it is lost again within this time, the
+peer behind it is left out: a firewall does not go away."""
 
 MAX_LAPSED = 256
-"""Rings without an owner that are remembered for whoever places their model next; as many as one owner may have."""
+"""Most rings without an owner that are remembered for the next placement of their model."""
 
 LAPSED_S = 30.0
-"""... for so long: then their stages have ended (see reservations.LEASE_S)."""
+"""How long a ring without an owner is remembered; after that its stages have ended (see reservations.LEASE_S)."""
 
 SHORT_IDLE_S = 10.0
-"""How long a ring with a peer short of memory may have nothing to do, once another ring serves its model."""
+"""How long a ring with a peer short of memory may be idle once another ring serves its model."""
 
 ORDER_EVERY_S = 1.0
-"""Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
+"""Longest pause between two rounds: without a change of the view, failed adoptions are retried and orphans grow
+older."""
 
 TAKE_OVER_S = 2.0
-"""A ring that nobody uses is taken over from a dead owner without the members that are dead with it, though a runner of
-theirs still answers, after this: a verdict that is false is often taken back sooner."""
+"""After this time, an unused ring is taken over from a dead owner without its dead members, even if one of their
+runners still answers. Until then a false death verdict is often refuted."""
 
 LOOK_EVERY_S = 0.2
-"""How often this node checks for rings of others whose owner does not answer."""
+"""How often this node checks for rings of other owners that do not answer."""
 
 _log = logging.getLogger(__name__)
 
 
 class OwnedRings:
-    """`monitors` has the rings this node owns, by instance id."""
+    """Manages the rings that this node owns; `monitors` holds them by instance id."""
 
     def __init__(
         self,
@@ -74,11 +75,11 @@ class OwnedRings:
         runner_limits: RunnerLimits,
         idle_s: float = 0.0,
     ) -> None:
-        """idle_s: how long a ring of this node may have nothing to do before it is unloaded; 0: for ever."""
+        """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
-        self._hops_made_anew: dict[str, float] = {}
+        self._relinked_hops: dict[str, float] = {}
         self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
         self._membership = membership
         self._members = members
@@ -92,17 +93,17 @@ class OwnedRings:
         self._tasks = TaskOwner()
 
     def start(self) -> None:
-        self._tasks.keep(self._keep_order, "order of instances")
+        self._tasks.keep(self._keep_order, "ownership of instances")
         self._tasks.keep(self._keep_looking, "silent owners")
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     async def stop(self) -> None:
-        """Leave the rings this node owns to their other members, who go on without it; what it was recovering or ending
-        it ends, at all members that answer within RELEASE_S."""
+        """Leave the rings that this node owns to their other members, which continue without it. Rings that it was
+        recovering or ending are ended at all members that answer within RELEASE_S."""
         monitors = list(self.monitors.values())
         self.monitors.clear()
         await asyncio.gather(*(monitor.close() for monitor in monitors))
@@ -112,7 +113,7 @@ class OwnedRings:
         await asyncio.gather(*(looks.close() for looks in self._silent.values()))
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
+        """Remember the rings of a peer that is gone, so that the lowest-id live member of each adopts it."""
         for record in records:
             instance = record.value
             if not isinstance(instance, InstanceInfo):
@@ -126,16 +127,17 @@ class OwnedRings:
         self._membership.changed.beat()
 
     def keep(self, monitor: RingMonitor) -> None:
-        """From now on this node owns the ring, instead of any other of that instance; it ends when a stage is lost."""
+        """Watch a ring that this node owns from now on, instead of any other ring of that instance; end it when a stage
+        is lost."""
         stale = self.monitors.get(monitor.plan.instance_id)
         if stale is not None:
             self._start_end(stale)
         self.monitors[monitor.plan.instance_id] = monitor
-        monitor.on_taken_back = lambda: self._say_taken_back(monitor)
+        monitor.on_taken_back = lambda: self._publish_taken_back(monitor)
         self._tasks.start(self._watch(monitor), f"watch {monitor.plan.instance_id}")
 
-    def _say_taken_back(self, monitor: RingMonitor) -> None:
-        """The ring is this node's by a higher ballot now."""
+    def _publish_taken_back(self, monitor: RingMonitor) -> None:
+        """Publish the higher ballot by which this node took its ring back."""
         instance_id = monitor.plan.instance_id
         self.note(instance_id, monitor.ballot)
         record = self._own_record(instance_id)
@@ -143,8 +145,8 @@ class OwnedRings:
             self._membership.put_instance(instance_id, replace(record, adopted=monitor.adopted))
 
     async def _watch(self, monitor: RingMonitor) -> None:
-        """When a stage is lost the ring goes on without it, if it can; else it ends, and the next request places the
-        model again."""
+        """Wait until a stage is lost, then recover the ring without that stage. If that fails the ring ends, and the
+        next request places the model again."""
         instance_id = monitor.plan.instance_id
         error = await monitor.lost
         if self.monitors.get(instance_id) is not monitor:
@@ -153,7 +155,7 @@ class OwnedRings:
         self._start_recovery(instance_id, monitor.ballot, self._go_on(monitor, error))
 
     def _start_recovery(self, instance_id: str, ballot: Ballot, work: Coroutine[Any, Any, None]) -> None:
-        """ballot: of the ring that is lost."""
+        """Start a recovery task. ballot: of the lost ring."""
         task = self._tasks.start(work, f"recover {instance_id}")
         self._recoveries[instance_id] = ballot, task
 
@@ -180,14 +182,15 @@ class OwnedRings:
         await self.end(monitor)
 
     async def _suspects(self, monitor: RingMonitor) -> tuple[str, ...]:
-        """Peers to leave out: of a hop that is lost one end, if the node before it does not reach the one behind it
-        either, or if it is lost again soon after it was made anew. The one behind it, unless that is this node."""
+        """The peers to leave out after a hop was lost: one end of the hop, if the node before it cannot reach the node
+        behind it either, or if the hop was lost again soon after it was re-established. Chooses the end behind the hop
+        unless that is this node."""
         if monitor.hop_lost is None:
             return ()
         instance_id, now = monitor.plan.instance_id, asyncio.get_running_loop().time()
-        again = now - self._hops_made_anew.get(instance_id, -HOP_SUSPECT_S) < HOP_SUSPECT_S
-        self._hops_made_anew = {name: at for name, at in self._hops_made_anew.items() if now - at < HOP_SUSPECT_S}
-        self._hops_made_anew[instance_id] = now
+        again = now - self._relinked_hops.get(instance_id, -HOP_SUSPECT_S) < HOP_SUSPECT_S
+        self._relinked_hops = {name: at for name, at in self._relinked_hops.items() if now - at < HOP_SUSPECT_S}
+        self._relinked_hops[instance_id] = now
         before, behind = (monitor.plan.peer_ids[(monitor.hop_lost + n) % len(monitor.plan.stages)] for n in (0, 1))
         is_reached = not monitor.is_next_out_of_reach and await self._members.reaches(before, behind)
         if is_reached and not again:
@@ -197,8 +200,8 @@ class OwnedRings:
     async def _recover(
         self, plan: Plan, owned: Ballot, trouble_s: float, cause: str, suspects: Collection[str] = ()
     ) -> bool:
-        """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be. cause:
-        of the loss, for the metrics."""
+        """Recover the rest of a ring that this node owns by the ballot `owned`; False if that fails. cause: of the
+        loss, for the metrics."""
         instance_id = plan.instance_id
         try:
             monitor, instance = await self._recoverer.recover(
@@ -212,16 +215,16 @@ class OwnedRings:
             )
         except BallotBeatenError as exc:
             self.note(instance_id, exc.ballot)
-            _log.info("%s is left to another peer: %s", instance_id, exc)
+            _log.info("%s was left to another peer: %s", instance_id, exc)
             return False
         except MeshError as exc:
-            _log.warning("%s cannot go on: %s", instance_id, exc)
+            _log.warning("%s could not be recovered: %s", instance_id, exc)
             return False
         self.take(monitor, instance)
         return True
 
     def take(self, monitor: RingMonitor, instance: InstanceInfo) -> None:
-        """A ring that is ready is this node's."""
+        """Become the owner of a ring that is ready: watch it and publish it."""
         instance_id = instance.plan.instance_id
         self._lapsed.pop(instance_id, None)
         self._ownerless.pop(instance_id, None)
@@ -230,7 +233,7 @@ class OwnedRings:
         self._membership.put_instance(instance_id, instance)
 
     async def stop_recovery(self, instance_id: str) -> bool:
-        """Somebody wants the instance to end; True if it was being recovered."""
+        """Cancel the recovery of an instance that is to be ended; True if it was being recovered."""
         _, task = self._recoveries.pop(instance_id, (NO_BALLOT, None))
         if task is None:
             return False
@@ -240,7 +243,8 @@ class OwnedRings:
         return True
 
     def lapsed(self, instance_id: str) -> InstanceInfo | None:
-        """A ring whose owner is gone, or that nobody has mended: its stages may be there still."""
+        """The record of a ring whose owner is gone, or that was never recovered; some of its stages may still run. None
+        after LAPSED_S, after a deletion, or if the view has a higher ballot."""
         instance, at = self._lapsed.get(instance_id, (None, 0.0))
         if instance is None or asyncio.get_running_loop().time() > at + LAPSED_S:
             return None
@@ -250,11 +254,11 @@ class OwnedRings:
         return None if newer else instance
 
     def is_recovering(self, instance_id: str) -> bool:
-        """Does this node go on with what is left of a ring just now?"""
+        """Whether this node is recovering this instance now."""
         return instance_id in self._recoveries
 
     def is_awaited(self, instance_id: str) -> bool:
-        """Is somebody about to go on with this ring, or to say that it cannot be?"""
+        """Whether a peer is expected to recover this ring soon, or to report that it is lost."""
         if self.is_recovering(instance_id):
             return True
         records = [one for _, one in self._records_of(instance_id)]
@@ -268,10 +272,10 @@ class OwnedRings:
         return record.value if record is not None and isinstance(record.value, InstanceInfo) else None
 
     async def end(self, monitor: RingMonitor, *, for_good: bool = False) -> None:
-        """Release a ring that is in `monitors` no more, and take back this node's word of it. for_good: see
+        """Release a ring that is no longer in `monitors` and withdraw this node's record of it. for_good: see
         RingMonitor.release.
 
-        This goes on if whoever asked hangs up before all members have answered.
+        Continues if the caller is cancelled before all members have answered.
         """
         await asyncio.shield(self._start_end(monitor, for_good=for_good))
 
@@ -284,14 +288,14 @@ class OwnedRings:
         await monitor.release(for_good=for_good)
         self.note(instance_id, monitor.ballot)
         record = self._own_record(instance_id)
-        # by now this node may have begun to place it again
+        # By now this node may have started to place the instance again, by a higher ballot.
         if record is not None and record.ballot <= monitor.ballot:
             self._membership.put_instance(instance_id, None)
 
-    # the order of instances: one owner and one plan each, wherever they came from
+    # Ownership: each instance has one owner and one plan, wherever its records came from.
 
     async def _keep_order(self) -> None:
-        """Each time the view changes: yield to those with more right, adopt what has lost its owner, end orphans."""
+        """Each time the view changes: yield to owners with precedence, adopt rings without an owner, end orphans."""
         while True:
             await self._end_deleted()
             await self._yield()
@@ -307,7 +311,8 @@ class OwnedRings:
         return self._membership.fences.covers(instance_id, ballot)
 
     async def _end_deleted(self) -> None:
-        """End what was deleted, whoever placed, adopted or recovers it: the stages here, and rings of this node."""
+        """End what was deleted, regardless of who placed, adopted or recovers it: stages on this node and rings it
+        owns."""
         for instance_id, monitor in list(self.monitors.items()):
             if self._is_deleted(instance_id, monitor.ballot) and self.monitors.get(instance_id) is monitor:
                 del self.monitors[instance_id]
@@ -329,7 +334,7 @@ class OwnedRings:
         return instance_id in self.monitors
 
     def _unload_idle(self, now: float) -> None:
-        """No fence: a request that comes just now places the model again."""
+        """Unload idle rings. Sets no deletion fence: a request that arrives now places the model again."""
         if not self._idle.is_on:
             return
         readings, work = self._membership.telemetry, {}
@@ -338,11 +343,11 @@ class OwnedRings:
             if reading is not None:
                 work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
         for instance_id in self._idle.due(work, now):
-            _log.info("unloading %s: nobody has used it for a while (--idle-unload or keep_alive)", instance_id)
+            _log.info("unloading %s: unused for its idle time (--idle-unload or keep_alive)", instance_id)
             self._start_end(self.monitors.pop(instance_id), for_good=True)
 
     def _unload_short(self, now: float) -> None:
-        """End rings that have a peer short of memory and that nobody uses, where another ring serves their model."""
+        """End unused rings that have a peer short of memory, if another ring serves their model."""
         readings = self._membership.telemetry
         roomy = {
             one.plan.model
@@ -357,11 +362,13 @@ class OwnedRings:
             and (reading := readings.get(monitor.plan.peer_ids[-1])) is not None
         }
         for instance_id in self._short.due(work, now):
-            _log.info("unloading %s: a peer of it is short of memory, and another ring serves", instance_id)
+            _log.info(
+                "unloading %s: one of its peers is short of memory, and another ring serves its model", instance_id
+            )
             self._start_end(self.monitors.pop(instance_id), for_good=True)
 
     def _give_up_broken_groups(self) -> None:
-        """A cable was pulled: collectives over it would hang until somebody's patience ends."""
+        """Give up rings whose tensor group lost a cable: collectives over it would hang until a timeout."""
         peers = self._membership.view.peers()
         for monitor in self.monitors.values():
             for index, stage in enumerate(monitor.plan.stages):
@@ -369,7 +376,8 @@ class OwnedRings:
                     monitor.give_up(index, reason)
 
     async def _yield(self) -> None:
-        """Two sides of a split mesh may each have placed an instance; and who was given up may be there after all."""
+        """Hand over or end rings that another owner has by a higher ballot: both sides of a split mesh may have placed
+        an instance, and a peer declared dead may be alive."""
         records = self._membership.view.records_of_instances()
         for instance_id, monitor in list(self.monitors.items()):
             verdict = claim(self._membership.own.id, monitor.plan, monitor.ballot, records)
@@ -377,15 +385,15 @@ class OwnedRings:
                 continue
             del self.monitors[instance_id]
             if verdict is Claim.END:
-                _log.info("%s of ballot %s gives way to a higher one", instance_id, monitor.ballot)
+                _log.info("%s of ballot %s ended: a higher ballot is ready", instance_id, monitor.ballot)
                 self._start_end(monitor)
             else:
-                _log.info("%s of ballot %s has another owner; leaving it to that", instance_id, monitor.ballot)
+                _log.info("%s of ballot %s handed over to its new owner", instance_id, monitor.ballot)
                 self._membership.put_instance(instance_id, None)
                 await monitor.close()
 
     async def _adopt_if_due(self, instance: InstanceInfo) -> None:
-        """Adopt a ring without an owner if that falls to this node; a later round tries again."""
+        """Adopt a ring without an owner if this node is its heir; a failed adoption is retried in a later round."""
         plan = instance.plan
         runs_here = self._members.runs_here(plan)
         known = [one for _, one in self._records_of(plan.instance_id)]
@@ -401,13 +409,13 @@ class OwnedRings:
         answers = await asyncio.gather(*(self._ask_to_adopt(plan, seat, adopted) for seat in plan.seats))
         for answer in answers:
             if not answer.granted:
-                _log.info("%s cannot be adopted yet: %s", plan.instance_id, answer.reason)
+                _log.info("%s cannot be adopted yet, retrying: %s", plan.instance_id, answer.reason)
                 self.note(plan.instance_id, answer.beaten_by or NO_BALLOT)
                 return
         self._ownerless.pop(plan.instance_id, None)
         self.note(plan.instance_id, adopted)
         if any(owner == self._membership.own.id for owner, _ in self._records_of(plan.instance_id)):
-            return  # meanwhile this node has begun to place it, by a higher ballot
+            return  # this node is already placing it by a higher ballot
         _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
         monitor = RingMonitor(
             plan, self._members, tell_nobody, self._runner_limits, adopted, endpoints=instance.endpoints
@@ -418,8 +426,8 @@ class OwnedRings:
         self._membership.put_instance(plan.instance_id, replace(instance, adopted=adopted))
 
     async def _recover_if_due(self, instance: InstanceInfo) -> None:
-        """A ring has lost its owner and other members: go on with what is left of it if that falls to this node, and if
-        those members are really gone, and not only their nodes out of reach."""
+        """Recover a ring that lost its owner and other members, if this node is its heir and the lost stages are really
+        gone, not only unreachable through their nodes."""
         plan, instance_id = instance.plan, instance.plan.instance_id
         is_heir = surviving_heir(instance, self._membership.is_alive) == self._membership.own.id
         if not is_heir or instance_id in self._recoveries:
@@ -432,16 +440,18 @@ class OwnedRings:
         self._start_recovery(instance_id, instance.ballot, self._take_over(plan, instance.ballot))
 
     def _looks_at(self, instance: InstanceInfo) -> SilentSeats:
-        """What has been seen of the stages of a ring since their nodes fell silent."""
+        """The checks of a ring's stages since their nodes stopped answering."""
         key = instance.plan.instance_id, instance.ballot
         if key not in self._silent:
             self._silent[key] = SilentSeats(instance.plan, self._members, functools.partial(self._addresses, instance))
         return self._silent[key]
 
     def _is_idle(self, instance: InstanceInfo) -> bool:
-        """Has the owner of a ring been dead for TAKE_OVER_S, and no request used the stage here?
+        """Whether the owner of a ring has been dead for TAKE_OVER_S and no request uses the stage here.
 
-        Then nothing is lost by going on without the dead. New requests could not use it: nobody speaks for it."""
+        Then continuing without the dead members loses nothing. New requests could not use the ring, because no live
+        peer publishes it.
+        """
         instance_id = instance.plan.instance_id
         is_used = self._members.stages_here().get((instance_id, instance.ballot), False)
         now = asyncio.get_running_loop().time()
@@ -449,7 +459,7 @@ class OwnedRings:
         return not is_used and now - lapsed_at >= TAKE_OVER_S
 
     async def _keep_looking(self) -> None:
-        """Look at the stages of rings that may have to be taken over before the mesh agrees on the owner's death."""
+        """Check the stages of rings that may have to be taken over, before the mesh agrees that their owner is dead."""
         while True:
             rings = self._rings_of_silent_owners()
             for key in [key for key in self._silent if key not in rings]:
@@ -470,7 +480,8 @@ class OwnedRings:
         return {(one.plan.instance_id, one.ballot): one for one in rings}
 
     def _addresses(self, instance: InstanceInfo, seat: Seat) -> list[str]:
-        """Where the runner of a seat may be reached; the mesh is told where leaders listen, and not the other ranks."""
+        """Where the runner of a seat may be reached; [] for a rank that is not a leader, whose address is not
+        published."""
         return [] if seat.rank else self._members.addresses(instance.endpoints[seat.stage], seat.peer_id)
 
     async def _take_over(self, plan: Plan, owned: Ballot) -> None:
@@ -489,12 +500,12 @@ class OwnedRings:
     async def _end_orphans(self, now: float) -> None:
         instances = [one for _, one in self._membership.view.records_of_instances()]
         for instance_id, ballot in self._orphans.due(self._members.stages_here(), instances, now):
-            _log.warning("ending the stage of %s (ballot %s): nobody owns it", instance_id, ballot)
+            _log.warning("ending the stage of %s (ballot %s): it has no owner", instance_id, ballot)
             await self._members.release_here(instance_id, ballot)
 
     async def free_beaten(self) -> None:
-        """Before this node says that it lives after all: end the stages that were deleted, and those whose place others
-        have taken."""
+        """End the stages that were deleted, and those of instances that are ready by a higher ballot, before this node
+        refutes its death."""
         await self._end_deleted()
         instances = [one for _, one in self._membership.view.records_of_instances()]
         for instance_id, ballot, higher in beaten(self._members.stages_here(), instances):
@@ -506,11 +517,11 @@ class OwnedRings:
         return [(owner, one) for owner, one in records if one.plan.instance_id == instance_id]
 
     def above(self, instance_id: str) -> Ballot:
-        """The highest ballot of an instance that this node knows of: a new plan needs a higher one."""
+        """The highest ballot of an instance that this node knows; a new plan needs a higher one."""
         in_view = [one.ballot for _, one in self._records_of(instance_id)]
         fence, promised = self._membership.fences.ballot(instance_id), self._members.promised_here(instance_id)
         return max([self._highest.get(instance_id, NO_BALLOT), promised, fence, *in_view])
 
     def note(self, instance_id: str, ballot: Ballot) -> None:
-        """There was such a ballot."""
+        """Remember a ballot of an instance, so that the next plan gets a higher one."""
         self._highest[instance_id] = max(ballot, self._highest.get(instance_id, NO_BALLOT))

@@ -1,9 +1,9 @@
-"""Who owns a ring after deaths and partitions, and which stages nobody owns any more. Pure.
+"""Decides who owns a ring after deaths and partitions, and which stages are orphans. Pure.
 
-An owner dies, or seems to: the lowest-id member adopts its ready rings, each by a higher ballot. So after a partition,
-or a false verdict, an instance may have two owners: the one of the lower ballot yields. A stage that no record speaks
-for, and whose reports nobody follows, is an orphan. A stage whose owner still follows it is none, whatever the
-membership says of that owner: verdicts of the membership kill no healthy ring.
+When an owner dies or seems to die, the lowest-id member adopts its ready rings, each by a higher ballot. After a
+partition or a false verdict an instance may therefore have two owners: the one with the lower ballot yields. A stage is
+an orphan if no record names its ballot and no owner follows its reports. A stage that its owner still follows is no
+orphan, whatever the membership says of that owner: a verdict of the membership ends no healthy ring.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 
 ORPHAN_S = 10.0
-"""A stage that nobody owns is ended after this; its ring may be healthy meanwhile, and somebody may adopt it."""
+"""How long a stage may have no owner before it ends; its ring may be healthy meanwhile and may still be adopted."""
 
 
 def adopter(instance: InstanceInfo, is_alive: Callable[[str], bool]) -> str | None:
-    """Who takes over a ring whose owner is gone: its lowest-id member, if all members live and it is ready."""
+    """The peer that adopts a ring whose owner is gone: its lowest-id member, if all members live and it is ready."""
     if instance.state is not InstanceState.READY or not all(is_alive(one) for one in instance.plan.member_ids):
         return None
     return min(instance.plan.member_ids)
 
 
 def surviving_heir(instance: InstanceInfo, is_alive: Callable[[str], bool]) -> str | None:
-    """Who goes on with what is left of a ring whose owner and other members are gone: its lowest-id live member."""
+    """The peer that recovers a ring whose owner and other members are gone: its lowest-id live member."""
     if instance.state is not InstanceState.READY:
         return None
     return min((peer_id for peer_id in instance.plan.member_ids if is_alive(peer_id)), default=None)
 
 
 class Claim(Enum):
-    """What an owner does about its ring, in the face of what others own."""
+    """What an owner does with its ring, given what other peers own."""
 
     KEEP = "keep"
     HAND_OVER = "hand over"  # the same plan has another owner: stop watching, the stages go on
@@ -41,8 +41,8 @@ class Claim(Enum):
 
 
 def claim(own_id: str, plan: Plan, ballot: Ballot, others: Iterable[tuple[str, InstanceInfo]]) -> Claim:
-    """ballot: by which this node holds the plan. others: (owner, instance) of all records. The highest (ballot, owner)
-    that is ready stands, as in View.instances."""
+    """Decide what this node does with a plan that it holds by `ballot`. others: (owner, instance) of all records. The
+    ready record with the highest (ballot, owner) wins, as in View.instances."""
     ready = [
         (one.ballot, owner, one.plan.ballot)
         for owner, one in others
@@ -63,9 +63,11 @@ class Orphans:
     def due(
         self, stages: Mapping[tuple[str, Ballot], bool], instances: Iterable[InstanceInfo], now: float
     ) -> list[tuple[str, Ballot]]:
-        """Stages to end. stages: (instance id, ballot in force) of each, and whether somebody follows its reports.
+        """The stages to end now. stages: (instance id, ballot in force) of each, and whether an owner follows its
+        reports.
 
-        Whose place others have taken is not adopted any more, so it ends at once: its requests wait for that.
+        A stage whose instance is ready by a higher ballot can no longer be adopted and ends at once, because its
+        requests wait for that.
         """
         known = list(instances)
         owned = {(one.plan.instance_id, one.ballot) for one in known}
@@ -76,8 +78,8 @@ class Orphans:
 
 
 def beaten(stages: Iterable[tuple[str, Ballot]], instances: Iterable[InstanceInfo]) -> list[tuple[str, Ballot, Ballot]]:
-    """Stages whose instance is ready by a higher ballot, and that ballot: what a node must free before it says that it
-    lives again."""
+    """The stages whose instance is ready by a higher ballot, each with that ballot. A node must free them before it
+    refutes its death."""
     highest: dict[str, Ballot] = {}
     for one in instances:
         if one.state is InstanceState.READY:

@@ -1,4 +1,4 @@
-"""The parts of a node that decide what the mesh runs."""
+"""Wires the parts of a node that decide what the mesh runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from exo_mesh.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class InstanceParts:
-    """members: the only way from here to stages. owned_rings: those of this node. instances: those of the mesh."""
+    """The parts that manage instances. members: the only way from here to stages. owned_rings: this node's rings.
+    instances: those of the whole mesh."""
 
     members: Members
     placer: Placer

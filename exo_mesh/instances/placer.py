@@ -1,4 +1,4 @@
-"""Turning a wish for an instance into a running ring: solve, reserve at all members, bring up."""
+"""Turns an instance spec into a running ring: solve, reserve at all members, bring up."""
 
 from __future__ import annotations
 
@@ -58,19 +58,20 @@ from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.telemetry.metrics import Metrics
 
 CHUNK_TOKENS = 512
-"""Of a prefill chunk: what a runner checks its group with (PREFILL_CHUNK of exo_mesh/runner)."""
+"""Tokens of a prefill chunk, with which a runner measures its group (PREFILL_CHUNK of exo_mesh/runner)."""
 
 MAX_GROUP_FAILURES = 4
-"""Tensor groups, of whichever peers, that may fail to come to be in one placement; then all of them are pipelines."""
+"""Tensor groups, of any peers, that may fail to form in one placement before all peers become pipeline stages."""
 
 MAX_SOLVES = 8
-"""Each refusal lowers what a peer is counted with, so this many rounds mean that memory is changing under us."""
+"""Rounds of solving. Each refusal lowers the memory counted for a peer, so more rounds than this mean that memory keeps
+changing during the placement."""
 
 _log = logging.getLogger(__name__)
 
 
 class BallotBeatenError(ReservationError):
-    """A member has promised itself to another plan of this instance; `ballot` is that plan's."""
+    """A member has promised another plan of this instance; `ballot` is the ballot of that plan."""
 
     def __init__(self, message: str, *, peer_id: str, ballot: Ballot) -> None:
         super().__init__(message, peer_id=peer_id)
@@ -78,13 +79,13 @@ class BallotBeatenError(ReservationError):
 
 
 class StageFailedError(EngineError):
-    """An engine failed while its stage was being loaded; the peer counts that, and refuses when it was too often."""
+    """An engine failed while loading its stage; the peer counts such failures and refuses the stage after too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A plan that every member has reserved memory for, and where the collectives of each rank would listen. avoided:
-    why peers were left out, where their runners had crashed or got stuck. note: why it is not as somebody might
+    """A plan for which every member has reserved memory, and the endpoints of each rank's collectives. avoided: peers
+    that were left out because their runners had crashed or got stuck. note: why the plan differs from what a user might
     expect."""
 
     plan: Plan
@@ -95,8 +96,8 @@ class Reserved:
 
 @dataclass(slots=True)
 class _Refused:
-    """What peers have refused during one placement. usable_bytes: what they can give, by peer id, where it was memory.
-    unable: those that can never run their stage. texts: in order, for people."""
+    """What peers have refused during one placement. usable_bytes: the memory a peer can give, by peer id, if memory was
+    the reason. unable: peers that can never run their stage. texts: the refusals in order, for people."""
 
     usable_bytes: dict[str, int] = field(default_factory=dict)
     unable: dict[str, ReservationError] = field(default_factory=dict)
@@ -104,16 +105,16 @@ class _Refused:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the model has crashed, or is quarantined, somewhere."""
+        """Whether the model has crashed or is quarantined on some peer."""
         return any(refusal.why for refusal in self.unable.values())
 
     @property
     def avoided(self) -> list[str]:
-        """Why peers were left out where the model has crashed."""
+        """The peers that were left out because the model has crashed there, with the reasons."""
         return [f"{peer_id[:8]}: {refusal}" for peer_id, refusal in self.unable.items() if refusal.why]
 
     def note(self, seat: Seat, answer: ReserveAnswer | ReservationError) -> str:
-        """Count an answer that is no promise; answers the reason."""
+        """Record a refusal and return its reason."""
         if isinstance(answer, ReservationError):
             self.unable[seat.peer_id], reason = answer, str(answer)
         else:
@@ -123,7 +124,7 @@ class _Refused:
 
 
 class Placer:
-    """Makes plans of this node's own and brings them up. Knows nothing of which instances there are."""
+    """Makes this node's plans and brings them up. Does not know which instances exist."""
 
     def __init__(
         self,
@@ -160,9 +161,9 @@ class Placer:
     ) -> Plan:
         """The plan that this node would propose now. Raises PlacementError with the arithmetic.
 
-        Peers that would first have to fetch files take part only if those that have them cannot do it, and not where
-        the model has crashed (`hopeless`). What engines say of the model, and whether they agree on it, is asked only
-        of those that a plan would use.
+        Peers that would first have to fetch files take part only if the peers that have the files cannot run the model
+        alone, and never after the model has crashed (`hopeless`). Only the engines that a plan would use are asked
+        about the model and compared with each other.
         """
         ballot = ballot or NO_BALLOT.next_for(self._membership.own.id)
         holders = with_caps(self.candidates(card, spec), caps or {})
@@ -172,7 +173,7 @@ class Placer:
         try:
             return await self._propose(card, spec, instance_id, ballot, holders)
         except (PlacementError, ModelError, InputError) as exc:
-            _log.debug("%s: the peers that have all files cannot do it: %s", instance_id, exc)
+            _log.debug("%s: the peers that have all files cannot run it: %s", instance_id, exc)
         return await self._propose(card, spec, instance_id, ballot, everybody)
 
     async def _propose(
@@ -194,15 +195,17 @@ class Placer:
             around = replace(around, unmixable={**around.unmixable, **outcome.unmixable})
 
     async def held(self, card: ModelCard, engine: str) -> ModelCard:
-        """The model as an engine holds it, which is not always as the files do. Raises ModelError if it cannot."""
+        """The model as an engine holds it, which may differ from its files. Raises ModelError if the engine cannot run
+        it."""
         return as_held(card, await self._surveys.of(card, engine))
 
     async def _look(
         self, card: ModelCard, candidates: list[Candidate], engines: Sequence[str], around: Surroundings
     ) -> tuple[Surroundings, list[Candidate]]:
-        """What is known once these engines have been asked. One that cannot run the model counts no more.
+        """Ask these engines about the model. Returns the extended surroundings and the candidates without engines that
+        cannot run the model.
 
-        Raises ModelError if that leaves nobody.
+        Raises ModelError if no candidate is left.
         """
         cards = dict(around.cards)
         for engine in engines:
@@ -216,11 +219,11 @@ class Placer:
         return replace(around, cards=cards), candidates
 
     def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
-        """What is known of its tensor groups, or why it has none where one might be expected; "" if nothing."""
+        """What is known of the plan's tensor groups, or why it has none where one might be expected; "" if nothing."""
         return self._groups.note_of(plan, spec)
 
     def context_for(self, spec: InstanceSpec) -> int:
-        """Tokens of context that a placement for this wish needs at least."""
+        """Smallest context, in tokens, that a placement for this spec needs."""
         return spec.context_limit or self._effective.now.context_limit or POOL_TOKENS
 
     def _solve(
@@ -237,7 +240,7 @@ class Placer:
         min_peers = spec.min_peers or self._effective.now.min_peers
         if (spec.context_limit or 0) > card.context_length:
             raise InputError(
-                f"context_limit is {spec.context_limit}, but {card.name} has {card.context_length} positions",
+                f"context_limit is {spec.context_limit}, but {card.name} supports at most {card.context_length} tokens",
                 param="context_limit",
             )
         shared: dict[str, Any] = {
@@ -261,11 +264,11 @@ class Placer:
     async def place(
         self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot, on_progress: OnProgress
     ) -> tuple[RingMonitor, InstanceInfo]:
-        """A ready ring of a ballot above `above`, and what to tell the mesh of it.
+        """Place a model. Returns a ready ring with a ballot above `above` and the record to publish for it.
 
-        A tensor group that does not come to be is tried once more, with other ports and new processes; then its members
-        are pipeline stages. Raises PlacementError, BallotBeatenError, CrashLoopError, QuarantinedError, or the failure
-        of a stage; then nothing is left of the plan.
+        A tensor group that fails to form is retried once with other ports and new processes; then its members become
+        pipeline stages. Raises PlacementError, BallotBeatenError, CrashLoopError, QuarantinedError, or the failure of a
+        stage; nothing of the plan remains then.
         """
         failures = 0
         unfetched: FetchError | None = None
@@ -274,13 +277,13 @@ class Placer:
             try:
                 reserved = await self._reserve(card, spec, instance_id, above)
             except PlacementError as exc:
-                if unfetched is not None:  # it says more than that the others cannot do it alone
+                if unfetched is not None:  # more informative than the refusal of the other peers
                     raise unfetched from None
                 if await self._hear_figures(card, spec, give_up_at):
                     continue
                 raise await self.judge(card, spec, exc) from exc
             plan, began = reserved.plan, monotonic()
-            _log.info("placing %s: %s by ballot %s", instance_id, self._told(plan), plan.ballot)
+            _log.info("placing %s: %s by ballot %s", instance_id, self._summary(plan), plan.ballot)
             if reserved.note:
                 _log.warning("%s: %s", instance_id, reserved.note)
             monitor = RingMonitor(
@@ -298,7 +301,7 @@ class Placer:
                     if isinstance(exc, EngineError):
                         raise StageFailedError(str(exc)) from exc
                     raise
-                _log.warning("%s: a tensor group of ballot %s did not come to be: %s", instance_id, plan.ballot, exc)
+                _log.warning("%s: a tensor group of ballot %s failed to form: %s", instance_id, plan.ballot, exc)
                 above, failures = plan.ballot, failures + 1
                 if failures == MAX_GROUP_FAILURES:
                     spec = self._groups.as_pipeline(spec, plan)
@@ -310,11 +313,11 @@ class Placer:
                 above = plan.ballot
                 continue
             self._metrics.placed(plan.model, "ready")
-            _log.info("placed %s: %s in %.1f s", instance_id, self._told(plan), monotonic() - began)
+            _log.info("placed %s: %s in %.1f s", instance_id, self._summary(plan), monotonic() - began)
             return monitor, replace(instance, reason=reserved.note)
 
-    def _told(self, plan: Plan) -> str:
-        """Who gets which layers, for the log."""
+    def _summary(self, plan: Plan) -> str:
+        """The model, peers and layers of a plan, for the log."""
         names = {peer.id: peer.name for peer in self._membership.view.peers()}
         parts = [
             f"{'+'.join(names.get(one, one[:8]) for one in stage.peers)} {stage.shard.start}-{stage.shard.stop}"
@@ -324,7 +327,8 @@ class Placer:
         return f"{plan.model} over {over} (layers {', '.join(parts)}), context of {plan.context_limit} tokens"
 
     async def _bring_up(self, monitor: RingMonitor) -> InstanceInfo:
-        """Tell the mesh that the ring is being loaded until it is. Raises the failure of a stage; nothing is left."""
+        """Bring up a ring; its record is "loading" until it is up. Raises the failure of a stage; nothing of the plan
+        remains then."""
         instance_id = monitor.plan.instance_id
         self._membership.put_instance(instance_id, InstanceInfo(monitor.plan, InstanceState.LOADING))
         try:
@@ -334,7 +338,7 @@ class Placer:
             outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
             self._metrics.placed(monitor.plan.model, outcome)
             try:
-                await monitor.release()  # which may be cancelled in its turn: two peers may delete at once
+                await monitor.release()  # may be cancelled again: two peers may delete at once
             finally:
                 self._membership.put_instance(instance_id, None)
             raise
@@ -342,21 +346,22 @@ class Placer:
             self._rising.pop(instance_id, None)
 
     def phases(self, instance_id: str) -> Sequence[StagePhase]:
-        """How far each stage of an instance is that this node brings up; () of others."""
+        """The phase of each stage of an instance that this node is bringing up; () for other instances."""
         monitor = self._rising.get(instance_id)
         return () if monitor is None else monitor.phases
 
     def _give_up_if_hopeless(self, reserved: Reserved, error: MeshError) -> None:
-        """A model that crashed on one peer until that refused it, and then on others, will not do better on the next
-        ones. Raises CrashLoopError; not if peers are gone, for then that is why."""
+        """Raise CrashLoopError for a model that crashed on one peer until that peer refused it and then crashed on
+        others: it will not succeed on the next peers. Does nothing if members are gone, because that explains the
+        failure."""
         crashed = isinstance(error, StageLostError | EngineError | DeadlineError)
         if crashed and reserved.avoided and all(map(self._membership.is_alive, reserved.plan.member_ids)):
-            raise CrashLoopError(f"{error}; before that, " + "; ".join(reserved.avoided)) from error
+            raise CrashLoopError(f"{error}; earlier refusals: " + "; ".join(reserved.avoided)) from error
 
     async def _reserve(self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot) -> Reserved:
-        """A plan that all its members hold memory for; what some refuse is counted in the next one.
+        """A plan for which all members hold memory; each refusal is taken into account in the next round.
 
-        Raises PlacementError, BallotBeatenError, and what `_nobody_left` says.
+        Raises PlacementError, BallotBeatenError, or the error that `_nobody_left` selects.
         """
         refused = _Refused()
         ballot = above.next_for(self._membership.own.id)
@@ -366,7 +371,7 @@ class Placer:
                 plan = await self.propose(
                     card, able, instance_id, ballot, refused.usable_bytes, hopeless=refused.is_hopeless
                 )
-                if self._groups.is_unfit(plan):  # though somebody insists
+                if self._groups.is_unfit(plan):  # although the spec requests it
                     spec = self._groups.as_pipeline(able, plan)
                     plan = await self.propose(card, spec, instance_id, ballot, refused.usable_bytes)
             except PlacementError as exc:
@@ -384,7 +389,7 @@ class Placer:
                     reason = refused.note(seat, answer)
                     _log.info("%s: peer %s refused: %s", instance_id, seat.peer_id[:8], reason)
         last = "; ".join(refused.texts[-3:])
-        raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; {last}")
+        raise PlacementError(f"{card.name}: members refused {MAX_SOLVES} plans in a row; {last}")
 
     def _require_unbeaten(self, card: ModelCard, seat: Seat, answer: ReserveAnswer | ReservationError) -> None:
         if isinstance(answer, ReserveAnswer) and answer.beaten_by is not None:
@@ -392,7 +397,7 @@ class Placer:
             raise BallotBeatenError(answer.reason, peer_id=seat.peer_id, ballot=answer.beaten_by)
 
     def _no_plan(self, card: ModelCard, able: InstanceSpec, refused: _Refused, exc: PlacementError) -> MeshError:
-        """The error for a model that no plan is left for, with what peers have refused."""
+        """The error when no plan is left for a model, including what peers have refused."""
         if refused.unable and not self.candidates(card, able, may_fetch=not refused.is_hopeless):
             why = "; ".join(refused.texts)
             return _nobody_left(refused.unable.values())(f"no peer can run {card.name} ({card.architecture}): {why}")
@@ -405,7 +410,8 @@ class Placer:
         )
 
     async def _ask(self, plan: Plan, seat: Seat) -> ReserveAnswer | ReservationError:
-        """One member's answer, or why it can never run its stage; one that cannot be asked now has nothing to give."""
+        """One member's answer, or the reason why it can never run its stage. An unreachable member counts as having no
+        memory."""
         try:
             return await self._members.member(seat.peer_id).reserve(plan, seat.stage)
         except (TransportError, DeadlineError) as exc:
@@ -414,7 +420,7 @@ class Placer:
             return exc
 
     async def judge(self, card: ModelCard, spec: InstanceSpec, refusal: PlacementError) -> PlacementError:
-        """The refusal of a wish as what it is: for ever, or for now; see outlook.judged."""
+        """Classify a refusal as permanent or temporary; see outlook.judged."""
         membership = self._membership
 
         async def fits(besides: Sequence[PeerInfo]) -> bool:
@@ -436,7 +442,7 @@ class Placer:
         return self._pool.candidates(card, spec, may_fetch=may_fetch)
 
     async def _hear_figures(self, card: ModelCard, spec: InstanceSpec, give_up_at: float) -> bool:
-        """Wait for the figures of peers that could take part; True as soon as some of them have come."""
+        """Wait for the telemetry of peers that could take part; True as soon as some of it has arrived."""
         missing = self._pool.without_figures(card, spec)
         while missing and asyncio.get_running_loop().time() < give_up_at:
             await self._membership.changed.wait(0.2)
@@ -445,14 +451,15 @@ class Placer:
         return False
 
     def _hops(self) -> dict[tuple[str, str], float]:
-        """Half of each round trip measured here; between two others, that of the one further away."""
+        """Seconds one way by pair of peers: half of each round trip measured here; between two other peers, the larger
+        half."""
         own_id = self._membership.own.id
         halves = {peer.id: peer.rtt_ms / 2000 for peer in self._membership.peers if peer.rtt_ms is not None}
         between = {(a, b): max(halves[a], halves[b]) for a, b in combinations(sorted(halves), 2)}
         return {**between, **{(own_id, peer_id): half for peer_id, half in halves.items()}}
 
     def _hop_of(self, plan: Plan) -> float:
-        """Seconds one way between two of its peers, the longest that is known."""
+        """Seconds one way between two peers of the plan: the longest that is known."""
         hops = self._hops()
         known = [hops[pair] for pair in combinations(plan.member_ids, 2) if pair in hops]
         known += [hops[b, a] for a, b in combinations(plan.member_ids, 2) if (b, a) in hops]
@@ -460,8 +467,8 @@ class Placer:
 
 
 def _without_lost(spec: InstanceSpec, monitor: RingMonitor, error: FetchError) -> InstanceSpec:
-    """The wish without the peer that could not get its files, for a ring of the same width. Raises `error` if it was
-    left out already, or if somebody wants that very peer."""
+    """The spec without the peer that could not get its files, for a ring of the same width. Raises `error` if that peer
+    was already left out, or if the spec pins peers."""
     seat = monitor.lost_seat
     if seat is None or seat.peer_id in spec.exclude_peers or spec.pins:
         raise error
@@ -470,7 +477,7 @@ def _without_lost(spec: InstanceSpec, monitor: RingMonitor, error: FetchError) -
 
 
 def _nobody_left(refusals: Iterable[ReservationError]) -> type[MeshError]:
-    """What it is called when every peer that could have run the model has refused."""
+    """The error type for a model that every able peer has refused."""
     by_code = {error.code: error for error in (CrashLoopError, QuarantinedError)}
     return next((by_code[refusal.why] for refusal in refusals if refusal.why in by_code), ModelError)
 
@@ -483,7 +490,7 @@ def _pinned(
     context_limit: int | None,
     shared: Mapping[str, Any],
 ) -> Plan:
-    """The plan that somebody has dealt out. Raises InputError or PlacementError, see solve_pinned."""
+    """The plan that the pins of the spec define. Raises InputError or PlacementError, see solve_pinned."""
     grouped, pins = pinned_groups(candidates, spec.pins, facts)
 
     def pinned(context: int) -> Plan:
@@ -493,6 +500,6 @@ def _pinned(
 
 
 def ring_of(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The peers of a plan with the engines that it has for them."""
+    """The candidates of a plan's stages, each with the engine that the plan gives it."""
     by_id = {candidate.peer_id: candidate for candidate in candidates}
     return [by_id[stage.peer_id].running(stage.engine) for stage in plan.stages]

@@ -1,7 +1,8 @@
-"""Every sensible way to place a model now, with the arithmetic: what `POST /instance` would do, before it is done."""
+"""Lists the ways to place a model now, with the arithmetic: what `POST /instance` would do, without doing it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,8 @@ _PEER_ID = re.compile(r"[0-9a-f]{16,64}")
 
 
 def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec:
-    """The wish with ids where it has names. Raises InputError for a name that no peer has, or several."""
+    """The spec with peer ids instead of names. Raises InputError for a name that no peer has, or that several peers
+    have."""
     return replace(
         spec,
         exclude_peers=tuple(_peer_id(name, peers, "exclude_peers") for name in spec.exclude_peers),
@@ -47,20 +49,26 @@ def _peer_id(name: str, peers: Sequence[PeerInfo], param: str) -> str:
     if len(found) == 1:
         return found[0]
     if len(found) > 1:
-        raise InputError(f"{len(found)} peers are called {name!r}: use an id ({', '.join(found)})", param=param)
+        raise InputError(
+            f"{len(found)} peers are called {_quoted(name)}: use an id ({', '.join(found)})",
+            param=param,
+        )
     if _PEER_ID.fullmatch(name):
-        return name  # of a peer that is not here now
+        return name  # the id of a peer that is not connected now
     known = ", ".join(sorted(peer.name for peer in peers))
-    raise InputError(f"no peer is called {name[:80]!r}; there are {known}", param=param)
+    raise InputError(f"no peer is called {_quoted(name[:80])}; known peers: {known}", param=param)
+
+
+def _quoted(name: str) -> str:
+    """A name as a JSON string, for an error."""
+    return json.dumps(name, ensure_ascii=False)
 
 
 async def previews(
     placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]
 ) -> list[dict[str, Any]]:
-    """For each width and policy: a plan, or why there is none. Plans that several policies share come once.
-
-    Raises PlacementError if no peer at all can take part.
-    """
+    """For each width and policy: a plan, or the reason why there is none. Plans that several policies share are listed
+    once."""
     candidates = placer.candidates(card, spec, may_fetch=True)
     try:
         refuse_too_few(card, candidates, 1)
@@ -91,7 +99,7 @@ async def previews(
 
 
 async def preview(placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]) -> dict[str, Any]:
-    """The one plan that the wish would get now. Raises PlacementError."""
+    """The one plan that the spec would get now. Raises PlacementError."""
     try:
         plan = await placer.propose(card, spec)
     except PlacementError as exc:
@@ -111,8 +119,8 @@ def _describe(
     spec: InstanceSpec,
     note: str,
 ) -> dict[str, Any]:
-    """held: the model as each engine holds it: of a mixed ring, each stage has the arithmetic of its own. Of a tensor
-    group it is that of each rank."""
+    """held: the model card as each engine holds it; each stage of a mixed ring uses its own engine's card. The figures
+    of a tensor group are those of each rank."""
     stages = []
     for stage in plan.stages:
         as_held = sharded(held[stage.engine], len(stage.peers))
@@ -149,7 +157,8 @@ def _describe(
 def _why_not(
     placer: Placer, card: ModelCard, spec: InstanceSpec, width: int, refusal: PlacementError | None
 ) -> dict[str, Any]:
-    """What the largest `width` peers lack; or that their engines must not be mixed, if that is what is in the way."""
+    """Why there is no plan of this width: what the largest `width` peers lack, or that their engines must not be
+    mixed."""
     if refusal is not None and refusal.reason in ("mixing", "tensor_group"):
         return {"width": width, "policies": list(POLICIES), "refused": {"message": str(refusal), **refusal.details}}
     largest = sorted(placer.candidates(card, spec, may_fetch=True), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
@@ -165,6 +174,8 @@ def _why_not(
         )
     except PlacementError as exc:
         refusal = exc
-    message = str(refusal) if refusal is not None else f"{card.name}: other rings of {width} peers are no better"
+    message = (
+        str(refusal) if refusal is not None else f"{card.name}: rings of {width} peers are no better than those listed"
+    )
     details = refusal.details if refusal is not None else {}
     return {"width": width, "policies": list(POLICIES), "refused": {"message": message, **details}}

@@ -1,4 +1,5 @@
-"""A ring that has lost stages goes on with those that are left: who holds what, which plan, reserve, commit."""
+"""Recovers a ring that has lost stages: makes a new plan for the remaining peers and spares, reserves and commits
+it."""
 
 from __future__ import annotations
 
@@ -28,17 +29,19 @@ from exo_mesh.models.mixing import Mixing
 from exo_mesh.telemetry.metrics import Metrics
 
 MAX_PLANS = 4
-"""Plans tried one after the other, each with what the last one's failure has taught: a peer that gives less than it
-said, one that died meanwhile, one whose process ends whenever it loads. More than this is no recovery any more."""
+"""Plans tried one after the other, each with what the failure of the last one showed: a peer that gives less memory
+than it reported, a peer that died meanwhile, or a process that ends whenever it loads. More attempts would take too
+long."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One recovery under way. above: the highest ballot used or met. known: a living peer with a higher one is at it,
-    or has done it. caps: what peers said that they can give. unable: peers with whom it did not work. touched: peers
-    that may hold something of the ring. is_told: the mesh knows."""
+    """One recovery in progress. above: the highest ballot used or met. known: a living peer with a higher ballot is
+    recovering the ring or has recovered it. caps: bytes that peers reported they can give. unable: peers on which a
+    plan failed. touched: peers that may hold something of the ring. is_published: the view has a record of the
+    recovery."""
 
     old: Plan
     above: Ballot
@@ -48,11 +51,12 @@ class _Attempt:
     only_what_is_left: bool
     caps: dict[str, int] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
-    is_told: bool = False
+    is_published: bool = False
 
 
 class Recoverer:
-    """Makes the plan of least loading and brings it up, in which what survives keeps its process, weights and KV."""
+    """Makes the plan that loads the fewest bytes and brings it up; surviving stages keep their process, weights and
+    KV."""
 
     def __init__(
         self,
@@ -84,13 +88,13 @@ class Recoverer:
         only_what_is_left: bool = False,
         cause: str = "request",
     ) -> tuple[RingMonitor, InstanceInfo]:
-        """A ready ring that goes on with what is left of `old`, by a ballot above `above`. One with tensor groups is
-        formed anew instead, for which this raises StageLostError.
+        """Recover what is left of `old`. Returns a ready ring with a ballot above `above`. Raises StageLostError for a
+        ring with tensor groups, because those are placed again instead.
 
-        trouble_s: how long it took to know of the loss. owned: by which ballot this node has, or inherits, the ring:
-        who has taken it by a higher one is right. suspects: peers that are not to take part. only_what_is_left: give up
-        if nothing is. cause: of the loss, for the metrics. Raises PlacementError if those left cannot hold the model,
-        BallotBeatenError if somebody else is at it, or what went wrong last; then nothing is left of the ring.
+        trouble_s: how long it took to detect the loss. owned: the ballot by which this node owns or inherits the ring;
+        a peer with a higher one takes precedence. suspects: peers to leave out. only_what_is_left: fail if no stage is
+        left. cause: of the loss, for the metrics. Raises PlacementError if the remaining peers cannot hold the model,
+        BallotBeatenError if another peer is recovering the ring, or the last failure; nothing of the ring remains then.
         """
         began = time.monotonic()
         above = max(above, old.ballot)
@@ -100,17 +104,17 @@ class Recoverer:
         except BaseException as exc:
             outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
             self._metrics.recovery_ended(old.model, cause, outcome)
-            if attempt.is_told:
+            if attempt.is_published:
                 self._membership.put_instance(old.instance_id, None)
-            # whoever is at it now may want what the ring still has
+            # The peer that recovers the ring by a higher ballot may need the remaining stages.
             beaten = isinstance(exc, BallotBeatenError)
-            await self._let_go(attempt, attempt.touched - set(old.peer_ids) if beaten else attempt.touched)
+            await self._release(attempt, attempt.touched - set(old.peer_ids) if beaten else attempt.touched)
             raise
         took_s = time.monotonic() - began
         loaded_bytes = found.total_load_bytes
         self._metrics.recovered(old.model, cause, trouble_s=trouble_s, took_s=took_s, loaded_bytes=loaded_bytes)
-        _tell(monitor, found, trouble_s, took_s)
-        await self._let_go(attempt, attempt.touched - set(found.plan.peer_ids))
+        _log_recovery(monitor, found, trouble_s, took_s)
+        await self._release(attempt, attempt.touched - set(found.plan.peer_ids))
         return monitor, instance
 
     async def _try_plans(
@@ -119,21 +123,21 @@ class Recoverer:
         instance_id = attempt.old.instance_id
         failure: MeshError = StageLostError(f"{instance_id} could not be recovered")
         if any(stage.group is not None for stage in attempt.old.stages):
-            raise StageLostError(f"{instance_id} has a tensor group, and is formed anew")
+            raise StageLostError(f"{instance_id} has a tensor group and is placed again")
         last = attempt.old
         for _ in range(MAX_PLANS):
             found, keep_kv_from = await self._reserve(attempt, last)
             last = found.plan
             self._membership.put_instance(instance_id, InstanceInfo(last, InstanceState.LOADING))
-            attempt.is_told = True
+            attempt.is_published = True
             monitor = RingMonitor(last, self._members, on_progress, self._runner_limits, keep_kv_from=keep_kv_from)
             try:
                 return monitor, await monitor.bring_up(), found
             except MeshError as exc:
                 failure = exc
-                _log.warning("%s by ballot %s: %s", instance_id, last.ballot, exc)
+                _log.warning("recovering %s by ballot %s failed: %s", instance_id, last.ballot, exc)
                 loser = monitor.lost_seat.peer_id if monitor.lost_seat is not None else ""
-                if loser and found.load_bytes[loser]:  # it was to load, and failed: another one may not
+                if loser and found.load_bytes[loser]:  # it failed to load; another peer may succeed
                     attempt.unable.add(loser)
                 await monitor.close()
             except BaseException:
@@ -142,7 +146,8 @@ class Recoverer:
         raise failure
 
     async def _reserve(self, attempt: _Attempt, last: Plan) -> tuple[Recovery, int | None]:
-        """A plan that all its members have granted, and from which stage on KV is kept (None: nowhere)."""
+        """A plan that all its members have granted, and the first stage of those that keep their KV (None: no stage
+        does)."""
         card = await self._catalogue.card(last.model)
         if card.digest != last.model_digest:
             raise PlacementError(f"the files of {last.model} have changed since {last.instance_id} was placed")
@@ -160,18 +165,19 @@ class Recoverer:
             if all(isinstance(answer, ReserveAnswer) and answer.granted for answer in answers):
                 return found, _kept_from(found, statuses)
             for peer_id, answer in zip(plan.peer_ids, answers, strict=True):
-                _learn(attempt, plan, peer_id, answer)
-        raise PlacementError(f"{last.instance_id}: no plan held; " + "; ".join(attempt.refusals[-3:]))
+                _note_refusal(attempt, plan, peer_id, answer)
+        reasons = "; ".join(attempt.refusals[-3:])
+        raise PlacementError(f"{last.instance_id}: members refused {MAX_PLANS} plans in a row; {reasons}")
 
     def _refuse_beaten(self, attempt: _Attempt, statuses: Mapping[str, StageStatus]) -> None:
-        """Raises BallotBeatenError if a member has promised itself to another living peer by a ballot that was not
-        known here: that one is at it, or has done it, and its word is on its way."""
+        """Raise BallotBeatenError if a member has promised a higher ballot of another living peer that this node did
+        not know: that peer is recovering the ring or has done so, and its record is on its way."""
         for peer_id, status in statuses.items():
             proposer = status.promised.proposer
             if status.promised > attempt.known and proposer != self._membership.own.id:
                 attempt.above = max(attempt.above, status.promised)
                 if self._members.is_alive(proposer):
-                    message = f"{peer_id[:8]} has promised itself to ballot {status.promised}"
+                    message = f"{peer_id[:8]} has promised ballot {status.promised}"
                     raise BallotBeatenError(message, peer_id=peer_id, ballot=status.promised)
 
     async def _solve(
@@ -185,7 +191,7 @@ class Recoverer:
         spec = InstanceSpec(last.model)
         holders = self._placer.candidates(card, spec)
         everybody = self._placer.candidates(card, spec, may_fetch=True)
-        # where those left lack files as well, a spare that has to fetch them is no slower
+        # If the remaining peers lack files too, a spare that has to fetch them is no slower.
         if statuses.keys() <= {one.peer_id for one in holders}:
             with contextlib.suppress(PlacementError):
                 return await self._solve_among(holders, card, last, attempt, statuses, around)
@@ -222,7 +228,7 @@ class Recoverer:
         return found
 
     async def _statuses(self, plan: Plan, unable: Collection[str]) -> dict[str, StageStatus]:
-        """What the peers of a ring have of it; of those that answer."""
+        """What each peer of a ring holds of it; only peers that answer."""
         asked = [peer_id for peer_id in plan.peer_ids if peer_id not in unable]
         answers = await asyncio.gather(*(self._status(plan.instance_id, peer_id) for peer_id in asked))
         return {peer_id: answer for peer_id, answer in zip(asked, answers, strict=True) if answer is not None}
@@ -231,7 +237,7 @@ class Recoverer:
         try:
             return await self._members.member(peer_id).status(instance_id)
         except MeshError as exc:
-            _log.info("%s: peer %s cannot be asked: %s", instance_id, peer_id[:8], exc)
+            _log.info("%s: peer %s does not answer: %s", instance_id, peer_id[:8], exc)
             return None
 
     async def _ask(self, plan: Plan, index: int) -> ReserveAnswer | MeshError:
@@ -240,20 +246,20 @@ class Recoverer:
         except (TransportError, DeadlineError, ReservationError) as exc:
             return exc
 
-    async def _let_go(self, attempt: _Attempt, peer_ids: Iterable[str]) -> None:
-        """End what these peers hold of the ring; those that cannot be reached end it when nobody follows it."""
+    async def _release(self, attempt: _Attempt, peer_ids: Iterable[str]) -> None:
+        """Release what these peers hold of the ring. Peers that cannot be reached end it once no owner follows it."""
 
         async def release(peer_id: str) -> None:
             try:
                 await self._members.member(peer_id).release(attempt.old.instance_id, attempt.above)
             except MeshError as exc:
-                _log.info("no release of %s at %s: %s", attempt.old.instance_id, peer_id[:8], exc)
+                _log.info("cannot release %s at peer %s: %s", attempt.old.instance_id, peer_id[:8], exc)
 
         await asyncio.gather(*(release(peer_id) for peer_id in peer_ids))
 
 
 def _spares(candidates: Iterable[Candidate], last: Plan, attempt: _Attempt) -> list[Candidate]:
-    """Peers outside the ring that could take part, with an engine of the ring."""
+    """Peers outside the ring that could take part, each with an engine of the ring."""
     spares = []
     for one in candidates:
         engine = next((name for name in (one.engine, *one.others) if name in last.engines), None)
@@ -262,8 +268,9 @@ def _spares(candidates: Iterable[Candidate], last: Plan, attempt: _Attempt) -> l
     return spares
 
 
-def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAnswer | MeshError) -> None:
-    """From one member's refusal. Raises BallotBeatenError if it has promised itself to somebody else."""
+def _note_refusal(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAnswer | MeshError) -> None:
+    """Record one member's refusal for the next plan. Raises BallotBeatenError if it has promised another peer's
+    ballot."""
     if isinstance(answer, MeshError):
         attempt.unable.add(peer_id)
         reason = str(answer)
@@ -272,7 +279,7 @@ def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAnswer | 
     elif answer.beaten_by is not None:
         if answer.beaten_by.proposer != plan.ballot.proposer:
             raise BallotBeatenError(answer.reason, peer_id=peer_id, ballot=answer.beaten_by)
-        attempt.above, reason = max(attempt.above, answer.beaten_by), answer.reason  # of this node's last start
+        attempt.above, reason = max(attempt.above, answer.beaten_by), answer.reason  # from an earlier run of this node
     else:
         attempt.caps[peer_id], reason = answer.usable_bytes, answer.reason
     attempt.refusals.append(f"{peer_id[:8]} refused: {reason}")
@@ -280,8 +287,8 @@ def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAnswer | 
 
 
 def _kept_from(found: Recovery, statuses: Mapping[str, StageStatus]) -> int | None:
-    """The stage from which on all keep the KV that they have: those after the last one that has to load, if all of them
-    can cut it back to what came round."""
+    """The first stage from which on all stages keep their KV: the stages after the last one that has to load, provided
+    that all of them can roll their KV back to what the whole ring has processed."""
     peer_ids = found.plan.peer_ids
     fresh = [
         index
@@ -292,10 +299,10 @@ def _kept_from(found: Recovery, statuses: Mapping[str, StageStatus]) -> int | No
     return kept_from if kept_from < len(peer_ids) else None
 
 
-def _tell(monitor: RingMonitor, found: Recovery, trouble_s: float, took_s: float) -> None:
+def _log_recovery(monitor: RingMonitor, found: Recovery, trouble_s: float, took_s: float) -> None:
     loads = [f"{gigabytes(size)} at {peer_id[:8]}" for peer_id, size in found.load_bytes.items() if size]
     _log.warning(
-        "%s goes on by ballot %s: detected after %.2f s, recovered after %.2f s, loaded %s, %d requests go on in it",
+        "%s recovered by ballot %s: detected after %.2f s, recovered in %.2f s, loaded %s, resumed %d requests",
         found.plan.instance_id,
         found.plan.ballot,
         trouble_s,

@@ -1,4 +1,4 @@
-"""One plan brought up and watched by its owner: commit at all members, link the ring, wait until all are ready."""
+"""Brings up one plan and watches it for its owner: commit at all members, link the ring, wait until all are ready."""
 
 from __future__ import annotations
 
@@ -31,51 +31,51 @@ from exo_mesh.proto.runner_pb2 import GroupFigures
 from exo_mesh.tasks import TaskOwner
 
 MARGIN_S = 30.0
-"""On top of a stage's own load deadline, which its peer keeps: the owner steps in only if that peer does not."""
+"""Added to a stage's load deadline, which its peer enforces: the owner times out only if that peer does not."""
 
 REATTACH_S = 3.0
-"""A broken report stream alone is no lost stage: the owner asks again for this long, unless the mesh agrees that the
-node is dead, or its probes, too, have long been without an answer here."""
+"""A broken report stream alone does not mean a lost stage: the owner reconnects for this long, unless the mesh agrees
+that the node is dead or its probes have been unanswered here for long, too."""
 
 MANY_LOOKS = 2
-"""Looks at a silent data port, one after the other, that count as a loss while the mesh holds the node for alive."""
+"""Consecutive checks of a silent data port that count as a loss while the mesh considers the node alive."""
 
 REATTACH_PAUSE_S = 0.2
 
 JUDGE_EVERY_S = 0.1
-"""How soon after a verdict of the mesh a lost stage is given up: recovery is to start within 0.3 s."""
+"""Interval of the loss check. Recovery has to start within 0.3 s of a verdict of the mesh."""
 
 FETCH_SILENCE_S = 300.0
-"""A stage may fetch for hours, but not stand still for longer than this: its peer gives up much earlier."""
+"""A stage may fetch for hours but must make progress within this time; its peer gives up much earlier."""
 
 TAKE_BACK_TRIES = 4
-"""Ballots tried one after the other: the first may be below what a stage has promised, which it then says."""
+"""Ballots tried one after the other: a stage that has promised a higher ballot answers with that ballot."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int], None]
-"""("fetching", bytes there, bytes wanted) while a stage lacks files; then ("loading", bytes or layers done, total); of
-all stages together."""
+"""Called with ("fetching", bytes there, bytes wanted) while a stage lacks files, then with ("loading", bytes or layers
+done, total); summed over all stages."""
 
 
 def tell_nobody(phase: str, done: int, total: int) -> None:
-    """An OnProgress for rings that nobody waits for."""
+    """An OnProgress that does nothing, for rings that no caller waits for."""
 
 
 class RingMonitor:
-    """Owns the report streams of all stages of one plan, of a tensor group those of all ranks. `lost` completes with
-    the first failure of any of them, `lost_seat` is then whose it was. figures: what the tensor groups measured of
+    """Owns the report streams of all stages of one plan, or of all ranks of a tensor group. `lost` completes with the
+    first failure of any of them; `lost_seat` is the seat that failed. figures: what the tensor groups measured of
     themselves, by stage, once the ring is up.
 
-    adopted: the ballot by which this node took the plan over, if it is not its own. It rises when the ring has to be
-    taken back from an adopter that did not get all of it; `on_taken_back` is called then. endpoints: of the stages, if
-    they run already. keep_kv_from: see ChangePlan. wirings: of the ranks of tensor groups, if this node brings the plan
-    up.
+    adopted: the ballot by which this node took the plan over, if another peer made the plan. It rises when this node
+    takes the ring back from an adopter that reached only some stages; `on_taken_back` is called then. endpoints: of the
+    stages, if they already run. keep_kv_from: see ChangePlan. wirings: of the ranks of tensor groups, if this node
+    brings the plan up.
 
-    What a loss was like: `trouble_s` from its first sign to the verdict, `hop_lost` the stage that cannot reach the
-    next one, `is_next_out_of_reach` that its node does not reach the node of that one either. `resumed`: requests that
-    went on in the driver.
+    After a loss: `trouble_s` is the time from its first sign to the verdict, `hop_lost` the stage that cannot reach the
+    next one, `is_next_out_of_reach` whether its node cannot reach the next stage's node either. `resumed`: requests
+    that continued in the driver.
     """
 
     def __init__(
@@ -121,11 +121,12 @@ class RingMonitor:
         self._tasks = TaskOwner()
 
     async def bring_up(self) -> InstanceInfo:
-        """Commit, link, wait. Raises the MeshError of the first stage that fails, or DeadlineError."""
+        """Commit, link, and wait until all stages are ready. Raises the MeshError of the first stage that fails, or
+        DeadlineError."""
         self.watch()
         largest = max(stage.reserve_bytes for stage in self.plan.stages)
         patience_s = self._runner_limits.load_s(largest) + MARGIN_S
-        # a runner listens once it has loaded
+        # A runner listens only after it has loaded.
         heard = await self._or_lost(asyncio.gather(*self._listening.values()), patience_s, "every runner listens")
         listening = dict(zip(self._listening, heard, strict=True))
         leaders = [seat for seat in self.plan.seats if not seat.rank]
@@ -143,13 +144,13 @@ class RingMonitor:
         return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
 
     def watch(self) -> None:
-        """Commit at all members and follow their reports; for a running ring, this takes it over."""
+        """Commit at all members and follow their reports. For a running ring, this takes it over."""
         for seat in self.plan.seats:
             self._tasks.start(self._follow(seat), f"{seat} of {self.plan.instance_id}")
         self._tasks.start(self._judge(), f"silent stages of {self.plan.instance_id}")
 
     async def close(self) -> None:
-        """Stop watching; the stages go on."""
+        """Stop watching; the stages keep running."""
         await self._tasks.close()
         await self._silent.close()
         waits: list[asyncio.Future[Any]] = [*self._listening.values(), *self._ready.values(), self.lost]
@@ -157,9 +158,10 @@ class RingMonitor:
             future.cancel()
 
     async def release(self, *, for_good: bool = False) -> None:
-        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone.
+        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see that this node is
+        gone.
 
-        for_good: also those that have promised themselves to somebody else who did not get all of them.
+        for_good: also end stages that have promised a higher ballot to an adopter that did not reach all of them.
         """
         await self.close()
         if for_good:
@@ -169,8 +171,8 @@ class RingMonitor:
         await release_all(self.plan, self._members, self.ballot)
 
     async def _promised(self, seat: Seat) -> Ballot:
-        """By which ballot this seat of the plan runs; ours if it is none that is higher, or if that cannot be told. To
-        ask by our own ballot changes nothing."""
+        """The ballot by which this seat of the plan runs; this node's ballot if no higher one is known. Asking with
+        this node's own ballot changes nothing at the stage."""
         try:
             answer = await self._members.member(seat.peer_id).adopt(self.plan, seat.stage, self.ballot)
         except MeshError:
@@ -178,7 +180,7 @@ class RingMonitor:
         return max(self.ballot, answer.beaten_by or NO_BALLOT)
 
     def _addresses_of(self, seat: Seat) -> list[str]:
-        """Where the runner of a seat may be reached; as far as it was known while its peer was."""
+        """Where the runner of a seat may be reached; the last known addresses once its peer is gone."""
         if seat in self._endpoints and (self._members.is_alive(seat.peer_id) or seat not in self._addresses):
             self._addresses[seat] = self._members.addresses(self._endpoints[seat], seat.peer_id)
         return self._addresses.get(seat, [])
@@ -214,8 +216,9 @@ class RingMonitor:
             await asyncio.sleep(JUDGE_EVERY_S)
 
     def _is_lost(self, seat: Seat, broken_s: float) -> bool:
-        """A node that stands still ends no ring whose runners go on, whatever the mesh says of it. Where its runner is
-        silent, too, the verdict of the mesh is enough; without one, both must stay silent."""
+        """Whether a silent stage is lost. A frozen node ends no ring whose runners continue, whatever the mesh says of
+        it. If the runner is silent too, a death verdict of the mesh is enough; without a verdict, both must stay
+        silent."""
         look, times = self._silent.last(seat) or (StageLook.LIVES, 0)
         if look is not StageLook.SILENT:
             return look is StageLook.REFUSED
@@ -224,7 +227,8 @@ class RingMonitor:
         return self._members.is_out_of_reach(seat.peer_id) or (broken_s > REATTACH_S and times >= MANY_LOOKS)
 
     async def _reports(self, seat: Seat, heard: Callable[[], None]) -> None:
-        """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""
+        """Process the reports of a stage over one stream, until it ends with an error or the ring has been taken
+        back."""
         ballot, wiring = self.ballot, self._wirings.get(seat)
         member = self._members.member(seat.peer_id)
         try:
@@ -234,20 +238,23 @@ class RingMonitor:
         except StageLostError as exc:
             await self._take_back(ballot, exc)
             return
-        raise TransportError(f"the reports of {seat} ended")
+        raise TransportError(f"the report stream of {seat} ended")
 
     async def _take_back(self, refused: Ballot, refusal: StageLostError) -> None:
-        """A stage does not know our ballot. Its node may have promised itself to an adopter who got some stages and not
-        all: then take all of them by a higher ballot. Raises `refusal` if the stage is gone, and TransportError if that
-        cannot be found out now, or the ring has another owner, to whom it is then left (see OwnedRings)."""
+        """Handle a stage that refuses this node's ballot. Its node may have promised an adopter that reached only some
+        stages: then take all of them back by a higher ballot.
+
+        Raises `refusal` if the stage is gone, and TransportError if that cannot be determined now or the ring has
+        another owner, to which it is then left (see OwnedRings).
+        """
         async with self._taking_back:
             if self.ballot > refused:
-                return  # after the refusal of another stage
+                return  # already taken back after another stage's refusal
             members = [(seat.stage, self._members.member(seat.peer_id)) for seat in self.plan.seats]
             looks = (member.look(self.plan.instance_id, self.plan.ballot) for _, member in members)
             if any(await asyncio.gather(*looks)):
-                raise refusal  # before anything is promised to us at the other stages
-            await self._give_way(refused)
+                raise refusal  # before the other stages promise a new ballot
+            await self._yield_to_adopter(refused)
             ballot = refused
             for _ in range(TAKE_BACK_TRIES):
                 if self._members.has_other_owner(self.plan, ballot):
@@ -263,11 +270,11 @@ class RingMonitor:
                 if any(not answer.granted and (answer.beaten_by or NO_BALLOT) < ballot for answer in answers):
                     raise refusal
                 ballot = max(answer.beaten_by or ballot for answer in answers)
-            raise TransportError(f"others adopt {self.plan.instance_id} just now")
+            raise TransportError(f"{self.plan.instance_id} is being adopted by other peers")
 
-    async def _give_way(self, refused: Ballot) -> None:
-        """Raises TransportError if all stages have promised themselves to one living peer: it has adopted the ring, and
-        its record is on its way here. To ask by the old ballot changes nothing at a stage."""
+    async def _yield_to_adopter(self, refused: Ballot) -> None:
+        """Raise TransportError if all stages have promised the same other living peer: it has adopted the ring, and its
+        record is on its way. Asking with the old ballot changes nothing at a stage."""
         seats = self.plan.seats
         asked = (self._members.member(seat.peer_id).adopt(self.plan, seat.stage, refused) for seat in seats)
         answers = await asyncio.gather(*asked)
@@ -279,7 +286,7 @@ class RingMonitor:
 
     @property
     def phases(self) -> list[StagePhase]:
-        """How far each stage is."""
+        """The phase of each stage, in ring order."""
         ranks: dict[int, list[StagePhase]] = {}
         for seat in self.plan.seats:
             is_loaded, is_ready = self._listening[seat].done(), self._ready[seat].done()
@@ -288,7 +295,7 @@ class RingMonitor:
         return [of_stage(ranks[stage]) for stage in sorted(ranks)]
 
     def give_up(self, stage: int, reason: str) -> None:
-        """A stage cannot go on, as its owner has found out: the ring is lost."""
+        """Declare the ring lost because its owner found that a stage cannot continue."""
         seat = next(seat for seat in self.plan.seats if seat.stage == stage)
         self._lose(StageLostError(f"{seat}: {reason}"), seat)
 
@@ -301,7 +308,7 @@ class RingMonitor:
             case "loading":
                 self._loading[seat] = (status.loading.done, status.loading.total)
                 if not self._is_fetching:
-                    self._tell_progress("loading", self._loading)
+                    self._publish_progress("loading", self._loading)
             case "ready":
                 _resolve(self._ready[seat], status.ready)
             case "failed":
@@ -309,7 +316,7 @@ class RingMonitor:
             case "hop_lost":
                 self.hop_lost = seat.stage
                 self.is_next_out_of_reach = status.hop_lost.is_out_of_reach
-                self._lose(StageLostError(f"{seat} has lost the next one: {status.hop_lost.message}"))
+                self._lose(StageLostError(f"{seat} lost its connection to the next stage: {status.hop_lost.message}"))
 
     @property
     def _is_fetching(self) -> bool:
@@ -319,20 +326,20 @@ class RingMonitor:
         if (done, total) != self._fetching.get(seat):
             self._fetched_at = asyncio.get_running_loop().time()
         self._fetching[seat] = (done, total)
-        self._tell_progress("fetching", self._fetching)
+        self._publish_progress("fetching", self._fetching)
 
-    def _tell_progress(self, phase: str, parts: Mapping[Seat, tuple[int, int]]) -> None:
+    def _publish_progress(self, phase: str, parts: Mapping[Seat, tuple[int, int]]) -> None:
         self._on_progress(phase, sum(done for done, _ in parts.values()), sum(total for _, total in parts.values()))
 
     def _lose(self, error: MeshError, seat: Seat | None = None) -> None:
-        """The first failure is the verdict. seat: whose it was, if that is known."""
+        """Record the first failure as the result; later ones are ignored. seat: the seat that failed, if known."""
         if not self.lost.done():
             self.lost_seat = seat
-            _log.warning("instance %s (ballot %s): %s", self.plan.instance_id, self.ballot, error)
+            _log.warning("instance %s (ballot %s) lost: %s", self.plan.instance_id, self.ballot, error)
             self.lost.set_result(error)
 
     async def _link(self, index: int, endpoints: Sequence[str], ranks: Mapping[Seat, str]) -> None:
-        """ranks: where those listen that lead no stage, by rank."""
+        """Link a stage to the next one. ranks: endpoints of the ranks that lead no stage, by seat."""
         following = (index + 1) % len(endpoints)
         member = self._members.member(self.plan.stages[index].peer_id)
         next_peer = self.plan.stages[following].peer_id
@@ -341,7 +348,8 @@ class RingMonitor:
         await member.link(self.plan.instance_id, self.ballot, endpoints[following], next_peer, *extra)
 
     async def _or_lost(self, work: Awaitable[_T], patience_s: float, what: str) -> _T:
-        """patience_s: counts from now, and from when the last stage got its files."""
+        """Await `work`, or raise the error of `lost`, or DeadlineError. patience_s: counts from now, or from the last
+        progress of a fetch. what: the condition that `work` waits for."""
         loop = asyncio.get_running_loop()
         task, began = asyncio.ensure_future(work), loop.time()
         try:
@@ -355,7 +363,7 @@ class RingMonitor:
             if self.lost.done():
                 raise self.lost.result()
             if not task.done():
-                raise DeadlineError(f"{self.plan.instance_id}: not so after {patience_s:.0f} s: {what}")
+                raise DeadlineError(f"{self.plan.instance_id}: timeout after {patience_s:.0f} s, waiting until {what}")
             return task.result()
         finally:
             task.cancel()
@@ -363,13 +371,13 @@ class RingMonitor:
 
 
 async def release_all(plan: Plan, members: Members, ballot: Ballot | None = None) -> None:
-    """Release a plan, or whatever of its instance has at most `ballot`, at every member that can be reached."""
+    """Release a plan, or everything of its instance up to `ballot`, at every member that can be reached."""
 
     async def release(peer_id: str) -> None:
         try:
             await members.member(peer_id).release(plan.instance_id, ballot or plan.ballot)
         except MeshError as exc:
-            _log.info("no release of %s at %s: %s", plan.instance_id, peer_id[:8], exc)
+            _log.info("cannot release %s at peer %s: %s", plan.instance_id, peer_id[:8], exc)
 
     await asyncio.gather(*(release(peer_id) for peer_id in plan.member_ids))
 
@@ -387,8 +395,8 @@ def _resolve(future: asyncio.Future[Any], value: Any) -> None:
 
 
 def refuse_mismatch(plan: Plan, ready: Sequence[pb.StageReady]) -> None:
-    """Raises EngineError naming both stages, unless each one's declared outputs are the next one's inputs by name and
-    shape. An engine that declares nothing is believed: its self-test or its own kind speak for it."""
+    """Raise EngineError naming both stages unless each stage's declared outputs match the next stage's inputs by name
+    and shape. An engine that declares nothing is trusted: its self-test or its own kind vouches for it."""
     for (one, given), (other, taken) in pairwise(zip(plan.stages, ready, strict=True)):
         if defect := boundary_defect(_shapes(given.outputs), _shapes(taken.inputs)):
             raise EngineError(

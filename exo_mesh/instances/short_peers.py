@@ -1,4 +1,4 @@
-"""Which peers of a ring are short of memory, as they say themselves."""
+"""Finds the peers of a ring that report themselves short of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exo_mesh.errors import MemoryPressureError
 
 
 def short_members(plan: Plan, readings: Mapping[str, Telemetry]) -> dict[str, Reason]:
-    """By peer id what each member of a ring says that is short of memory."""
+    """The report of each member of a ring that is short of memory, by peer id."""
     found: dict[str, Reason] = {}
     for peer_id in plan.member_ids:
         reasons = readings[peer_id].reasons if peer_id in readings else ()
@@ -22,9 +22,10 @@ def short_members(plan: Plan, readings: Mapping[str, Telemetry]) -> dict[str, Re
 
 
 def refusal_of(plan: Plan, short: Mapping[str, Reason], peers: Mapping[str, PeerInfo], why: str) -> str:
-    """Why a ring refuses a request, for its client: peer, numbers and remedy. why: why it goes nowhere else."""
-    told = [
+    """The error text of a ring that refuses a request: peer, numbers and remedy. why: why no other ring takes the
+    request."""
+    reasons = [
         f"peer {peers[peer_id].name if peer_id in peers else peer_id[:8]}: {reason.message}; {reason.remedy}"
         for peer_id, reason in short.items()
     ]
-    return f"{plan.instance_id} takes no more requests now: " + "; ".join([*told, why])
+    return f"{plan.instance_id} accepts no more requests now: " + "; ".join([*reasons, why])

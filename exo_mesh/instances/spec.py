@@ -1,4 +1,4 @@
-"""What somebody asks of an instance: the model, and how it may be placed."""
+"""What a client asks of an instance: the model, and how it may be placed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from exo_mesh.settings.config import Settings
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """A wish for an instance. policy and min_peers None mean the node's own settings.
+    """A requested instance. None for policy and min_peers means the node's own settings.
 
-    exclude_peers, pins: peers by id or name. With pins it is decided who holds what: policy and min_peers have no say.
-    engine: every stage runs with this one. engine_preference: engines or tags (`torch`, `mlx-metal`) that peers should
-    rather use than what they would choose, the first one first. mixed_rings: may stages be of several engines, one of
-    `domain.rings.MIXING`; None means the node's own setting. tensor_group: 1 no tensor group, N at least one of N
-    peers. groups: which peers they are, by id or name, the leader first. group_backend: how their ranks meet. What is
-    left open of these is as the node's own settings have it.
+    exclude_peers, pins: peers by id or name. Pins fix the layers of each peer, so policy and min_peers are ignored.
+    engine: the engine of every stage. engine_preference: engines or tags (`torch`, `mlx-metal`) that peers should
+    prefer to their own choice, in this order. mixed_rings: whether stages may use several engines, one of
+    `domain.rings.MIXING`; None means the node's own setting. tensor_group: 1 for no tensor group, N for at least one of
+    N peers. groups: the peers of each group, by id or name, the leader first. group_backend: how their ranks
+    communicate. Open fields use the node's own settings.
     """
 
     model: str
@@ -35,6 +35,6 @@ class InstanceSpec:
     group_backend: WishedBackend | None = None
 
     def group_wish(self, settings: Settings) -> GroupWish:
-        """With what the wish leaves open as the settings have it."""
+        """The requested grouping, with open fields taken from the settings."""
         size = self.tensor_group if self.tensor_group or self.groups else settings.tensor_group or None
         return GroupWish(size, self.groups, self.group_backend or settings.group_backend)

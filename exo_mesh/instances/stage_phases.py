@@ -1,4 +1,4 @@
-"""How far each stage of an instance is: planned, downloading, loading, warming, ready. Pure."""
+"""The progress of each stage of an instance: planned, downloading, loading, warming, ready. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exo_mesh.domain.download import DownloadState
 
 
 class LoadPhase(StrEnum):
-    """In this order. warming: the weights are loaded, and the stage is linked to the others and tried."""
+    """The phases in order. warming: the weights are loaded; the stage is being linked to the others and tested."""
 
     PLANNED = "planned"
     DOWNLOADING = "downloading"
@@ -22,7 +22,8 @@ class LoadPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StagePhase:
-    """done, total: of the phase, in bytes while downloading and in parts of the weights while loading; 0 if unknown."""
+    """A phase with its progress. done, total: bytes while downloading, parts of the weights while loading; 0 if
+    unknown."""
 
     phase: LoadPhase
     done: int = 0
@@ -30,7 +31,7 @@ class StagePhase:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The phase and its progress, for people."""
         if self.phase is LoadPhase.LOADING and self.total:
             return f"{self.phase} {self.done}/{self.total}"
         if self.phase is LoadPhase.DOWNLOADING and self.total:
@@ -52,7 +53,7 @@ def of_rank(
 
 
 def of_stage(ranks: Sequence[StagePhase]) -> StagePhase:
-    """A stage is as far as its last rank."""
+    """The phase of a stage: that of its slowest rank."""
     return min(ranks, key=lambda rank: (list(LoadPhase).index(rank.phase), rank.done / (rank.total or 1)))
 
 
@@ -61,8 +62,8 @@ def with_phases(
 ) -> list[dict[str, Any]]:
     """The described instances, each stage with its `phase` and `progress`.
 
-    known: the phases of an instance that this node brings up, by its id; () of others. Of those a node knows only what
-    the view says.
+    known: returns the phases of an instance that this node brings up, by id, and () for other instances, whose phases
+    come from the view.
     """
     described = []
     for instance in instances:

@@ -1,7 +1,7 @@
-"""Forming tensor groups: the wiring of all ranks of a plan, and which sets of peers have failed to be a group.
+"""Wires the ranks of tensor groups, and remembers which sets of peers failed to form one.
 
-No peer logs in to another: each answers a reservation with an address and a free port of its own, the owner of the plan
-puts them together, and each node starts its own rank with all of them.
+No peer logs in to another: each peer answers a reservation with an address and a free port of its own, the owner of the
+plan collects them, and each node starts its own rank with the whole list.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from exo_mesh.domain.plan import Plan, Seat
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 
 MAX_FAILURES = 2
-"""So often a set of peers may fail to become a group; then its members are pipeline stages."""
+"""How often a set of peers may fail to form a group before its members become pipeline stages."""
 
 FORGET_S = 600.0
-"""After this a set of peers that failed may be tried again: somebody may have changed the cable."""
+"""After this time, a set of peers that failed may be tried again: a cable may have been changed."""
 
 MAX_SETS = 64
-"""Sets of peers remembered; the oldest go first."""
+"""Most sets of peers that are remembered; the oldest are dropped first."""
 
 
 def wirings(plan: Plan, collectives: Mapping[Seat, str]) -> dict[Seat, RankWiring]:
-    """What each rank must know, from where each said it would listen."""
+    """The wiring of each rank, from the endpoint at which each rank would listen."""
     found = {}
     for seat in plan.seats:
         group = plan.stages[seat.stage].group
@@ -36,7 +36,7 @@ def wirings(plan: Plan, collectives: Mapping[Seat, str]) -> dict[Seat, RankWirin
 
 @dataclass(slots=True)
 class _Trouble:
-    """failures: 0 for a group that works, and is better off as something else."""
+    """A reason against a group. failures: 0 for a group that works but is faster as something else."""
 
     failures: int
     reason: str
@@ -44,13 +44,14 @@ class _Trouble:
 
 
 class GroupTroubles:
-    """Sets of peers that were to be a tensor group, and failed."""
+    """Remembers sets of peers that failed as a tensor group, or are faster without one."""
 
     def __init__(self) -> None:
         self._troubles: dict[frozenset[str], _Trouble] = {}
 
     def note(self, group: TensorGroup, reason: str, now: float) -> int:
-        """The group did not come to be; answers how often that has happened to these peers lately."""
+        """Record that the group failed to form. Returns the number of failures of these peers within FORGET_S, at most
+        MAX_FAILURES."""
         peers = frozenset(group.peers)
         before = self._troubles.pop(peers, None)
         failures = 1 + (before.failures if before is not None and now - before.at < FORGET_S else 0)
@@ -61,16 +62,16 @@ class GroupTroubles:
         return failures
 
     def refuse(self, group: TensorGroup, reason: str, now: float) -> None:
-        """It works, and is better off as something else."""
+        """Record that the group works but that its peers are faster as something else."""
         self._troubles.pop(frozenset(group.peers), None)
         self._troubles[frozenset(group.peers)] = _Trouble(0, reason, now)
 
     def forget(self, group: TensorGroup) -> None:
-        """It has come to be."""
+        """Forget the group's failures, because it has formed."""
         self._troubles.pop(frozenset(group.peers), None)
 
     def unfit(self, now: float) -> dict[frozenset[str], str]:
-        """The sets of peers that are to be no group for now, and why."""
+        """The sets of peers that must not form a group for now, with the reasons."""
         return {
             peers: trouble.reason
             for peers, trouble in self._troubles.items()
@@ -78,5 +79,5 @@ class GroupTroubles:
         }
 
     def failed(self, now: float) -> set[frozenset[str]]:
-        """Those among them that cannot be one, whoever insists."""
+        """The sets of peers that cannot form a group even if a spec requests it."""
         return {peers for peers in self.unfit(now) if self._troubles[peers].failures}

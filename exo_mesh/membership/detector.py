@@ -1,4 +1,4 @@
-"""How patient the membership is, and when to dial an address again. Pure: the caller brings the time."""
+"""The timeouts of the membership and the back-off of dials. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. period_s: between two rounds of probes, and of anti-entropy. probe_s: for the answer to a direct probe,
-    and as much again for an indirect one. suspicion_s: the least that a suspect has to refute (`swim.suspicion_s` has
-    the rest). gossip_s: between two rounds of telling news. call_s: for other calls. stall_s: a node that was not
-    scheduled for this long has stood still itself.
+    """Durations in seconds. period_s: between two rounds of probes, and of anti-entropy. probe_s: timeout of a direct
+    probe, and again of an indirect probe. suspicion_s: shortest time that a suspect has to refute (see
+    `swim.suspicion_s`). gossip_s: between two rounds of gossip. call_s: timeout of other calls. stall_s: a node that
+    was not scheduled for this long was suspended itself.
 
-    In a small mesh, whose peers all find it out by themselves, a silent peer is dead everywhere after at most
-    period + 2 probe + suspicion = 4 s on a LAN. One whose process was killed, so that its port refuses, is dead
-    without a suspicion: after period + 0.3 s, sooner where a call to it breaks.
+    In a small mesh, where every peer detects a failure itself, a silent peer is dead everywhere after at most period +
+    2 probe + suspicion = 4 s on a LAN. A peer whose process was killed, so that its port refuses connections, is dead
+    without a suspicion: after period + 0.3 s, or sooner if a call to it breaks.
     """
 
     period_s: float = 1.0

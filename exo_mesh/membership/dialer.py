@@ -1,4 +1,4 @@
-"""Saying hello to suggested addresses: each at most once at a time, with back-off, and not too many at once."""
+"""Says hello to suggested addresses: one dial per address at a time, with back-off, and at most MAX_DIALS at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from exo_mesh.tasks import TaskOwner
 
 MAX_DIALS = 16
 MAX_BACKOFFS = 1024
-"""Addresses that are remembered as failing; a flood of suggestions pushes the oldest out."""
+"""Most failing addresses that are remembered; a flood of suggestions evicts the oldest."""
 
 
 class Dialer:
-    """`say_hello(address)` answers whether a peer was found there; it may not raise."""
+    """Dials addresses. `say_hello(address)` returns whether a peer was found there; it must not raise."""
 
     def __init__(self, say_hello: Callable[[str], Awaitable[bool]], tasks: TaskOwner, clock: Clock) -> None:
         self._say_hello = say_hello
@@ -24,7 +24,7 @@ class Dialer:
         self._dialing: set[str] = set()
 
     def dial(self, address: str) -> None:
-        """Try an address now, unless that is being done, was done a moment ago, or too much is going on."""
+        """Try an address now, unless it is being tried, its back-off has not ended, or MAX_DIALS dials are running."""
         backoff = self._backoffs.get(address)
         if address in self._dialing or len(self._dialing) >= MAX_DIALS:
             return
@@ -33,7 +33,7 @@ class Dialer:
             self._tasks.start(self._dial(address), f"dial {address}")
 
     def is_failing(self, address: str) -> bool:
-        """Was the last hello to this address in vain?"""
+        """Whether the last hello to this address failed."""
         return address in self._backoffs
 
     async def _dial(self, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Anti-entropy: a round between two peers, after which both hold the same records and deletions."""
+"""Anti-entropy: compares records and deletions with one peer and exchanges the differences."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from exo_mesh.membership.swim import GONE, Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 
 ROUND_BYTES = 512 * 1024
-"""Records and updates in one message; what does not fit comes with a later round. A receiver takes 1 MiB."""
+"""Most bytes of records and updates in one message; the rest follows in a later round. A receiver accepts 1 MiB."""
 
 _Item = TypeVar("_Item", pb.Record, pb.PeerUpdate, pb.Fence)
 
 
 class _Room:
-    """What still fits into one message."""
+    """Counts the bytes that still fit into one message."""
 
     def __init__(self) -> None:
         self._left = ROUND_BYTES
 
     def fitting(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The items that fit, in order. One that does not keeps none of the others back."""
+        """The items that fit, in order. An item that does not fit is skipped, and smaller ones after it may still
+        fit."""
         for item in items:
             size = item.ByteSize()
             if size <= self._left:
@@ -35,10 +36,11 @@ class _Room:
 
 
 class Exchange:
-    """Compares a 64-bit sum; only if it differs, a summary per owner, and then the records of owners that differ.
+    """Compares a 64-bit sum. If it differs, the peers exchange a summary per owner, then the records of owners that
+    differ.
 
-    Deletions of instances have a sum of their own. If that differs, the side that was called sends all of its own, and
-    the caller then those that were not among them.
+    Deletions of instances have their own sum. If that differs, the called side sends all its deletions, and the caller
+    then sends those that were missing.
     """
 
     def __init__(self, roster: Roster, news: News) -> None:
@@ -46,7 +48,7 @@ class Exchange:
         self._news = news
 
     def answer(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
-        """One half of a round, as the side that was called."""
+        """Answer one call of a round, as the called side."""
         roster = self._roster
         now = roster.clock()
         reply = pb.ExchangeReply()
@@ -55,7 +57,7 @@ class Exchange:
             reply.telemetry.extend(self._news.readings())
         elif roster.swim.member(request.from_peer) is None:
             return pb.ExchangeReply(unknown_sender=True)
-        else:  # held for dead: it may look, to learn what it must free before it comes back
+        else:  # considered dead: it reads what it must free before it returns
             reply.unknown_sender = True
         room = _Room()
         for owner in request.want:
@@ -68,7 +70,8 @@ class Exchange:
         return reply
 
     async def round(self, client: ControlPort) -> bool:
-        """Two calls if there is a difference, one if there is none. False if we are unknown there. Raises MeshError."""
+        """Run one round as the caller: two calls if something differs, otherwise one. False if the peer does not know
+        this node. Raises MeshError."""
         roster = self._roster
         own, call_s = roster.own, roster.timing.call_s
         request = pb.ExchangeRequest(
@@ -99,32 +102,32 @@ class Exchange:
     def _compare(
         self, summaries: Iterable[pb.OwnerSummary], second: pb.ExchangeRequest, client: ControlPort
     ) -> dict[str, Life]:
-        """Fill in the second half of a round; answers the lives of peers that only the other side knows."""
+        """Fill in the second call of a round. Returns the lives of peers that only the other side knows."""
         roster = self._roster
         now = roster.clock()
         room = _Room()
         lives: dict[str, Life] = {}
         there: set[str] = set()
         for summary in summaries:
-            told = update_in_summary(summary)
-            if told is None:
+            update = update_in_summary(summary)
+            if update is None:
                 continue
-            held = roster.swim.member(told.peer_id)
-            if told.state in GONE or told.peer_id == roster.own.id or held is not None:
-                self._news.hear_of(told, None, client)
-            if told.state in GONE:
+            held = roster.swim.member(update.peer_id)
+            if update.state in GONE or update.peer_id == roster.own.id or held is not None:
+                self._news.hear_of(update, None, client)
+            if update.state in GONE:
                 continue
-            there.add(told.peer_id)
-            if told.peer_id != roster.own.id and told.peer_id not in roster.peers:
-                if held is None or told.life > held.life:
-                    lives[told.peer_id] = told.life
-                    second.want.append(told.peer_id)
+            there.add(update.peer_id)
+            if update.peer_id != roster.own.id and update.peer_id not in roster.peers:
+                if held is None or update.life > held.life:
+                    lives[update.peer_id] = update.life
+                    second.want.append(update.peer_id)
                 continue
             push, want = roster.records.differs(summary)
             if push:
-                second.push.extend(room.fitting(roster.records.messages_of(told.peer_id, now)))
-            if want and told.peer_id != roster.own.id:
-                second.want.append(told.peer_id)
+                second.push.extend(room.fitting(roster.records.messages_of(update.peer_id, now)))
+            if want and update.peer_id != roster.own.id:
+                second.want.append(update.peer_id)
         for peer_id in [roster.own.id, *roster.peers]:
             if peer_id not in there:
                 second.updates.extend(room.fitting([self._news.update_message(peer_id)]))
@@ -132,14 +135,14 @@ class Exchange:
         return lives
 
     def _answer_fences(self, request: pb.ExchangeRequest, reply: pb.ExchangeReply, room: _Room) -> None:
-        """The deletions held here, if the caller holds others."""
+        """Reply with all deletions held here, if the caller holds different ones."""
         fences = self._roster.records.fences
         reply.fences_digest = fences.sum
         if not request.fences and request.fences_digest != fences.sum:
             reply.fences.extend(room.fitting(map(fence_to_proto, self._own_fences())))
 
     def _missing_there(self, reply: pb.ExchangeReply) -> list[pb.Fence]:
-        """Take over the deletions that came; those that the other side does not hold, as far as they fit."""
+        """Store the received deletions. Returns those that the other side lacks, as far as they fit into a message."""
         there = [fence_from_proto(message) for message in reply.fences]
         self._roster.take_fences(there)
         if reply.fences_digest == self._roster.records.fences.sum:
@@ -149,7 +152,8 @@ class Exchange:
         return list(_Room().fitting(map(fence_to_proto, missing)))
 
     def _own_fences(self) -> list[Fence]:
-        """In random order: if they do not all fit into a message, each round moves others."""
+        """The deletions held here, in random order: if they do not all fit into a message, each round sends different
+        ones."""
         fences = list(self._roster.records.fences.all(self._roster.clock()))
         self._roster.rng.shuffle(fences)
         return fences

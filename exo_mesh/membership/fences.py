@@ -1,4 +1,4 @@
-"""Deleted instances: which ballots of an instance id are void for good, as every peer holds it. Pure."""
+"""Remembers deleted instances: up to which ballot each instance id is void, on every peer. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from exo_mesh.domain.plan import NO_BALLOT, Ballot
 
 FENCE_S = 24 * 3600.0
-"""How long a deletion is remembered: a laptop that slept overnight must not bring an instance back."""
+"""How long a deletion is remembered: a laptop that slept overnight must not restore a deleted instance."""
 
 MAX_FENCES = 10_000
-"""Deletions that are remembered; the oldest go first. Each takes about 100 bytes on the wire."""
+"""Most deletions that are remembered; the oldest are dropped first. Each takes about 100 bytes on the wire."""
 
 LEAP = 1_000_000
-"""How far above the highest known ballot a deletion fences. A peer that is cut off may place or recover the same
-instance meanwhile, by ballots that nobody here knows; it counts up by one each time."""
+"""How far above the highest known ballot a deletion reaches. A disconnected peer may meanwhile place or recover the
+same instance by ballots unknown here; each placement raises the counter by one."""
 
 _MAX_ID, _MAX_PROPOSER, _MAX_COUNTER = 128, 64, 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """One deletion: ballots of this instance up to `ballot` are void. left_s: how much longer that is remembered."""
+    """One deletion: ballots of this instance up to `ballot` are void. left_s: remaining time for which it is
+    remembered."""
 
     instance_id: str
     ballot: Ballot
@@ -48,8 +49,8 @@ class _Held:
 
 
 class Fences:
-    """The deletions that a peer knows of. A higher ballot of an id replaces a lower one, so merging commutes,
-    and repeats change nothing. Times are seconds of any monotonic clock, given by the caller.
+    """The deletions that a peer knows. A higher ballot of an id replaces a lower one, so merging commutes and repeats
+    change nothing. Times are seconds of any monotonic clock, passed by the caller.
 
     `sum` is 64 bits over ids and ballots: peers with equal sums hold the same deletions.
     """
@@ -62,7 +63,7 @@ class Fences:
         return len(self._held)
 
     def add(self, fence: Fence, now: float) -> bool:
-        """Take over a deletion; False if it is known, or not plausible."""
+        """Store a deletion; False if it is known already or not plausible."""
         held = self._held.get(fence.instance_id)
         if not fence.is_plausible or (held is not None and held.ballot >= fence.ballot):
             return False
@@ -74,27 +75,27 @@ class Fences:
         return True
 
     def ballot(self, instance_id: str) -> Ballot:
-        """The highest void ballot of an instance."""
+        """The highest void ballot of an instance; NO_BALLOT if it was not deleted."""
         held = self._held.get(instance_id)
         return NO_BALLOT if held is None else held.ballot
 
     def covers(self, instance_id: str, ballot: Ballot) -> bool:
-        """Whether the instance of this ballot was deleted."""
+        """Whether the instance with this ballot was deleted."""
         return ballot <= self.ballot(instance_id)
 
     def noted_since(self, instance_id: str, since: float) -> bool:
-        """Whether this peer has learnt since then that the instance was deleted."""
+        """Whether this peer has learnt since `since` that the instance was deleted."""
         held = self._held.get(instance_id)
         return held is not None and held.noted_at >= since
 
     def all(self, now: float) -> Iterator[Fence]:
-        """What is remembered, to tell other peers."""
+        """The deletions to send to other peers, each with its remaining time."""
         for instance_id, held in self._held.items():
             if held.until > now:
                 yield Fence(instance_id, held.ballot, held.until - now)
 
     def expire(self, now: float) -> None:
-        """Forget what has been remembered for long enough."""
+        """Drop the deletions whose time has ended."""
         for instance_id in [name for name, held in self._held.items() if held.until <= now]:
             self._drop(instance_id)
 

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 MAX_ITEMS = 1024
-"""News waiting at once; what was told most often goes first."""
+"""Most updates waiting at once; the one that was sent most often is dropped first."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def retransmissions(num_others: int) -> int:
-    """How often one peer passes one update on: 3 log2(n) reaches everybody with high probability (SWIM, 4.1)."""
+    """How often one peer passes one update on: 3 log2(n) times reaches every peer with high probability (SWIM, 4.1)."""
     return math.ceil(3 * math.log2(num_others + 2))
 
 
 @dataclass(slots=True)
 class _Item:
-    told: int
+    num_sent: int
     left: int
 
 
 class GossipQueue(Generic[Key]):
-    """Keys of news, each told a limited number of times, the least told first. Newer news of a key starts anew."""
+    """Queue of keys, each sent a limited number of times, least-sent first. Putting a key again restarts its count."""
 
     def __init__(self) -> None:
         self._items: dict[Key, _Item] = {}
@@ -34,19 +34,19 @@ class GossipQueue(Generic[Key]):
         return len(self._items)
 
     def put(self, key: Key, times: int) -> None:
-        """Tell of `key` this many times from now on."""
+        """Send `key` this many times from now on."""
         self._items.pop(key, None)
         if len(self._items) >= MAX_ITEMS:
-            del self._items[max(self._items, key=lambda one: self._items[one].told)]
+            del self._items[max(self._items, key=lambda one: self._items[one].num_sent)]
         if times > 0:
             self._items[key] = _Item(0, times)
 
     def take(self, most: int) -> list[Key]:
-        """Up to `most` keys for one message."""
-        chosen = sorted(self._items, key=lambda one: self._items[one].told)[:most]
+        """Up to `most` keys for one message, counted as sent."""
+        chosen = sorted(self._items, key=lambda one: self._items[one].num_sent)[:most]
         for key in chosen:
             item = self._items[key]
-            item.told += 1
+            item.num_sent += 1
             item.left -= 1
             if item.left <= 0:
                 del self._items[key]

@@ -1,4 +1,4 @@
-"""Who this node is: an id that survives restarts, and an incarnation that rises with each of them."""
+"""The identity of this node: an id that survives restarts, and an incarnation that rises with each start."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Identity:
     lock: IO[str]
 
     def release(self) -> None:
-        """Let another node take this id."""
+        """Release the lock, so that another node may use this id."""
         self.lock.close()
 
 
 def take_identity(home: Path) -> Identity:
-    """The first id in `home` that no running node uses; created when there is none. Blocking file I/O.
+    """Take the first id in `home` that no running node uses; create one if there is none. Blocking file I/O.
 
-    A second node on the same home gets an id of its own, the same one each time, with a warning.
-    Raises InputError if MAX_NODES_PER_HOME nodes run on this home or it cannot be written.
+    A second node on the same home gets its own id, the same one at each start, with a warning. Raises InputError if
+    MAX_NODES_PER_HOME nodes run on this home or it cannot be written.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def take_identity(home: Path) -> Identity:
             lock = _locked(path)
             if lock is not None:
                 if slot > 1:
-                    _log.warning("another node runs on %s; this one takes the id of %s", home, path.name)
+                    _log.warning("another node already uses the home %s; this node uses the id in %s", home, path.name)
                 return _read_and_count(lock)
     except OSError as exc:
         raise InputError(f"the home directory {home} cannot be used: {exc}", param="home") from exc
@@ -64,7 +64,7 @@ def _read_and_count(lock: IO[str]) -> Identity:
     words = lock.read().split()
     known = len(words) == 2 and len(words[0]) == 32 and words[1].isdigit()
     node_id, starts = (words[0], int(words[1])) if known else (secrets.token_hex(16), 0)
-    # over what is there, and not after a truncation: on a full disk that would lose the id
+    # Overwrite without truncating first: on a full disk a truncated file would lose the id.
     line = f"{node_id} {starts + 1}\n".encode()
     os.pwrite(lock.fileno(), line, 0)
     os.ftruncate(lock.fileno(), len(line))

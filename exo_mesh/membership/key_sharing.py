@@ -1,8 +1,8 @@
-"""Sends the API keys of a closed mesh to its peers, so that every peer takes every key and refuses the removed ones.
+"""Sends the API keys of a closed mesh to its peers, so that every peer accepts every key and refuses removed ones.
 
-A change of this node's file is sent to all peers at once. A peer that was away is noticed by the digest of its
-keys, which comes with its readings, and the two exchange what differs. Only salted hashes leave the node. In an open
-mesh no key is sent or taken: any stranger could plant one.
+A change of this node's file is sent to all peers at once. A peer that missed a change is detected by the digest of its
+keys, which is part of its telemetry, and the two exchange the differences. Only salted hashes leave the node. In an
+open mesh no key is sent or accepted, because any stranger could add one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ LOOK_EVERY_S = 0.5
 """A changed file is sent to the peers within this time."""
 CALL_S = 1.5
 AT_ONCE = 16
-"""Calls under way when a change is sent to all peers."""
+"""Parallel calls when a change is sent to all peers."""
 
 _log = logging.getLogger(__name__)
 
 
 class KeySharing:
-    """file: the keys of this node. is_closed: whether the mesh has a secret."""
+    """Keeps the API keys of this node equal to those of its peers. file: the keys of this node. is_closed: whether the
+    mesh has a secret."""
 
     def __init__(self, file: KeyFile, membership: Membership, *, is_closed: bool) -> None:
         self.file = file
@@ -47,16 +48,17 @@ class KeySharing:
 
     @classmethod
     def at(cls, settings: Settings, membership: Membership) -> KeySharing:
-        """The sharing of the keys in the home of a node."""
+        """The key sharing for the key file in a node's home."""
         return cls(KeyFile(settings.home / FILE_NAME), membership, is_closed=bool(settings.secret))
 
     @property
     def digest(self) -> int:
-        """Of the keys that this node holds; 0 before the first look, and always in an open mesh."""
+        """Digest of the keys that this node holds; 0 before the first check of the file, and always in an open mesh."""
         return self._digest
 
     async def keep(self) -> None:
-        """Until cancelled: send what changes here, and ask peers whose keys differ. Returns at once in an open mesh."""
+        """Until cancelled: send local changes, and compare keys with peers that differ. Returns at once in an open
+        mesh."""
         while self._is_closed:
             try:
                 self._look()
@@ -65,26 +67,26 @@ class KeySharing:
                     await self._send(changed)
                 await self._compare()
             except OSError as exc:
-                _log.warning("API keys are not shared for now: %s", exc)
+                _log.warning("cannot read or share the API keys, retrying: %s", exc)
             await next_beat(LOOK_EVERY_S)
 
     async def answer(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
-        """A peer sends keys, or, if it sends none, asks for ours unless it has the same."""
+        """Answer a peer that sends keys, or that asks for this node's keys because its digest differs."""
         if not self._is_closed:
-            raise InputError("API keys are shared in a mesh with a secret only")
+            raise InputError("API keys are shared only in a mesh with a secret; this mesh is open")
         self._look()
         if request.keys:
-            await self._learn(keys_from_proto(request.keys))
+            await self._store(keys_from_proto(request.keys))
             return pb.ShareKeysReply(digest=self._digest)
         differs = request.digest != self._digest
         return pb.ShareKeysReply(digest=self._digest, keys=keys_to_proto(self._shared.values()) if differs else ())
 
     def _look(self) -> None:
-        """Notice what has changed in the file of this node, which is then sent to the peers."""
+        """Queue changes of this node's key file for sending to the peers."""
         self._unsent += self._advance()
 
     def _advance(self) -> list[ApiKey]:
-        """Share what the file has now; answers what of it is new."""
+        """Share the current content of the file; returns the keys that are new or changed."""
         table = self.file.table
         if table is self._seen:
             return []
@@ -93,13 +95,13 @@ class KeySharing:
         self._digest = table_digest(self._shared)
         return missing(self._shared, before)
 
-    async def _learn(self, received: Iterable[ApiKey]) -> None:
+    async def _store(self, received: Iterable[ApiKey]) -> None:
         self._look()
         if not (new := self.file.learn(received)):
             return
         self._advance()
         num_revoked = sum(bool(key.revoked) for key in new)
-        _log.info("API keys from the mesh: %d new, %d revoked", len(new) - num_revoked, num_revoked)
+        _log.info("stored API keys from the mesh: %d new, %d revoked", len(new) - num_revoked, num_revoked)
         try:
             async with self._saving:
                 await asyncio.to_thread(self.file.save, new)
@@ -107,7 +109,7 @@ class KeySharing:
             _log.warning("API keys from the mesh are in force, but a restart would forget them: %s", exc)
 
     async def _send(self, keys: list[ApiKey]) -> None:
-        """Send keys to all peers. A peer that does not get them differs afterwards, and is asked."""
+        """Send keys to all peers. A peer that misses them has another digest afterwards and is asked then."""
         turns = asyncio.Semaphore(AT_ONCE)
         request = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(keys))
 
@@ -119,7 +121,7 @@ class KeySharing:
         await asyncio.gather(*(send(peer) for peer in self._membership.peers))
 
     async def _compare(self) -> None:
-        """Ask one peer whose last reading has another digest. Each reading is a reason to ask once."""
+        """Ask one peer whose last telemetry has another digest; at most once per telemetry reading."""
         for peer in self._membership.peers:
             reading = self._membership.reading_of(peer.id)
             if reading is None or reading.keys_digest in (0, self._digest):
@@ -136,9 +138,9 @@ class KeySharing:
         try:
             reply = await peer.client.share_keys(pb.ShareKeysRequest(digest=self._digest), CALL_S)
             theirs = keys_from_proto(reply.keys)
-            await self._learn(theirs)
+            await self._store(theirs)
             if reply.digest != self._digest and (lacking := missing(self._shared, {key.id: key for key in theirs})):
                 request = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(lacking))
                 await peer.client.share_keys(request, CALL_S)
         except MeshError as exc:
-            _log.debug("no exchange of API keys with %s: %s", peer.info.name, exc)
+            _log.debug("exchange of API keys with %s failed: %s", peer.info.name, exc)

@@ -1,4 +1,4 @@
-"""Peers that were here once, for waking them: their MAC addresses, and which of them said that they go to sleep."""
+"""Remembers peers that were connected before, to wake them: their MAC addresses, and which of them went to sleep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exo_mesh.domain.device import PeerInfo
 
 FILE_NAME = "known_peers.json"
 MAX_KNOWN = 256
-"""The ones that were met longest ago are forgotten first."""
+"""Most peers that are remembered; those seen longest ago are dropped first."""
 
 MAX_FILE_BYTES = 512 * 1024
 MAX_KNOWN_ADDRESSES = 16
@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """asleep_at: when it said that it goes to sleep (Unix seconds); 0 if it is not asleep."""
+    """A peer that was connected before. asleep_at: when it announced that it goes to sleep (Unix seconds); 0 if
+    awake."""
 
     id: str
     name: str
@@ -34,23 +35,23 @@ class KnownPeer:
 
 
 class KnownPeers:
-    """`version` grows with each change that is worth writing down."""
+    """The known peers; `version` rises with each change that should be saved."""
 
     def __init__(self) -> None:
         self._peers: dict[str, KnownPeer] = {}
         self.version = 0
 
     def met(self, info: PeerInfo) -> None:
-        """A peer is here, and awake."""
+        """Remember a connected peer, as awake."""
         self._put(KnownPeer(info.id, info.name, info.macs, info.addresses[:MAX_KNOWN_ADDRESSES]))
 
     def fell_asleep(self, peer_id: str, unix_s: float) -> None:
-        """A peer has said that it goes to sleep."""
+        """Record that a peer has announced that it goes to sleep."""
         if (peer := self._peers.get(peer_id)) is not None:
             self._put(replace(peer, asleep_at=unix_s))
 
     def find(self, wanted: str) -> KnownPeer | None:
-        """By id, the first 8 characters of it, or name; of peers of one name the one that was met last."""
+        """The peer with this id, first 8 characters of an id, or name; if several match, the one seen last."""
         found = [one for one in self._peers.values() if wanted in (one.id, one.id[:8], one.name)]
         return found[-1] if found else None
 
@@ -60,7 +61,7 @@ class KnownPeers:
 
     @property
     def asleep(self) -> list[KnownPeer]:
-        """Those that said that they go to sleep, and have not come back."""
+        """Peers that announced that they go to sleep and have not returned."""
         return [one for one in self._peers.values() if one.asleep_at]
 
     def _put(self, peer: KnownPeer) -> None:
@@ -72,7 +73,7 @@ class KnownPeers:
             del self._peers[next(iter(self._peers))]
 
     def read(self, path: Path) -> None:
-        """Take in what an earlier start has written; a file that cannot be read is as none."""
+        """Load the file of an earlier start; an unreadable file counts as empty, with a warning."""
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 return
@@ -81,7 +82,7 @@ class KnownPeers:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
-            _log.warning("%s: cannot be used: %s", path, exc)
+            _log.warning("cannot read %s, starting without known peers: %s", path, exc)
         self.version = 0
 
     def text(self) -> str:

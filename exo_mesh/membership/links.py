@@ -1,4 +1,4 @@
-"""The links between other peers, as those peers told of them in their telemetry. Pure."""
+"""Collects the links between other peers from those peers' telemetry. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from exo_mesh.domain.device import HopReading, Telemetry
 
 
 def hops_of_others(own_id: str, readings: Mapping[str, Telemetry]) -> list[tuple[str, HopReading]]:
-    """(peer, its way to another) of each pair of other live peers once, as the first by id that tells of it says."""
+    """(peer, its link to another peer) once for each pair of other live peers. If both peers report their link, the
+    report of the peer with the lower id is used."""
     found: dict[tuple[str, str], tuple[str, HopReading]] = {}
-    for teller in sorted(readings):
-        for hop in readings[teller].hops:
-            if own_id not in (teller, hop.peer_id) and hop.peer_id in readings and teller != hop.peer_id:
-                found.setdefault((min(teller, hop.peer_id), max(teller, hop.peer_id)), (teller, hop))
+    for reporter in sorted(readings):
+        for hop in readings[reporter].hops:
+            if own_id not in (reporter, hop.peer_id) and hop.peer_id in readings and reporter != hop.peer_id:
+                found.setdefault((min(reporter, hop.peer_id), max(reporter, hop.peer_id)), (reporter, hop))
     return [found[pair] for pair in sorted(found)]

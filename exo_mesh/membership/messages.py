@@ -1,4 +1,4 @@
-"""News of peers and deletions of instances, to protobuf and back."""
+"""Converts peer updates, summaries and deletions to protobuf and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def update_to_proto(update: Update, record: pb.Record | None = None) -> pb.PeerU
 
 
 def update_from_proto(message: pb.PeerUpdate) -> Update | None:
-    """None for what this version does not know."""
+    """The update of a message; None if this version does not know its state or an id is out of range."""
     state = _STATES_BACK.get(message.state)
     if state is None or not 0 < len(message.peer_id) <= 64:
         return None

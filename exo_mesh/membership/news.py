@@ -1,4 +1,4 @@
-"""News of peers and records: what goes into a message, and what is done with what comes in one."""
+"""Builds the news about peers and records for outgoing messages, and processes the news in incoming ones."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from exo_mesh.transport import control_codec as codec
 
 MAX_NEWS = 12
 MAX_READINGS = 8
-"""Items in one message. A probe has half as many readings as an exchange; where all are probed, only one's own."""
+"""Most items in one message. A probe has half as many telemetry readings as an exchange; in a small mesh, where every
+peer probes every other, it has only the sender's own."""
 
 OWN_READING_S = 0.5
-"""How old one's own reading may be. Each probe and each answer to one tells it, some twenty times a second among eight
-peers, and to make it takes a dozen small files of the system: half the work of an idle node."""
+"""How old the own telemetry may be. It is sent with each probe and each answer, about twenty times a second among eight
+peers, and reading it takes a dozen small system files: half the work of an idle node."""
 
 
 class News:
-    """come_back(verdict, teller) is called when somebody says that this very node is dead."""
+    """come_back(verdict, sender) is called when a peer reports that this node is dead."""
 
     def __init__(
         self,
@@ -43,10 +44,11 @@ class News:
         self._own_reading = pb.Telemetry()
         self._own_read_at = -math.inf
 
-    # what is told
+    # Outgoing news.
 
     def for_peer(self, peer_id: str) -> tuple[list[pb.PeerUpdate], list[pb.Record]]:
-        """A message's worth for a peer: what was told least so far, and what it must know of itself."""
+        """The updates and records for one message to a peer: the least-sent ones, and any suspicion against that
+        peer."""
         roster = self._roster
         updates, records = [], []
         for key in roster.news.take(MAX_NEWS):
@@ -56,25 +58,25 @@ class News:
                 records.append(record)
         held = roster.swim.member(peer_id)
         if held is not None and held.state is SwimState.SUSPECT:
-            updates.append(self.update_message(peer_id))  # it must hear of it, to refute it
+            updates.append(self.update_message(peer_id))  # so that it can refute it
         return updates, records
 
     def update_message(self, peer_id: str) -> pb.PeerUpdate:
-        """What is held of a peer, or of this node; empty if nothing is."""
+        """The state of a peer, or of this node, as a message; empty if the peer is unknown."""
         roster = self._roster
         update = Update(peer_id, SwimState.ALIVE, roster.swim.life)
         if peer_id != roster.own.id:
-            told = roster.swim.update_of(peer_id)
-            if told is None:
+            held = roster.swim.update_of(peer_id)
+            if held is None:
                 return pb.PeerUpdate()
-            update = told
+            update = held
         record = None
         if update.state is SwimState.ALIVE:
             record = roster.records.message(RecordKey("peer", peer_id, peer_id), roster.clock())
         return update_to_proto(update, record)
 
     def readings(self, most: int = MAX_READINGS) -> list[pb.Telemetry]:
-        """Our own reading, at most OWN_READING_S old, and a few of what we have of others."""
+        """This node's own telemetry, at most OWN_READING_S old, and a random sample of other peers' telemetry."""
         roster = self._roster
         if (now := roster.clock()) >= self._own_read_at + OWN_READING_S:
             self._own_reading, self._own_read_at = codec.telemetry_to_proto(self._read_telemetry()), now
@@ -85,31 +87,31 @@ class News:
         return [self._own_reading, *map(roster.records.reading_of, sample)]
 
     def probe_readings(self) -> list[pb.Telemetry]:
-        """As `readings`, for a probe."""
+        """Like `readings`, with as many as fit a probe."""
         return self.readings(1 if self._roster.is_small else MAX_READINGS // 2)
 
-    # what is heard
+    # Incoming news.
 
     def hear(
         self,
         updates: Iterable[pb.PeerUpdate],
         records: Iterable[pb.Record],
         readings: Iterable[pb.Telemetry],
-        teller: ControlPort,
+        sender: ControlPort,
     ) -> None:
-        """Take in what a peer told, and pass on what of it is new. teller: how that peer is reached."""
+        """Process what a peer sent, and pass on what is new. sender: the port by which that peer is reached."""
         for message in updates:
             update = update_from_proto(message)
             if update is not None:
-                self.hear_of(update, message.record if message.HasField("record") else None, teller)
+                self.hear_of(update, message.record if message.HasField("record") else None, sender)
         for record in self.take(records, {}):
             self._roster.tell_of(record.key)
         for reading in readings:
             self._roster.records.take_reading(reading)
 
-    def hear_of(self, update: Update, record: pb.Record | None, teller: ControlPort) -> None:
-        """Take in one item. What is said of this node itself is answered: a suspicion at once, a death after a look at
-        what has changed."""
+    def hear_of(self, update: Update, record: pb.Record | None, sender: ControlPort) -> None:
+        """Process one update. An update about this node is refuted: a suspicion at once, a death after getting the
+        changes."""
         swim = self._roster.swim
         if update.peer_id != self._roster.own.id:
             self.learn(update, record)
@@ -119,10 +121,10 @@ class News:
             swim.refute(update)
             self._roster.tell_of(update.peer_id)
         elif update.state is SwimState.DEAD:
-            self._come_back(update, teller)
+            self._come_back(update, sender)
 
     def learn(self, update: Update, record: pb.Record | None) -> None:
-        """Take in news of another peer."""
+        """Store an update about another peer, and remove the peer if it is gone."""
         roster = self._roster
         peer = roster.peers.get(update.peer_id)
         if update.state is SwimState.ALIVE and (peer is None or peer.info.incarnation < update.life.incarnation):

@@ -1,4 +1,4 @@
-"""The parts of a node that share something with all its peers."""
+"""Wires the parts of a node that share keys and settings with all its peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exo_mesh.settings.config import Settings
 
 @dataclass(frozen=True, slots=True)
 class SharingParts:
-    """keys: of the HTTP API. settings: those in force here, of which the mesh shares some."""
+    """keys: the HTTP API keys. settings: the settings in force here, of which the mesh shares some."""
 
     keys: KeySharing
     settings: SettingSharing

@@ -1,7 +1,7 @@
-"""Measuring the ways to each peer, and using the best one.
+"""Measures the paths to each peer, and makes calls over the best one.
 
-One peer is measured at a time: shortly after it joined, when its addresses have changed or one has failed, and
-otherwise once in a long while. The decision is `domain.addresses.best_path`.
+One peer is measured at a time: shortly after it joined, after its addresses have changed or one has failed, and
+otherwise rarely. `domain.addresses.best_path` makes the decision.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from exo_mesh.membership.service import Membership
 
 TICK_S = 0.5
 SETTLE_S = 1.0
-"""A peer that has just joined has other things to do: exchange, load."""
+"""Delay before the first measurement of a new peer, which is busy exchanging records and loading."""
 AGAIN_S = 60.0
-"""Between two measurements of a peer whose addresses have not changed."""
+"""Time between two measurements of a peer whose addresses have not changed."""
 SOON_S = 5.0
-"""Between two measurements however often its addresses change."""
+"""Shortest time between two measurements of a peer, however often its addresses change."""
 GOODPUT_AGAIN_S = 600.0
 SMALL_MESH_PEERS = 16
-"""In a larger mesh the transfers would add up: goodput is then not measured at all, and round trips rarely."""
+"""In a larger mesh the transfers would add up: goodput is not measured at all, and round trips are measured rarely."""
 PEERS_PER_S = 8
-"""In a larger mesh: seconds between two measurements = peers / this. At 200 peers that is one in 25 s, or 0.5 KB/s."""
+"""In a larger mesh: seconds between two measurements = peers / this. With 200 peers that is one in 25 s, or 0.5
+KB/s."""
 NUM_PROBES = 4
 PROBE_S = 1.0
 TRANSFER_S = 3.0
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class PathKeeper:
-    """`run` works until it is cancelled. read: the interfaces of this machine."""
+    """Measures paths until `run` is cancelled. read: returns the interfaces of this machine."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class PathKeeper:
 
     def _is_due(self, peer: Peer) -> bool:
         now = self._clock()
-        # a peer that is seen for the first time counts as measured such that its turn comes after settle_s
+        # A new peer counts as measured at such a time that it is due after settle_s.
         since_s = now - self._measured_at.setdefault(peer.id, now + self._settle_s - self._soon_s)
         changed = peer.paths.keys() != set(peer.addresses)
         return since_s >= (self._soon_s if changed else AGAIN_S)
@@ -93,7 +94,7 @@ class PathKeeper:
             self._forget_failed(peer)
             best = best_path(paths, peer.client.address)
             if best is not None and best.address != peer.client.address:
-                _log.info("peer %s (%s): %s is the better way: %.1f ms", peer.info.name, peer.id[:8], best.address,
+                _log.info("peer %s (%s): using address %s, %.1f ms away", peer.info.name, peer.id[:8], best.address,
                           best.rtt_ms)  # fmt: skip
                 peer.use(clients.pop(best.address))
         finally:
@@ -128,7 +129,7 @@ class PathKeeper:
         return few and (last is None or new or self._clock() - last >= GOODPUT_AGAIN_S)
 
     async def _with_rtt(self, path: Path, client: ControlPort) -> Path:
-        """The least of a few round trips: the rest is what the machines did meanwhile."""
+        """The path with the shortest of a few round trips; longer ones include delays on the machines."""
         try:
             return replace(path, rtt_ms=min([await self._probe_ms(client, 0, PROBE_S) for _ in range(NUM_PROBES)]))
         except MeshError:
@@ -149,11 +150,11 @@ class PathKeeper:
         return 1000 * (self._clock() - sent)
 
     def _forget_failed(self, peer: Peer) -> None:
-        """Drop addresses that do not work and that the peer does not advertise either. One that was learned while the
-        others were measured has its turn next time."""
-        told = {way for address in peer.info.addresses for way in dialable(address, self._read())}
+        """Drop addresses that failed and that the peer does not advertise. An address learned during this measurement
+        is measured next time."""
+        advertised = {way for address in peer.info.addresses for way in dialable(address, self._read())}
         for address, path in list(peer.paths.items()):
-            if path.failed and address not in told and address != peer.client.address:
+            if path.failed and address not in advertised and address != peer.client.address:
                 if address in peer.addresses:
                     peer.addresses.remove(address)
                 del peer.paths[address]

@@ -1,4 +1,4 @@
-"""Which peers this node takes in, and where it dials them: `--node-id-filter` and `--interface-type-filter`."""
+"""Decides which peers this node admits and where it dials them: `--node-id-filter` and `--interface-type-filter`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.membership.peers import refusal
 
 MIN_ID_CHARS = 8
-"""A shorter beginning of an id might be that of several peers; this is what people are shown of an id."""
+"""Shortest beginning of an id that may name a peer: a shorter one might match several peers. People are shown this many
+characters of an id."""
 
 
 class PeerFilter:
-    """peers: ids, beginnings of ids, or names of the only peers to take in; () for all. types: words of LINK_WORDS for
-    the only kinds of links to dial on; () for all. read: the interfaces of this machine."""
+    """peers: ids, beginnings of ids, or names of the only peers to admit; () for all. types: words of LINK_WORDS for
+    the only kinds of links to dial on; () for all. read: returns the interfaces of this machine."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class PeerFilter:
         self._read = read
 
     def refusal(self, own: PeerInfo, other: PeerInfo) -> str:
-        """Why these two cannot be in one mesh; "" if they can."""
+        """The reason why these two cannot be in one mesh; "" if they can."""
         if reason := refusal(own, other):
             return reason
         if self._peers and not self._is_named(other):
@@ -41,15 +42,15 @@ class PeerFilter:
         return other.name in self._peers or any(other.id.startswith(word) for word in starts)
 
     def may_dial(self, address: str) -> bool:
-        """Whether "host:port" is on a kind of link that is not filtered out."""
+        """Whether "host:port" is on a permitted kind of link."""
         return not self._kinds or link_kind(address, self._read()) in self._kinds
 
     def dialable(self, addresses: Sequence[str]) -> list[str]:
-        """Those of the addresses that may be dialled."""
+        """The addresses that may be dialled."""
         return [address for address in addresses if self.may_dial(address)]
 
     def obstacle(self, addresses: Sequence[str]) -> str:
-        """Why a peer with these addresses cannot be reached; "" if it can."""
+        """The reason why a peer with these addresses cannot be reached; "" if it can."""
         if not addresses or self.dialable(addresses):
             return ""
-        return f"none of its addresses is on {' or '.join(self._types)}, as --interface-type-filter demands"
+        return f"none of its addresses is on {' or '.join(self._types)}, as --interface-type-filter requires"

@@ -1,4 +1,4 @@
-"""The peers that were admitted, and how each is reached."""
+"""The admitted peers, and the addresses and connections by which each is reached."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from exo_mesh.security.namespace import fingerprint
 MAX_PEERS = 1024
 MAX_ADDRESSES = 16
 ANSWER_S = 0.8
-"""How long another address of a peer that does not answer at one is waited for: a LAN needs 3 ms to connect, Wi-Fi 100,
-and the peer is dead after 3 s."""
+"""How long a peer may take to answer at another address after it did not answer at one: a LAN needs 3 ms to connect,
+Wi-Fi 100 ms, and the peer is declared dead after 3 s."""
 ITSELF = "this is the node itself"
 VERSIONS_PER_INCARNATION = 2**32
-"""A record's version is incarnation * this + a counter: what an owner writes after a restart beats all from before."""
+"""A record's version is incarnation * this + a counter, so a record written after a restart replaces all earlier
+ones."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +31,10 @@ _log = logging.getLogger(__name__)
 class Peer:
     """An admitted peer.
 
-    addresses: where it may be reached; `client` uses one of them. paths: what was measured, by address.
-    retired: clients of addresses that were left, kept while a call or stream is under way on them.
-    clock_offset_s: its clock minus ours, by its last answer; None until it has told.
-    unanswered_since: when a probe was sent that it has not answered, nor any since; others may still reach it.
+    addresses: where it may be reached; `client` uses one of them. paths: the measured paths, by address. retired:
+    clients of former addresses, kept while a call or stream runs on them. clock_offset_s: its clock minus this node's
+    clock, by its last answer; None before it has sent its time. unanswered_since: when the first of its current
+    unanswered probes was sent, None if it answers; other peers may still reach it.
     """
 
     info: PeerInfo
@@ -51,29 +52,29 @@ class Peer:
         return self.info.id
 
     def answered(self, began: float, now: float) -> None:
-        """A call was answered: a sign of life, and a measurement."""
+        """Record an answered call: the peer is alive, and this is its round trip."""
         self.last_heard = now
         self.unanswered_since = None
         rtt_ms = 1000 * (now - began)
         self.rtt_ms = rtt_ms if self.rtt_ms is None else 0.8 * self.rtt_ms + 0.2 * rtt_ms
 
     def told_time(self, theirs: float, ours: float, took_s: float) -> None:
-        """It said what its clock shows, in an answer that took so long and has come at `ours` (Unix seconds)."""
+        """Record the peer's clock from an answer that took `took_s` and arrived at `ours` (Unix seconds)."""
         self.clock_offset_s = theirs - (ours - took_s / 2)
 
     @property
     def host(self) -> str:
-        """Where this node reaches the peer, without the port."""
+        """The host by which this node reaches the peer, without the port."""
         return self.client.address.rpartition(":")[0]
 
     @property
     def hosts(self) -> list[str]:
-        """Where this node may reach the peer, without ports; the one in use first."""
+        """The hosts by which this node may reach the peer, without ports; the one in use first."""
         others = (address.rpartition(":")[0] for address in self.addresses)
         return list(dict.fromkeys((self.host, *others)))
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """The peer may be reached at these too. What failed makes room first; the address in use stays."""
+        """Add addresses of the peer. Failed addresses are dropped first to make room; the address in use stays."""
         usable = [way for address in addresses for way in dialable(address, recent_interfaces())]
         new = [address for address in dict.fromkeys(usable) if address not in self.addresses]
         room = MAX_ADDRESSES - len(self.addresses) - len(new)
@@ -84,25 +85,25 @@ class Peer:
         self.addresses = [*self.addresses, *new][:MAX_ADDRESSES]
 
     def use(self, client: PeerClient) -> None:
-        """From now on call this client; what runs over the old one goes on."""
+        """Make calls through this client from now on; calls and streams on the old one continue."""
         self.retired = [old for old in (*self.retired, self.client) if old is not client]
         self.client = client
         self.rtt_ms = None
 
     async def try_next_address(self) -> bool:
-        """After a failed call: ask at all other addresses at once, and go on where the peer itself answers first; True
-        if it does."""
+        """After a failed call: try all other addresses at once, and use the one where the peer itself answers first.
+        True if one answered."""
         others = [address for address in self.addresses if address != self.client.address]
         found = await first_answer(self.id, [self.client.at(address) for address in others])
         if found is not None:
-            _log.info("peer %s (%s): %s fails, going on at %s", self.info.name, self.id[:8], self.client.address,
+            _log.info("peer %s (%s): address %s failed, using %s", self.info.name, self.id[:8], self.client.address,
                       found.address)  # fmt: skip
             self.use(found)
-            self.paths.clear()  # something has changed: measure again
+            self.paths.clear()  # the network has changed: measure again
         return found is not None
 
     async def close_retired(self) -> None:
-        """Close the clients that nothing uses any more."""
+        """Close the retired clients that are no longer used."""
         idle = [client for client in self.retired if client.is_idle]
         self.retired = [client for client in self.retired if not client.is_idle]
         await asyncio.gather(*(client.close() for client in idle))
@@ -119,7 +120,7 @@ class Peer:
 
 
 async def first_answer(peer_id: str, clients: Sequence[PeerClient]) -> PeerClient | None:
-    """The client over which the peer itself answers first; None if it answers over none. The others are closed."""
+    """The client over which the peer itself answers first; None if none answers. Closes the other clients."""
     asked = {asyncio.create_task(is_answered_by(peer_id, client)): client for client in clients}
     found: PeerClient | None = None
     try:
@@ -136,7 +137,7 @@ async def first_answer(peer_id: str, clients: Sequence[PeerClient]) -> PeerClien
 
 
 async def is_answered_by(peer_id: str, client: ControlPort) -> bool:
-    """Is it this peer that answers, and soon?"""
+    """Whether this peer answers within ANSWER_S, and not another node."""
     try:
         return (await client.probe_path(0, ANSWER_S)).peer_id == peer_id
     except MeshError:
@@ -144,7 +145,8 @@ async def is_answered_by(peer_id: str, client: ControlPort) -> bool:
 
 
 def addresses_of(info: PeerInfo, seen_host: str) -> list[str]:
-    """ "host:port" to try, best first: the host that the peer was seen at, with the port that it announces."""
+    """ "host:port" to try, best first: the host that the peer was seen at, with the port that it advertises, then the
+    addresses that it advertises."""
     seen = []
     if seen_host and info.addresses:
         seen = [joined(seen_host, info.addresses[0].rpartition(":")[2])]
@@ -152,13 +154,13 @@ def addresses_of(info: PeerInfo, seen_host: str) -> list[str]:
 
 
 def reached_at(info: PeerInfo, *known: str) -> list[str]:
-    """ "host:port" to try, best first: those that are known to work, then what the peer advertises."""
+    """ "host:port" to try, best first: the addresses known to work, then the addresses that the peer advertises."""
     ways = [way for address in (*known, *info.addresses) for way in dialable(address, recent_interfaces())]
     return list(dict.fromkeys(ways))[:MAX_ADDRESSES]
 
 
 def refusal(own: PeerInfo, other: PeerInfo) -> str:
-    """Why these two cannot be in one mesh; "" if they can. Both sides come to the same verdict."""
+    """The reason why these two cannot be in one mesh; "" if they can. Both sides reach the same result."""
     if other.namespace != own.namespace:
         return f"namespace {fingerprint(other.namespace)} is not {fingerprint(own.namespace)}"
     if own.protocols.agreed(other.protocols) is None:
@@ -168,5 +170,5 @@ def refusal(own: PeerInfo, other: PeerInfo) -> str:
         )
     if other.id == own.id:
         same_node = other.incarnation == own.incarnation and set(other.addresses) & set(own.addresses)
-        return ITSELF if same_node else f"id {own.id[:8]} is in use by {own.name} already"
+        return ITSELF if same_node else f"id {own.id[:8]} is already in use by {own.name}"
     return ""

@@ -4,7 +4,7 @@
 Both use one connection: the membership keeps a client for each peer, replaces the client when another address works
 better, and closes it when the peer is gone.
 
-Two classes implement `PeerClient`. `exo_mesh.transport.control_client.ControlClient` calls over gRPC; a node hands it
+Two classes implement `PeerClient`. `exo_mesh.transport.control_client.ControlClient` calls over gRPC; a node passes it
 to its membership (`exo_mesh/node/node.py`). `tools.simulate.network.SimClient` calls through memory, on a fake clock.
 """
 
@@ -24,7 +24,7 @@ class ControlPort(Protocol):
 
     Every call fails with a MeshError and nothing else:
     - TransportError: the peer cannot be reached, or the connection was closed during the call.
-    - StrangerError, a kind of TransportError: the two nodes do not have the same mesh secret, where that can be told.
+    - StrangerError, a kind of TransportError: the two nodes have different mesh secrets, if that can be determined.
     - DeadlineError: no answer within `timeout_s`, which includes the time to connect.
     - any other MeshError: the peer's own refusal.
     Cancelling the task of the caller ends the call and raises CancelledError.
@@ -53,17 +53,17 @@ class ControlPort(Protocol):
         """Ask whether the peer is alive; both sides add news."""
 
     async def is_refused(self, timeout_s: float) -> bool:
-        """Whether the machine answers that nobody listens at the address. False if nothing answers; raises no
-        MeshError."""
+        """Whether the machine refuses connections at the address, so that no process listens there. False if nothing
+        answers; raises no MeshError."""
 
     async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
-        """Ask the peer to probe a third one."""
+        """Ask the peer to probe a third peer."""
 
     async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         """One call of an anti-entropy round."""
 
     async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
-        """Tell the peer that this node leaves on purpose."""
+        """Notify the peer that this node leaves on purpose."""
 
     async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
         """Measure the path to the peer. The reply has the id of the peer and `reply_bytes` bytes, but at most
@@ -93,7 +93,7 @@ class PeerClient(ControlPort, Protocol):
         """The tokenizer and configuration files of a model, in chunks."""
 
     async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
-        """Ask the peer to keep memory for a stage. It says no in the reply."""
+        """Ask the peer to reserve memory for a stage. The reply may be a refusal."""
 
     def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """Start the reserved stage, or take over a running one, and follow its reports until it ends.
@@ -102,63 +102,65 @@ class PeerClient(ControlPort, Protocol):
         """
 
     async def link(self, request: pb.LinkRequest) -> None:
-        """Tell a stage the endpoint of the next one."""
+        """Send a stage the endpoint of the next one."""
 
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        """Ask whether a stage runs."""
+        """Ask whether a stage runs and what it holds."""
 
     async def release(self, request: pb.ReleaseRequest) -> None:
         """End a stage and free its reservation."""
 
     async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
-        """Let the peer get config, tokenizer and headers of a model from its peers, if it does not have them; with
-        `repo`, from that repository of the hub."""
+        """Ask the peer to get config, tokenizer and headers of a model from its peers if it lacks them; with `repo`,
+        from that repository of the hub."""
 
     async def describe_files(self, model: str) -> pb.DescribeFilesReply:
         """Which bytes of a model the peer has."""
 
     async def pull(self, request: pb.PullRequest) -> None:
-        """Let the peer start to fetch files of a model."""
+        """Ask the peer to start fetching files of a model."""
 
     async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> int | None:
-        """Let the peer end the fetching of a model, and delete what was fetched if `files`; with `staged`, delete the
-        staged copies of all models that nothing uses. Answers the bytes freed; None if there was nothing to drop."""
+        """Ask the peer to stop fetching a model, and to delete what was fetched if `files`; with `staged`, to delete
+        the staged copies of all models that nothing uses. Returns the bytes freed, or None if there was nothing to
+        drop."""
 
     async def delete_card(self, model: str) -> bool:
         """Delete the custom model card that the peer has of a model. False if it has none."""
 
     async def delete_instance(self, fence: pb.Fence) -> bool:
-        """Tell the peer of a deletion; it ends the instance if it owns it. False if it owns none with this id."""
+        """Send the peer a deletion; it ends the instance if it owns it. False if it owns no instance with this id."""
 
     async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
-        """How long an instance that the peer owns may have nothing to do; negative: for ever. False if it owns none
+        """Set how long an instance that the peer owns may be idle; negative: for ever. False if it owns no instance
         with this id."""
 
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
-        """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
+        """Stop or restart the peer; returns once it has acknowledged. MeshError if the peer is not `node_id`."""
 
     async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
-        """Let the peer send Wake-on-LAN packets for another machine; in how many networks it did."""
+        """Ask the peer to send Wake-on-LAN packets for another machine. Returns the number of networks in which it
+        did."""
 
     async def drain(self, node_id: str, *, on: bool) -> None:
-        """Let the peer take nothing new, or take requests again. MeshError if it is not `node_id`."""
+        """Ask the peer to accept no new work, or to accept requests again. MeshError if the peer is not `node_id`."""
 
     async def read_log(self, records: int) -> bytes:
         """The last log records of the peer, as JSON."""
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with
-        another API key than key_id; None: whatever it came with."""
+        """Cancel a request that entered the mesh at the peer. False if the peer does not know the request, or if it
+        came with an API key other than key_id; None matches any key."""
 
     async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        """Cancel the requests that entered at the peer and run on an instance, or only the one with an id; answers how
-        many there were."""
+        """Cancel the requests that entered at the peer and run on an instance, or only the one with `request_id`.
+        Returns the number of cancelled requests."""
 
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
-        """The answers that run for clients of the peer and that the viewer may see."""
+        """The streams that run for clients of the peer and that the viewer may see."""
 
     def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """The events of one of them, until it ends."""
+        """The events of one stream, until it ends."""
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         """The peer's diagnostics."""
@@ -167,10 +169,10 @@ class PeerClient(ControlPort, Protocol):
         """Traced requests that entered at the peer."""
 
     async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
-        """Delete traces that the peer keeps; answers how many there were."""
+        """Delete traces that the peer keeps; returns their number."""
 
     async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
         """Stacks and memory maps of the peer and its runners, or of one runner."""
 
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
-        """Tell the peer API keys, or ask for those that it holds."""
+        """Send the peer API keys, or ask for the keys that it holds."""

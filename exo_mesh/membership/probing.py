@@ -1,4 +1,4 @@
-"""Asking whether a peer lives, directly and through others; every question and answer carries news."""
+"""Probes peers, directly and through other peers; every probe and answer carries news."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 
 
 REFUSED_S, REFUSED_PAUSE_S = 0.2, 0.1
-"""How long an answer that nobody listens may take, and the pause before it is asked for again: a process that is
-restarted may be between two sockets."""
+"""How long a refused connection may take to be reported, and the pause before the second attempt: a process that is
+restarting may be between two sockets."""
 
 
 class Probing:
-    """introduce(peer) is awaited when a peer does not know us."""
+    """Sends and answers probes. introduce(peer) is awaited when a peer does not know this node."""
 
     def __init__(self, roster: Roster, news: News, introduce: Callable[[Peer], Awaitable[None]]) -> None:
         self._roster = roster
@@ -31,21 +31,21 @@ class Probing:
         self._probing: set[str] = set()
 
     def start(self, peer: Peer) -> None:
-        """Probe a peer, unless that is being done or it is no peer any more. Where a call that was no probe has failed,
-        this does not wait for its turn: it may be the first sign of a death."""
+        """Probe a peer, unless a probe is running or the peer was removed. Called right after any failed call, because
+        that may be the first sign of a death."""
         if peer.id not in self._probing and self._roster.peers.get(peer.id) is peer:
             self._probing.add(peer.id)
             self._roster.tasks.start(self._probe(peer), f"probe {peer.id[:8]}")
 
     async def tell(self, peer: Peer) -> None:
-        """Tell a peer news; if it does not answer, probe it."""
+        """Send news to a peer; if it does not answer, probe it."""
         try:
             await self._ask(peer, self._roster.timing.call_s)
         except MeshError:
             self.start(peer)
 
     def answer(self, request: pb.ProbeRequest) -> pb.ProbeReply:
-        """Yes, this is who lives here; and news for news."""
+        """Answer a probe with this node's identity and news, after processing the caller's news."""
         own = self._roster.own
         reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation, unix_s=self._roster.wall_clock())
         caller = self._roster.knows(request.from_peer, request.incarnation)
@@ -54,7 +54,7 @@ class Probing:
             return reply
         self._news.hear(request.updates, request.records, request.telemetry, caller.client)
         if any(update.peer_id == own.id and update.state != pb.PEER_STATE_ALIVE for update in request.updates):
-            reply.updates.append(self._news.update_message(own.id))  # who doubts it hears at once that we live
+            reply.updates.append(self._news.update_message(own.id))  # refutes the caller's doubt at once
         updates, records = self._news.for_peer(request.from_peer)
         reply.updates.extend(updates)
         reply.records.extend(records)
@@ -62,15 +62,15 @@ class Probing:
         return reply
 
     async def answer_indirect(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
-        """Can this node reach somebody whom the caller cannot?"""
+        """Probe a peer on behalf of a caller that cannot reach it."""
         peer = self._roster.peers.get(request.target)
         if peer is None or peer.info.incarnation != request.incarnation:
             return pb.IndirectProbeReply()
         began, probe_s = self._roster.clock(), self._roster.timing.probe_s
         try:
-            await self._ask(peer, 0.8 * probe_s)  # so that the caller hears of a failure in its time
+            await self._ask(peer, 0.8 * probe_s)  # leaves time for the reply
         except MeshError:
-            is_late = self._roster.clock() - began > probe_s / 4  # then the machine is silent, and refuses nothing
+            is_late = self._roster.clock() - began > probe_s / 4  # silent, so not a refusal
             return pb.IndirectProbeReply(refused=not is_late and await self._is_refused(peer))
         return pb.IndirectProbeReply(reached=True)
 
@@ -110,7 +110,7 @@ class Probing:
             self._failed(peer, found, reason)
 
     async def _is_refused(self, peer: Peer) -> bool:
-        """Whether its machine answers, twice at each address that is not known to fail, that nobody listens there."""
+        """Whether the peer's machine refuses connections twice at each address that is not known to fail."""
         others = [address for address in peer.addresses if address != peer.client.address]
         used = [address for address in others if address not in peer.paths or not peer.paths[address].failed]
         clients = [peer.client.at(address) for address in used]
@@ -125,7 +125,7 @@ class Probing:
             await asyncio.gather(*(client.close() for client in clients))
 
     def _failed(self, peer: Peer, found: Update | None, reason: MeshError) -> None:
-        """Act on what a failed probe has shown."""
+        """Act on the result of a failed probe."""
         if found is None:
             return
         if found.state is SwimState.DEAD:
@@ -135,7 +135,7 @@ class Probing:
             self._roster.tell_of(peer.id)
 
     async def _ask(self, peer: Peer, timeout_s: float) -> None:
-        """A probe, with news both ways. Raises MeshError if the peer does not answer, or somebody else does."""
+        """Send a probe and exchange news. Raises MeshError if the peer does not answer, or another process answers."""
         roster = self._roster
         updates, records = self._news.for_peer(peer.id)
         request = pb.ProbeRequest(
@@ -149,7 +149,7 @@ class Probing:
         began = roster.clock()
         reply = await peer.client.probe(request, timeout_s)
         if (reply.peer_id, reply.incarnation) != (peer.id, peer.info.incarnation):
-            raise TransportError(f"the node at {peer.client.address} is not {peer.info.name} of this start")
+            raise TransportError(f"the node at {peer.client.address} is not {peer.info.name}, or has restarted")
         peer.answered(began, roster.clock())
         if reply.unix_s:
             peer.told_time(reply.unix_s, roster.wall_clock(), roster.clock() - began)

@@ -1,4 +1,4 @@
-"""The records of the mesh as one peer may accept and write them."""
+"""Stores the records of the mesh and enforces which records this peer may accept and write."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from exo_mesh.transport.control_codec import (
 )
 
 MAX_AS_SENT_BYTES = 512 * 1024
-"""Of one owner, what is passed on as it came. A peer's own record with 1,024 models has about 100 KiB."""
+"""Most bytes per owner that are passed on unchanged. A peer's own record with 1,024 models has about 100 KiB."""
 
 MAX_READING_BYTES = 16 * 1024
-"""A longer reading is passed on as this version understands it."""
+"""Longest telemetry reading that is passed on unchanged; a longer one is re-encoded without fields unknown here."""
 
 
 class Records:
-    """A view, the right to write under one owner's name, the readings of all peers, and the deletions of instances,
-    which have no owner: they outlive the peer that was asked to delete.
+    """Holds the view, this node's own records, the telemetry of all peers, and the deletions of instances. Deletions
+    have no owner: they outlive the peer that was asked to delete.
 
-    Only records of living owners, in their present incarnation, are taken over: so nobody brings back the dead.
+    Only records of living owners in their present incarnation are accepted, so a dead peer's records do not return.
     """
 
     def __init__(self, own_id: str, own_incarnation: int, incarnation_of: Callable[[str], int | None]) -> None:
@@ -36,22 +36,22 @@ class Records:
         self.fences = Fences()
         self.telemetry: dict[str, Telemetry] = {}
         self._as_sent: dict[str, dict[RecordKey, pb.Record]] = {}
-        """By owner: records of which this version does not understand everything. They are passed on as they came."""
+        """By owner: records with fields that this version does not know. They are passed on unchanged."""
         self._readings: dict[str, pb.Telemetry] = {}
-        """Likewise readings; only small ones."""
+        """The same for telemetry readings; only small ones."""
         self._own_id = own_id
         self._incarnation_of = incarnation_of
         self._version = own_incarnation * VERSIONS_PER_INCARNATION
 
     def write(self, kind: str, record_id: str, value: RecordValue | None, now: float) -> RecordKey:
-        """Write a record of our own; None deletes it."""
+        """Write a record of this node; None deletes it."""
         self._version += 1
         key = RecordKey(kind, record_id, self._own_id)
         self.view.merge([Record(key, self._version, value)], now)
         return key
 
     def take(self, messages: Iterable[pb.Record], now: float) -> list[Record]:
-        """Merge what a peer sent; answer what changed."""
+        """Merge records that a peer sent. Returns the changes."""
         changed: list[Record] = []
         for message in messages:
             owner = message.owner
@@ -70,7 +70,7 @@ class Records:
         return changed
 
     def message(self, key: RecordKey, now: float) -> pb.Record | None:
-        """A record as it is told to others."""
+        """A record in the form in which it is sent to peers."""
         record = self.view.get(key)
         return None if record is None else self._message(record, now)
 
@@ -79,14 +79,14 @@ class Records:
         return [self._message(record, now) for record in self.view.of_owner(owner)]
 
     def differs(self, summary: pb.OwnerSummary) -> tuple[bool, bool]:
-        """(have we news of this owner, have they), by what they hold of it."""
+        """(whether this node has news of the owner, whether the other side has), by the other side's summary."""
         if self.view.sum_of(summary.owner) == summary.digest:
             return False, False
         newest = self.view.newest_of(summary.owner)
         return newest >= summary.newest, newest <= summary.newest
 
     def take_reading(self, message: pb.Telemetry) -> None:
-        """Keep a reading that was sent, as it came if this version does not understand all of it."""
+        """Store a telemetry reading; unchanged if it has fields that this version does not know."""
         reading = telemetry_from_proto(message)
         if self.take_telemetry(reading):
             self._readings.pop(reading.peer_id, None)
@@ -94,7 +94,7 @@ class Records:
                 self._readings[reading.peer_id] = message
 
     def take_telemetry(self, reading: Telemetry) -> bool:
-        """Keep a reading of a living peer if it is newer."""
+        """Store the telemetry of a living peer if it is newer."""
         held = self.telemetry.get(reading.peer_id)
         alive = reading.peer_id == self._own_id or self._incarnation_of(reading.peer_id) is not None
         is_newer = alive and (held is None or held.sequence < reading.sequence)
@@ -103,20 +103,20 @@ class Records:
         return is_newer
 
     def reading_of(self, peer_id: str) -> pb.Telemetry:
-        """The reading that is held of a peer, as it is told to others."""
+        """The stored telemetry of a peer, in the form in which it is sent to peers."""
         as_sent = self._readings.get(peer_id)
         return telemetry_to_proto(self.telemetry[peer_id]) if as_sent is None else as_sent
 
     def forget(self, peer_id: str) -> list[Record]:
-        """Drop all that a peer wrote; answer its records that were in force."""
+        """Drop everything that a peer wrote. Returns its records that were in force."""
         self.telemetry.pop(peer_id, None)
         self._readings.pop(peer_id, None)
         self._as_sent.pop(peer_id, None)
         return self.view.drop_owner(peer_id)
 
     def _keep(self, record: Record, message: pb.Record) -> None:
-        """Hold on to what came, if it has more than this version would send: a peer of a newer version that hears of it
-        from here is to get all of it."""
+        """Keep the received message if it has more than this version would send, so that a peer with a newer version
+        gets all of it."""
         held = self._as_sent.setdefault(record.key.owner, {})
         held.pop(record.key, None)
         if record.deleted or record_to_proto(record) == message:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 MAX_REFUSALS = 16
 
 REFUSED_S = 60.0
-"""How long one is told of after the last attempt. An address that is suggested again and again is dialled every 10 s at
-least (membership/detector.py, Backoff), so what is still refused stays, and what was given up goes."""
+"""How long a refusal is shown after the last attempt. An address that is suggested repeatedly is dialled at least every
+10 s (membership/detector.py, Backoff), so an ongoing refusal stays and one that is no longer attempted disappears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class _Refusal:
 
 
 class Refusals:
-    """The latest of each kind; the oldest make room. peer_id or address may be "" where they are not known."""
+    """The latest refusal of each kind; the oldest ones are dropped. peer_id or address may be "" if unknown."""
 
     def __init__(self) -> None:
         self._until: dict[_Refusal, float] = {}
 
     def note(self, who: str, reason: str, now: float, *, peer_id: str = "", address: str = "") -> bool:
-        """Somebody was refused just now; True if that is news."""
+        """Record a refusal; True if it was not recorded yet."""
         self._forget_old(now)
         refusal = _Refusal(f"{who}: {reason}", peer_id, address)
         is_news = refusal.text not in self.texts(now)
@@ -37,13 +37,13 @@ class Refusals:
         return is_news
 
     def joined(self, peer_id: str, addresses: Iterable[str]) -> None:
-        """This peer has been taken in: what was said of it before is over."""
+        """Drop the refusals of a peer that was admitted."""
         known = set(addresses)
         for one in [one for one in self._until if one.peer_id == peer_id or one.address in known]:
             del self._until[one]
 
     def texts(self, now: float) -> list[str]:
-        """What to tell, oldest first."""
+        """The current refusals, oldest first."""
         self._forget_old(now)
         return list(dict.fromkeys(one.text for one in self._until))
 

@@ -1,4 +1,4 @@
-"""The peers that were admitted and what is held of them: the one state that admission, probing and exchange share."""
+"""Holds the admitted peers and what is known of them: the state that admission, probing and exchange share."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, Swim, SwimState, Up
 from exo_mesh.tasks import ChangeSignal, TaskOwner
 
 RECORD_HOPS = 4
-"""How often each peer of a mesh of more than ALL_PROBED passes a changed record on: that reaches 98 %; anti-entropy
-does the rest."""
+"""How often each peer of a mesh of more than ALL_PROBED passes a changed record on: that reaches 98 % of the peers, and
+anti-entropy reaches the rest."""
 
 MAX_LOST = 256
 LOST_S = 600.0
-"""Addresses of dead peers that are still tried, one each period: after a partition nobody else brings the halves
-together. A peer that said goodbye is not among them."""
+"""How long addresses of dead peers are still tried, one each period: after a partition nothing else reunites the
+halves. A peer that said goodbye is not among them."""
 
 _log = logging.getLogger(__name__)
 
 
 class AdmitResult(Enum):
-    """What `Roster.admit` did with a peer."""
+    """Result of `Roster.admit`."""
 
     NEW = "new"
     KNOWN = "known"
@@ -44,10 +44,11 @@ class AdmitResult(Enum):
 
 
 class Roster:
-    """`peers` by id; `swim` has what is held of them, `records` what they wrote, `news` what is to be told on.
+    """Shared state. `peers`: admitted peers by id. `swim`: their states. `records`: what they wrote. `news`: updates to
+    gossip.
 
-    on_leave(peer, records) is called when a peer has died or left, with the records of it that were in force. `changed`
-    beats whenever the view or the set of living peers has; `poke` when there is news.
+    on_leave(peer, records) is called when a peer has died or left, with its records that were in force. `changed` beats
+    whenever the view or the set of living peers changes; `poke` beats when there is news.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Roster:
         self.wall_clock: Clock = time.time
         self.known = KnownPeers()
         self.is_asleep = False
-        """This machine sleeps, or is about to: the node keeps silent."""
+        """Whether this machine sleeps or is about to: the node sends nothing."""
         self._lost: dict[str, tuple[str, float, PeerInfo]] = {}
         self._gone: dict[str, tuple[float, PeerInfo]] = {}
 
@@ -90,19 +91,19 @@ class Roster:
         return self.records.view
 
     def take_fences(self, fences: Iterable[Fence]) -> None:
-        """Remember deletions of instances; `changed` beats if one of them is new."""
+        """Store deletions of instances; `changed` beats if one of them is new."""
         new = [fence for fence in fences if self.records.fences.add(fence, self.clock())]
         if new:
-            _log.info("deleted: %s", ", ".join(fence.instance_id for fence in new[:8]))
+            _log.info("deleted instances: %s", ", ".join(fence.instance_id for fence in new[:8]))
             self.changed.beat()
 
     @property
     def is_small(self) -> bool:
-        """Does everybody probe, and tell, everybody?"""
+        """Whether every peer probes and gossips to every other peer."""
         return len(self.peers) <= ALL_PROBED
 
     def knows(self, peer_id: str, incarnation: int) -> Peer | None:
-        """The living peer that a caller is; its call is a sign of life."""
+        """The living peer that calls, or None if it is unknown; its call counts as a sign of life."""
         peer = self.peers.get(peer_id)
         if peer is None or peer.info.incarnation != incarnation:
             return None
@@ -110,7 +111,8 @@ class Roster:
         return peer
 
     def verdict_on(self, peer_id: str, life: Life) -> Update | None:
-        """What this node holds against a caller of this life."""
+        """The verdict of this node that the caller is gone, which it must refute; None if there is none for this
+        life."""
         held = self.swim.member(peer_id)
         if held is None or held.state not in GONE or held.life < life:
             return None
@@ -118,30 +120,30 @@ class Roster:
 
     @property
     def refusals(self) -> list[str]:
-        """Who was refused of late, and why."""
+        """The last refused peers and the reasons."""
         return self._refusals.texts(self.clock())
 
     def note_refusal(self, who: str, reason: str, *, peer_id: str = "", address: str = "") -> None:
-        """Remember, for whoever looks, that a node was not taken in."""
+        """Remember and log that a node was refused."""
         if reason == ITSELF:
             return
         if self._refusals.note(who, reason, self.clock(), peer_id=peer_id, address=address):
-            _log.warning("refused: %s: %s", who, reason)
+            _log.warning("refused peer %s: %s", who, reason)
 
     @property
     def id_taken_by(self) -> str:
-        """The name of the node that has this node's id, if that keeps this node out of the mesh; else ""."""
+        """The name of the node that has this node's id, if that keeps this node out of the mesh; otherwise ""."""
         name, at = self._id_taken
         return name if not self.peers and self.clock() - at < REFUSED_S else ""
 
     def note_id_taken(self, name: str) -> None:
-        """A node refused this one because another node of this name has its id."""
+        """Record that a node refused this one because another node, with this name, has its id."""
         if not self.id_taken_by:
             _log.error("this node's id is in use by %s: give this machine its own --home", name)
         self._id_taken = name, self.clock()
 
     def admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> AdmitResult:
-        """Take a peer in, unless it is known in this life or held for dead in it."""
+        """Admit a peer, unless it is known or considered dead in this life."""
         if obstacle := self.peer_filter.obstacle(addresses):
             self.note_refusal(info.name, obstacle, peer_id=info.id)
             return AdmitResult.REFUSED
@@ -153,9 +155,9 @@ class Roster:
                 known.learn(addresses)
                 return AdmitResult.KNOWN
             self.swim.conclude(info.id, Life(known.info.incarnation, 2**32), self.clock())
-            self.remove(known, "has restarted")
+            self.remove(known, "restarted")
         if len(self.peers) >= MAX_PEERS or not addresses:
-            self.note_refusal(info.name, f"{len(self.peers)} peers are known already, or it has no address")
+            self.note_refusal(info.name, f"it has no usable address, or the mesh is full ({len(self.peers)} peers)")
             return AdmitResult.REFUSED
         if not self.swim.learn(Update(info.id, SwimState.ALIVE, life), self.clock()):
             return AdmitResult.REFUSED
@@ -168,13 +170,13 @@ class Roster:
         return AdmitResult.NEW
 
     def bury(self, peer_id: str) -> None:
-        """This node has come to the verdict that a peer is dead."""
+        """Remove a peer that this node has found to be dead, and gossip that."""
         self.tell_of(peer_id)
         if (peer := self.peers.get(peer_id)) is not None:
             self.remove(peer, "is dead", is_lost=True)
 
     def remove(self, peer: Peer, why: str, level: int = logging.WARNING, *, is_lost: bool = False) -> None:
-        """Forget a peer and all that it wrote. is_lost: it may be there after all, so its address is tried again."""
+        """Forget a peer and all its records. is_lost: it may still be alive, so its address is tried again."""
         del self.peers[peer.id]
         self.known.met(self._newest_info(peer))
         self._gone[peer.id] = (self.clock(), peer.info)
@@ -189,12 +191,12 @@ class Roster:
         self.changed.beat()
 
     def _newest_info(self, peer: Peer) -> PeerInfo:
-        """What the peer said of itself last."""
+        """The peer's latest description of itself."""
         record = self.view.get(RecordKey("peer", peer.id, peer.id))
         return record.value if record is not None and isinstance(record.value, PeerInfo) else peer.info
 
     def a_lost_address(self, now: float) -> str | None:
-        """One address at which a peer that was given up may be again."""
+        """A random address of a peer that was given up, to be tried again."""
         while len(self._lost) > MAX_LOST:
             del self._lost[next(iter(self._lost))]
         for peer_id in [peer_id for peer_id, (_, since, _) in self._lost.items() if now - since > LOST_S]:
@@ -202,26 +204,26 @@ class Roster:
         return self.rng.choice(list(self._lost.values()))[0] if self._lost else None
 
     def lost(self, now: float) -> list[tuple[PeerInfo, float]]:
-        """Peers that were given up within LOST_S and have not come back, and for how long each has been away."""
+        """Peers that were given up within LOST_S and have not returned, each with the seconds since then."""
         gone = [(info, now - since) for _, since, info in self._lost.values()]
         return [(info, gone_s) for info, gone_s in gone if gone_s <= LOST_S and info.id not in self.peers]
 
     def gone(self, now: float) -> list[PeerInfo]:
-        """Peers that were given up or said goodbye within LOST_S, and have not come back."""
+        """Peers that were given up or said goodbye within LOST_S and have not returned."""
         kept = [(since, info) for since, info in self._gone.values() if info.id not in self.peers]
         return [info for since, info in kept if now - since <= LOST_S]
 
     def tell_of(self, key: str | RecordKey, *, own: bool = False) -> None:
-        """Pass news of a peer (its id) or of a record on."""
+        """Gossip news of a peer (its id) or of a record (its key). own: whether this node wrote the record."""
         num_others = len(self.peers)
         small = self.is_small
         held = self.swim.member(key) if isinstance(key, str) else None
         if held is not None and held.state is SwimState.ALIVE and held.life.refutation == 0 and not small:
-            times = RECORD_HOPS  # a join, with its record: nobody's life hangs on it
+            times = RECORD_HOPS  # a join is not urgent
         elif isinstance(key, str):
             times = max(retransmissions(num_others), num_others if small else 0)
         elif small:
-            times = num_others if own else 2  # its owner tells everybody
+            times = num_others if own else 2  # its owner sends it to every peer
         else:
             times = RECORD_HOPS
         self.news.put(key, times)

@@ -1,9 +1,9 @@
-"""The peers of this node, as the rest of the node sees them; and what goes on all the time.
+"""The membership as the rest of the node sees it: the peers, the view, and the background tasks.
 
-Three things go on, each bounded per peer however large the mesh is. Probes ask who lives (probing.py, swim.py). News of
-peers, and of records that changed, is told to a few peers at once and rides on every probe (news.py). Anti-entropy
-compares a digest with one random peer each period, and exchanges what differs (exchange.py). Who comes in, and comes
-back, is in admission.py; what they all share in roster.py.
+Three tasks run all the time, each with bounded work per peer in a mesh of any size. Probes find out which peers are
+alive (probing.py, swim.py). News of peers and of changed records is sent to a few peers at once and is part of every
+probe (news.py). Anti-entropy compares a digest with one random peer each period and exchanges what differs
+(exchange.py). admission.py admits peers and lets them return; roster.py holds the shared state.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import ChangeSignal
 
 MAX_SILENT_PROBED = 8
-"""Peers that others reach and this node does not, asked each period whether they answer again."""
+"""Most peers that are probed each period because others reach them and this node does not."""
 
 MIN_PAUSE_S = 0.02
-"""However often records change, news is not sent more often than this."""
+"""Shortest pause between two rounds of news, however often records change."""
 
 FANOUT = 3
-"""Peers that are told news at a time in a mesh of more than ALL_PROBED; in a smaller one, all."""
+"""Peers that get news in one round in a mesh of more than ALL_PROBED; in a smaller mesh, all peers do."""
 
 OUT_OF_REACH = 3
-"""Times the timeout of a probe without an answer; that timeout grows while this machine itself is slow."""
+"""A peer is out of reach after this many probe timeouts without an answer; that timeout grows while this machine is
+slow."""
 
 
 async def _nothing() -> None:
-    """What there is to free before a refutation, by default."""
+    """The default of before_refute: there is nothing to free."""
 
 
 class Membership:
-    """Starts alone; `suggest` brings it together with others.
+    """Starts alone; `suggest` connects it to other nodes.
 
-    only_peers, only_links: see PeerFilter; by default everybody is taken in, and every address dialled.
-    dial(address) makes a client for "host:port", with the credentials of this node.
-    on_leave(peer, records) is called when a peer has died or left, with the records of it that were in force;
-    before_refute is awaited when the others hold this node for dead (it stood still, or was cut off), with the view up
-    to date, before they hear that it lives: what they have given to others meanwhile must be freed first.
-    `changed` beats whenever the view or the set of living peers has changed.
+    only_peers, only_links: see PeerFilter; by default every peer is admitted and every address dialled. dial(address)
+    makes a client for "host:port" with the credentials of this node. on_leave(peer, records) is called when a peer has
+    died or left, with its records that were in force. before_refute is awaited when the other peers consider this node
+    dead, because it was suspended or disconnected: with the view up to date, and before the refutation, it frees what
+    the others have given to other peers meanwhile. `changed` beats whenever the view or the set of living peers
+    changes.
     """
 
     def __init__(
@@ -92,11 +93,11 @@ class Membership:
         self._probing = Probing(roster, self._news, self._introduce_again)
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
-        self._sync_at = self._tell_at = 0.0
+        self._sync_at = self._gossip_at = 0.0
         self.stops = StopDesk(roster)
         self.sleeps = SleepDesk(roster)
 
-    # what the node sees
+    # State for the rest of the node.
 
     @property
     def own(self) -> PeerInfo:
@@ -108,7 +109,7 @@ class Membership:
 
     @property
     def refusals(self) -> list[str]:
-        """Nodes that were not taken in, and why; the last few."""
+        """The last refused nodes and the reasons."""
         return self._roster.refusals
 
     @property
@@ -122,33 +123,33 @@ class Membership:
 
     @property
     def fences(self) -> Fences:
-        """The deletions of instances that this node knows of."""
+        """The deletions of instances that this node knows."""
         return self._roster.records.fences
 
     def take_fence(self, fence: Fence) -> None:
-        """An instance was deleted: remember it, and tell every peer that does not know by anti-entropy."""
+        """Remember a deleted instance. Anti-entropy sends the deletion to every peer that lacks it."""
         self._roster.take_fences([fence])
 
     @property
     def telemetry(self) -> dict[str, Telemetry]:
-        """The latest reading of each living peer and of this one."""
+        """The latest telemetry of each living peer and of this node."""
         records = self._roster.records
         records.take_telemetry(self._read_telemetry())
         return dict(records.telemetry)
 
     def reading_of(self, peer_id: str) -> Telemetry | None:
-        """The latest reading of a living peer."""
+        """The latest telemetry of a living peer."""
         return self._roster.records.telemetry.get(peer_id)
 
     def busy(self, peer_id: str) -> float:
-        """Processes that want a core there, for each core it has; 0 if that is not known."""
+        """Processes per core that want to run on a peer; 0 if unknown."""
         peer, reading = self._roster.peers.get(peer_id), self.reading_of(peer_id)
         info = self.own if peer is None else peer.info
         cores = max((device.cores for device in info.devices), default=0)
         return 0.0 if reading is None or not cores else reading.load / cores
 
     def client_at(self, address: str) -> PeerClient:
-        """A caller with this node's credentials; whoever asked for it closes it."""
+        """A client with this node's credentials; the caller closes it."""
         return self._roster.dial(address)
 
     @property
@@ -158,17 +159,17 @@ class Membership:
 
     @property
     def lost(self) -> list[tuple[PeerInfo, float]]:
-        """Peers that were given up of late, and for how many seconds each has been away."""
+        """Peers that were given up within the last ten minutes, each with the seconds since then."""
         return self._roster.lost(self._roster.clock())
 
     @property
     def gone(self) -> list[PeerInfo]:
-        """Peers that were here within the last ten minutes, whether they said goodbye or not."""
+        """Peers that left or were given up within the last ten minutes."""
         return self._roster.gone(self._roster.clock())
 
     @property
     def num_peers(self) -> int:
-        """How many other peers live; `peers` sorts them."""
+        """Number of other living peers, without the sorting of `peers`."""
         return len(self._roster.peers)
 
     def peer(self, peer_id: str) -> Peer | None:
@@ -178,35 +179,35 @@ class Membership:
         return peer_id == self.own.id or peer_id in self._roster.peers
 
     def unanswered_s(self, peer_id: str) -> float:
-        """For how long a peer that is alive by the word of others has not answered this node itself; 0 if it does."""
+        """Seconds for which a peer has not answered this node although other peers reach it; 0 if it answers."""
         peer = self._roster.peers.get(peer_id)
         since = None if peer is None else peer.unanswered_since
         return 0.0 if since is None else self._roster.clock() - since
 
     def is_out_of_reach(self, peer_id: str) -> bool:
-        """Whether a peer has not answered this node for so long that a lost or late message is not the reason. If it is
-        not known, it is probed now: in a large mesh its turn comes seldom."""
+        """Whether a peer has not answered this node for so long that a lost or late message cannot be the reason. Also
+        probes the peer now, because in a large mesh it is probed rarely."""
         peer = self._roster.peers.get(peer_id)
         if peer is None:
             return False
         self._probing.start(peer)
         return self.unanswered_s(peer_id) > OUT_OF_REACH * self._roster.swim.probe_timeout_s
 
-    # life
+    # Start and stop.
 
     def start(self, own: PeerInfo) -> None:
-        """Begin as `own`, which may now know its addresses."""
+        """Start with the identity `own`, whose addresses may be known only now."""
         self.describe(own)
         self._tasks.keep(self._run, "membership")
 
     def describe(self, own: PeerInfo) -> None:
-        """Say something new of this node: its models, its API address."""
+        """Publish new facts about this node, such as its models or its API address."""
         self._roster.own = own
         self._write("peer", own.id, own)
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     def put_instance(self, instance_id: str, instance: InstanceInfo | None) -> None:
@@ -231,7 +232,7 @@ class Membership:
         self._roster.tell_of(key, own=True)
 
     async def stop(self) -> None:
-        """Say goodbye; no task or channel is left."""
+        """Say goodbye to all peers, and close all tasks and connections."""
         goodbye = pb.GoodbyeRequest(peer_id=self.own.id, incarnation=self.own.incarnation)
         peers = self.peers
         await asyncio.gather(*(peer.client.goodbye(goodbye, GOODBYE_S) for peer in peers), return_exceptions=True)
@@ -240,7 +241,7 @@ class Membership:
         self._roster.peers.clear()
 
     def suggest(self, address: str) -> None:
-        """There may be a node at "host:port": say hello unless it is known or was tried a moment ago."""
+        """Say hello to a possible node at "host:port", unless it is known or was tried recently."""
         if self._roster.is_asleep:
             return
         peers = self._roster.peers.values()
@@ -248,30 +249,30 @@ class Membership:
         if not known and address not in self.own.addresses and self._roster.peer_filter.may_dial(address):
             self._dialer.dial(address)
 
-    # what other nodes ask
+    # Calls of other nodes.
 
     def note_stranger(self, who: str, reason: str, peer_id: str) -> None:
-        """A node that cannot be of this mesh said hello."""
+        """Record a hello of a node that cannot be in this mesh."""
         self._roster.note_refusal(who, reason, peer_id=peer_id)
 
     async def answer_hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
-        """Admit the caller, or say why not."""
+        """Admit the caller, or reply with the reason of the refusal."""
         return await self._admission.answer_hello(request, caller_host)
 
     def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
-        """Yes, this is who lives here; and news for news."""
+        """Answer a probe with this node's identity and news, after processing the caller's news."""
         return self._probing.answer(request)
 
     async def answer_indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
-        """Can this node reach somebody whom the caller cannot?"""
+        """Probe a peer on behalf of a caller that cannot reach it."""
         return await self._probing.answer_indirect(request)
 
     def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
-        """One half of a round of anti-entropy, as the side that was called."""
+        """Answer one call of an anti-entropy round, as the called side."""
         return self._exchange.answer(request)
 
     def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
-        """The caller leaves on purpose."""
+        """Handle a peer that leaves on purpose or goes to sleep."""
         held = self._roster.swim.member(request.peer_id)
         if held is not None and held.life.incarnation == request.incarnation:
             self._news.learn(Update(request.peer_id, SwimState.LEFT, held.life), None)
@@ -279,10 +280,10 @@ class Membership:
                 self._roster.known.fell_asleep(request.peer_id, self._roster.wall_clock())
         return pb.GoodbyeReply()
 
-    # what goes on
+    # The background loop.
 
-    def _answer_verdict(self, verdict: Update, teller: ControlPort) -> None:
-        self._admission.answer_verdict(verdict, teller)
+    def _answer_verdict(self, verdict: Update, sender: ControlPort) -> None:
+        self._admission.answer_verdict(verdict, sender)
 
     async def _introduce_again(self, peer: Peer) -> None:
         await self._admission.introduce_again(peer)
@@ -312,12 +313,12 @@ class Membership:
             if (address := roster.a_lost_address(now)) is not None:
                 self._dialer.dial(address)
             silent = [peer for peer in roster.peers.values() if peer.unanswered_since is not None]
-            for peer in silent[:MAX_SILENT_PROBED]:  # in a large mesh its turn would come much later
+            for peer in silent[:MAX_SILENT_PROBED]:  # in a large mesh its regular probe comes much later
                 self._probing.start(peer)
             if roster.peers:
                 self._admission.start_sync(roster.peers[roster.rng.choice(list(roster.peers))])
-        if roster.news and roster.peers and (roster.is_small or now >= self._tell_at):
-            self._tell_at = now + roster.timing.gossip_s
+        if roster.news and roster.peers and (roster.is_small or now >= self._gossip_at):
+            self._gossip_at = now + roster.timing.gossip_s
             everybody = list(roster.peers)
             for peer_id in everybody if roster.is_small else roster.rng.sample(everybody, FANOUT):
-                self._tasks.start(self._probing.tell(roster.peers[peer_id]), f"tell {peer_id[:8]}")
+                self._tasks.start(self._probing.tell(roster.peers[peer_id]), f"news to {peer_id[:8]}")

@@ -1,7 +1,7 @@
-"""Shares settings with all peers, through a record of the view, and keeps them in a file for the next start.
+"""Shares settings with all peers through a record of the view, and saves them in a file for the next start.
 
-Every peer merges the tables that it sees into its own. The live peer with the lowest id publishes the result; another
-peer publishes its own only while the first one lacks something of it. So a mesh has one such record, mostly.
+Every peer merges all published tables into its own. The live peer with the lowest id publishes the result; another peer
+publishes its own table only while the first one lacks an entry of it. So a mesh usually has one such record.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ FILE_NAME = "mesh_settings.json"
 MAX_FILE_BYTES = 1 << 20
 LOOK_EVERY_S = 1.0
 PATIENCE_S = 2.0
-"""How long the first peer may lack something that this one knows. It usually has heard of it and says so at once."""
+"""How long the first peer may lack an entry before this one publishes it. Usually it has received it and publishes it
+at once."""
 
 _log = logging.getLogger(__name__)
 
 
 class SettingSharing:
-    """The settings in force at a node of a mesh. path: where the shared ones are kept."""
+    """The settings in force at a node of a mesh. path: the file that stores the shared settings."""
 
     def __init__(
         self,
@@ -57,16 +58,16 @@ class SettingSharing:
 
     @classmethod
     def at(cls, settings: Settings, origins: Mapping[str, str] | None, membership: Membership) -> SettingSharing:
-        """The sharing of a node, with the file in its home. origins: of its own settings."""
+        """The setting sharing of a node, with the file in its home. origins: of its own settings."""
         return cls(EffectiveSettings(settings, origins), membership, settings.home / FILE_NAME)
 
     @property
     def shared_texts(self) -> Mapping[str, str]:
-        """The settings of the mesh, as a variable would have them."""
+        """The shared settings as text, in the form of environment variables."""
         return self._table.texts
 
     async def change(self, texts: Mapping[str, str | None]) -> None:
-        """Change settings at every peer, and keep them; None takes one back."""
+        """Change settings on every peer and save them; None removes a setting."""
         self._look()
         self._take(self._table.changed(texts, self._membership.own.id))
         self._publish(self._table)
@@ -74,7 +75,7 @@ class SettingSharing:
         await self._save()
 
     async def keep(self) -> None:
-        """Take over what peers share, and share what they lack, until cancelled."""
+        """Until cancelled: merge what peers share, and publish what they lack."""
         while True:
             self._look()
             self._settle()
@@ -82,7 +83,7 @@ class SettingSharing:
             await self._membership.changed.wait(LOOK_EVERY_S)
 
     def _look(self) -> None:
-        """Take over what the records of peers have now."""
+        """Merge the tables that the records of peers have now."""
         view = self._membership.view
         if self._seen != view.settings_version:
             self._seen = view.settings_version
@@ -97,7 +98,7 @@ class SettingSharing:
     def _apply(self) -> None:
         unusable = self.effective.take(self._table.texts)
         if unusable:
-            _log.warning("shared settings that this version cannot use: %s", ", ".join(unusable))
+            _log.warning("ignoring shared settings that this version cannot use: %s", ", ".join(unusable))
 
     def _settle(self) -> None:
         """Publish the table, or withdraw it because the first peer has all of it."""
@@ -129,7 +130,7 @@ class SettingSharing:
             try:
                 await asyncio.to_thread(_write, self._path, table)
             except OSError as exc:
-                _log.warning("shared settings are in force, but a restart may forget them: %s", exc)
+                _log.warning("cannot save the shared settings, so a restart may lose them: %s", exc)
             self._saved = table
 
 
@@ -144,7 +145,7 @@ def _write(path: Path, table: SharedSettings) -> None:
 
 
 def _read(path: Path) -> SharedSettings:
-    """The table of the file; an empty one if there is none that can be understood."""
+    """The table in the file; an empty one if the file is missing or invalid."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(MAX_FILE_BYTES))
@@ -152,14 +153,14 @@ def _read(path: Path) -> SharedSettings:
     except FileNotFoundError:
         return SharedSettings()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        _log.warning("%s cannot be read (%s): the mesh will say again what it shares", path, type(exc).__name__)
+        _log.warning("cannot read %s (%s); the mesh will send its shared settings again", path, type(exc).__name__)
         return SharedSettings()
 
 
 def _entry(name: str, said: Mapping[str, Any]) -> SharedSetting:
     text, counter, author = said["text"], said["counter"], said["by"]
     if not (text is None or isinstance(text, str)) or not isinstance(author, str):
-        raise TypeError("a text is needed")
+        raise TypeError("text and by must be strings")
     if not 0 < int(counter) <= MAX_COUNTER:
-        raise ValueError("a counter is out of range")
+        raise ValueError("counter is out of range")
     return SharedSetting(name, text, int(counter), author)

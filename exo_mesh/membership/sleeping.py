@@ -1,4 +1,4 @@
-"""Machines that sleep: this one tells the mesh before it does, and any member wakes another by Wake-on-LAN."""
+"""Announces that this machine goes to sleep, and wakes other machines by Wake-on-LAN through any member."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from exo_mesh.proto import control_pb2 as pb
 GOODBYE_S = 0.5
 WAKE_S = 2.0
 MAX_HELPING = 16
-"""Peers that are asked to send the packet, too."""
+"""Most peers that are asked to send the packet too."""
 
 LOOK_EVERY_S = 0.5
 SLEPT_S = 3.0
-"""The wall clock has gone so much further than the clock that stands still in sleep: the machine has slept."""
+"""The machine has slept if the wall clock advanced by this much more than the clock that stops during sleep."""
 
 STAYED_AWAKE_S = 60.0
-"""A machine that has not gone to sleep by then does not go at all, so its node comes back."""
+"""A machine that has not gone to sleep within this time will not sleep, so its node returns to the mesh."""
 
 WRITE_EVERY_S = 5.0
 
@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WakeCall:
-    """senders: names of the nodes that have sent packets. is_here: the peer lives, so none was sent."""
+    """Result of waking a peer. senders: names of the nodes that sent packets. is_here: the peer is alive, so no packet
+    was sent."""
 
     peer: KnownPeer
     senders: tuple[str, ...] = ()
@@ -42,38 +43,39 @@ class WakeCall:
 
 
 class SleepDesk:
-    """port: that of the packets."""
+    """Handles sleep announcements and wake requests. port: UDP port of the magic packets."""
 
     def __init__(self, roster: Roster, port: int = PORT) -> None:
         self._roster = roster
         self._port = port
         self._watching = False
 
-    # this machine
+    # Sleep of this machine.
 
     async def sleep(self) -> int:
-        """This machine is about to sleep: say so to all peers, and keep silent until it has woken. How many heard."""
+        """Announce to all peers that this machine is about to sleep, and send nothing until it has woken. Returns the
+        number of peers that acknowledged."""
         roster = self._roster
         roster.is_asleep = True
         clock, wall = roster.clock(), roster.wall_clock()
         goodbye = pb.GoodbyeRequest(peer_id=roster.own.id, incarnation=roster.own.incarnation, asleep=True)
         calls = (peer.client.goodbye(goodbye, GOODBYE_S) for peer in list(roster.peers.values()))
-        told = [answer is None for answer in await asyncio.gather(*calls, return_exceptions=True)]
-        _log.info("this machine goes to sleep; %d of %d peers know", sum(told), len(told))
+        heard = [answer is None for answer in await asyncio.gather(*calls, return_exceptions=True)]
+        _log.info("this machine is going to sleep; %d of %d peers acknowledged", sum(heard), len(heard))
         if not self._watching:
             self._watching = True
             roster.tasks.start(self._watch_for_waking(clock, wall), "waking up")
-        return sum(told)
+        return sum(heard)
 
     def awake(self) -> None:
-        """The machine has woken, or does not sleep after all: come back into the mesh."""
+        """Return to the mesh after the machine has woken, or because it does not sleep after all."""
         if self._roster.is_asleep:
             _log.info("this machine is awake again")
             self._roster.is_asleep = False
             self._roster.poke.beat()
 
     async def _watch_for_waking(self, clock: float, wall: float) -> None:
-        """clock, wall: what both clocks showed when the machine was said to sleep."""
+        """Wait until the machine has woken. clock, wall: both clocks when sleep was announced."""
         roster = self._roster
         try:
             while roster.is_asleep:
@@ -84,11 +86,11 @@ class SleepDesk:
         finally:
             self._watching = False
 
-    # others
+    # Sleep of other machines.
 
     async def wake(self, wanted: str) -> WakeCall | None:
-        """Send magic packets to a peer, by name or id, from here and from peers; None if it was never met. Raises
-        InputError if it cannot be woken."""
+        """Send magic packets to a peer, given by name or id, from this node and from other peers; None if it was never
+        connected. Raises InputError if it cannot be woken."""
         roster = self._roster
         peer = roster.known.find(wanted)
         if peer is None:
@@ -96,7 +98,7 @@ class SleepDesk:
         if peer.id in roster.peers or peer.id == roster.own.id:
             return WakeCall(peer, is_here=True)
         if not peer.macs:
-            raise InputError(f"{peer.name} never told a MAC address, so nothing can wake it over the network")
+            raise InputError(f"{peer.name} never reported a MAC address, so it cannot be woken over the network")
         request = pb.WakeRequest(peer_id=peer.id, macs=peer.macs, addresses=peer.addresses)
         senders = [roster.own.name] if self.answer_wake(request).num_networks else []
         helpers = list(roster.peers.values())[:MAX_HELPING]
@@ -104,13 +106,14 @@ class SleepDesk:
         senders += [one.info.name for one, sent in zip(helpers, answers, strict=True) if isinstance(sent, int) and sent]
         if not senders:
             raise InputError(
-                f"no live peer is in a network of {peer.name} ({', '.join(peer.addresses) or 'no address'}): "
+                f"no live peer shares a network with {peer.name} ({', '.join(peer.addresses) or 'no address'}): "
                 "Wake-on-LAN works within one LAN only"
             )
         return WakeCall(peer, tuple(senders))
 
     def answer_wake(self, request: pb.WakeRequest) -> pb.WakeReply:
-        """A peer asks to wake another machine: send the packets if this machine is in a network of it."""
+        """Send magic packets for another machine on behalf of a peer, in each network that this machine shares with
+        it."""
         networks = shared_networks(request.addresses[:MAX_KNOWN_ADDRESSES], recent_interfaces())
         sent = send_magic_packets(valid_macs(request.macs), networks, self._port)
         if sent:
@@ -119,12 +122,12 @@ class SleepDesk:
 
     @property
     def asleep(self) -> list[tuple[KnownPeer, float]]:
-        """Peers that are asleep as far as is known, and for how many seconds."""
+        """Peers that announced sleep and have not returned, each with the seconds since then."""
         now, peers = self._roster.wall_clock(), self._roster.peers
         return [(one, max(0.0, now - one.asleep_at)) for one in self._roster.known.asleep if one.id not in peers]
 
     async def keep(self, home: Path) -> None:
-        """Until cancelled, keep the peers that can be woken in a file of the node's home."""
+        """Until cancelled: save the peers that can be woken in a file in the node's home."""
         known, path = self._roster.known, home / FILE_NAME
         await asyncio.to_thread(known.read, path)
         for peer in self._roster.peers.values():
@@ -136,5 +139,5 @@ class SleepDesk:
                 try:
                     await asyncio.to_thread(write_private, path, text)
                 except OSError as exc:
-                    _log.warning("%s: cannot be written: %s", path, exc.strerror or exc)
+                    _log.warning("cannot write %s: %s", path, exc.strerror or exc)
             await asyncio.sleep(WRITE_EVERY_S)

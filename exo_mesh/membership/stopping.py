@@ -1,4 +1,4 @@
-"""Which nodes are asked to stop or to restart, by their peers and by callers of their API."""
+"""Handles requests to stop or restart a node, from its peers and from API clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from exo_mesh.membership.roster import Roster
 
 
 class StopDesk:
-    """`asked` is set when this node is to stop; wants_restart says whether it is to come back."""
+    """Stop requests. `asked` is set when this node has to stop; `wants_restart` says whether it restarts."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -16,12 +16,13 @@ class StopDesk:
         self.wants_restart = False
 
     def ask(self, *, restart: bool) -> None:
-        """Begin to stop this node; its streams may finish first."""
+        """Start stopping this node; its streams may finish first."""
         self.wants_restart = restart
         self.asked.set()
 
     async def tell(self, peer: str, *, restart: bool) -> str:
-        """Stop or restart a node, by name or id; "" is this one. Returns its id, at once; "" if there is none."""
+        """Stop or restart a node, given by name or id; "" means this node. Returns its id at once, or "" if there is
+        none."""
         own = self._roster.own
         if peer in ("", own.id, own.name):
             self.ask(restart=restart)

@@ -1,4 +1,5 @@
-"""Who is alive, by the SWIM protocol with the local health of Lifeguard. Pure: the caller brings time and chance.
+"""Decides which peers are alive, by the SWIM protocol with Lifeguard's local health. Pure: the caller passes time and
+randomness.
 
 Das, Gupta, Motivala: SWIM (DSN 2002). Dadgar, Phillips, Currey: Lifeguard (DSN-W 2018).
 
@@ -10,9 +11,10 @@ Das, Gupta, Motivala: SWIM (DSN 2002). Dadgar, Phillips, Currey: Lifeguard (DSN-
 
 A peer whose machine refuses connections is dead without a suspicion (`failed`).
 
-A death that others tell of a peer that is ALIVE here is *doubted*: the peer is a suspect from then on, and their
-verdict is passed on. If it does not answer here either, it is dead; if it does, it hears of the verdict and can rise
-above it. Otherwise each half of a mesh that was split would believe the other about its own members.
+If others report the death of a peer that is ALIVE here, the report is *doubted*: the peer becomes a suspect here, and
+the others' verdict is passed on. If it does not answer here either, it is dead. If it does answer, it receives the
+verdict and can refute it. Without this rule, each half of a mesh that was split would believe the other half about its
+own members.
 """
 
 from __future__ import annotations
@@ -28,38 +30,37 @@ from typing import NamedTuple
 from exo_mesh.membership.detector import Timing
 
 ALL_PROBED = 16
-"""In a mesh of up to this many others everybody probes everybody each period: 16 calls a second are nothing, and a
-death is seen sooner. In a larger one each peer probes one, in a shuffled round."""
+"""In a mesh of up to this many others, every peer probes every other each period: 16 calls a second cost nothing, and a
+death is detected sooner. In a larger mesh each peer probes one other, in a shuffled round."""
 
 NUM_HELPERS = 3
-"""Peers that are asked to probe for us (k in the paper)."""
+"""Peers that are asked to probe on behalf of this node (k in the paper)."""
 
 MAX_SUSPECTS_PROBED = 3
-"""Besides the one of the round: a suspect is probed each period, so that it hears of the suspicion soon."""
+"""Suspects probed each period in addition to the regular peer, so that a suspect receives the suspicion soon."""
 
 NUM_CONFIRMATIONS = 3
-"""Peers besides the first accuser that could not reach a suspect either, after which its time is the shortest (K in
-Lifeguard)."""
+"""Peers, besides the first accuser, whose failed probes reduce a suspect's time to the shortest (K in Lifeguard)."""
 
 MAX_ACCUSERS = 1 + NUM_CONFIRMATIONS
 
 PATIENCE = 2.0
-"""A suspect whom nobody else accuses has this many times the time of one whom NUM_CONFIRMATIONS others accuse."""
+"""A suspect with one accuser has this many times as long as one with NUM_CONFIRMATIONS further accusers."""
 
 MAX_HEALTH = 8
-"""As in Lifeguard: the worst local health stretches the period and the patience of a probe ninefold."""
+"""As in Lifeguard: the worst local health stretches the period and the timeout of probes ninefold."""
 
 MAX_STRETCH = 4
-"""Bad local health stretches the time of a suspect up to this much: enough for no false verdict in simulated meshes
-whose messages take up to 2 s (`tools.simulate.mesh.starve`), and a death is still seen within half a minute."""
+"""Most by which bad local health stretches the time of a suspect: enough for no false verdict in simulated meshes whose
+messages take up to 2 s (`tools.simulate.mesh.starve`), while a death is still detected within half a minute."""
 
 PROMPT, LATE = 0.25, 0.5
-"""Shares of the time for an answer: one within PROMPT of the shortest time makes local health better, one after LATE of
-the time that it had makes it worse. A LAN takes 3 ms, and Wi-Fi 100, of the 750 that are the shortest."""
+"""Shares of the timeout. An answer within PROMPT of the shortest timeout improves local health; one after LATE of its
+own timeout worsens it. Of the shortest timeout, 750 ms, a LAN takes 3 ms and Wi-Fi 100 ms."""
 
 MAX_GONE = 1024
 GONE_S = 60.0
-"""How long, and how many, verdicts are remembered: far longer than old news of that peer can be on its way."""
+"""How long, and how many, verdicts are remembered: far longer than outdated news of a peer can circulate."""
 
 
 class SwimState(StrEnum):
@@ -73,14 +74,15 @@ GONE = (SwimState.DEAD, SwimState.LEFT)
 
 
 class Life(NamedTuple):
-    """incarnation: starts of the process. refutation: verdicts that this start has answered."""
+    """The age of a peer's state. incarnation: starts of the process. refutation: verdicts that this start has
+    refuted."""
 
     incarnation: int
     refutation: int = 0
 
 
 class Update(NamedTuple):
-    """News of a peer. accusers: of a suspect, peers that could not reach it; at most MAX_ACCUSERS."""
+    """News of a peer. accusers: peers that could not reach a suspect; at most MAX_ACCUSERS."""
 
     peer_id: str
     state: SwimState
@@ -104,23 +106,25 @@ _TAKEN_IF: dict[tuple[SwimState, SwimState], Callable[[Life, Life], bool]] = {
     (SwimState.LEFT, SwimState.DEAD): operator.gt,
     (SwimState.LEFT, SwimState.LEFT): operator.gt,
 }
-"""(held, told): news is taken if taken_if(its life, the held life). What is not here changes nothing."""
+"""By (held state, state in the update): the update is accepted if taken_if(its life, held life). A missing pair changes
+nothing."""
 
 
-def is_news(held_state: SwimState, held_life: Life, told: Update) -> bool:
-    """Does `told` change what is held of that peer?"""
-    taken_if = _TAKEN_IF.get((held_state, told.state))
-    return taken_if is not None and taken_if(told.life, held_life)
+def is_news(held_state: SwimState, held_life: Life, update: Update) -> bool:
+    """Whether the update changes the state held of its peer."""
+    taken_if = _TAKEN_IF.get((held_state, update.state))
+    return taken_if is not None and taken_if(update.life, held_life)
 
 
 def suspicion_s(base_s: float, num_others: int, num_able: int, num_accusers: int) -> float:
-    """How long a suspect has to refute when `num_accusers`, at least 1, could not reach it.
+    """How long a suspect has to refute when `num_accusers` peers, at least 1, could not reach it.
 
-    At the least `base_s` in a mesh of up to 256, then with log2 of its size, as gossip takes that many rounds to reach
-    it and to come back. PATIENCE times as long, and more from 16 on, while only one accuses it; in between
-    Max - (Max - Min) log(C + 1) / log(K + 1) after C of K confirmations (Lifeguard, LHA-Suspicion).
+    The shortest time is `base_s` in a mesh of up to 256 peers; in a larger one it grows with log2 of the size, because
+    gossip takes that many rounds to reach the suspect and to return. With one accuser the time is PATIENCE times as
+    long, and longer still from 16 peers on. In between it is Max - (Max - Min) log(C + 1) / log(K + 1) after C of K
+    confirmations (Lifeguard, LHA-Suspicion).
 
-    num_able: others that are not suspects themselves; nobody else can confirm it.
+    num_able: others that are not suspects themselves; only they can confirm the suspicion.
     """
     scale = math.log2(max(2, num_others + 1)) / 4
     shortest_s = base_s * max(1.0, scale / 2)
@@ -134,8 +138,8 @@ def suspicion_s(base_s: float, num_others: int, num_able: int, num_accusers: int
 
 @dataclass(slots=True)
 class SwimMember:
-    """What is held of one other peer. since: when it came to this state (a suspect: when its time began).
-    doubted: a suspect of whom others say that it is dead, and which was alive here."""
+    """State held of one other peer. since: when it entered this state, for a suspect when its time to refute began.
+    doubted: a suspect that others report as dead and that was alive here."""
 
     state: SwimState
     life: Life
@@ -144,21 +148,21 @@ class SwimMember:
     doubted: bool = False
 
     @property
-    def told(self) -> SwimState:
-        """The state that is passed on."""
+    def published(self) -> SwimState:
+        """The state that is gossiped."""
         return SwimState.DEAD if self.doubted else self.state
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is to be done now: peers to probe, and verdicts that were just reached."""
+    """Actions that are due: peers to probe, and verdicts that were just reached."""
 
     probes: list[str] = field(default_factory=list)
     dead: list[Update] = field(default_factory=list)
 
 
 class Swim:
-    """One node's knowledge of the others, and when to ask whom. Every method may be called at any time."""
+    """One node's knowledge of the other peers, and its schedule of probes. Every method may be called at any time."""
 
     def __init__(self, own_id: str, incarnation: int, timing: Timing, rng: random.Random) -> None:
         self.own_id = own_id
@@ -178,49 +182,48 @@ class Swim:
         return self._members.get(peer_id)
 
     def update_of(self, peer_id: str) -> Update | None:
-        """What is passed on of a peer."""
+        """The update that is gossiped about a peer."""
         held = self._members.get(peer_id)
-        return None if held is None else Update(peer_id, held.told, held.life, held.accusers)
+        return None if held is None else Update(peer_id, held.published, held.life, held.accusers)
 
     def updates(self) -> list[Update]:
-        """All that is passed on, the gone ones included."""
-        return [Update(peer_id, held.told, held.life, held.accusers) for peer_id, held in self._members.items()]
+        """All updates that are gossiped, including those of gone peers."""
+        return [Update(peer_id, held.published, held.life, held.accusers) for peer_id, held in self._members.items()]
 
     @property
     def living(self) -> list[str]:
-        """The others that are alive or suspect."""
+        """The other peers that are alive or suspect."""
         return [peer_id for peer_id, held in self._members.items() if held.state not in GONE]
 
     @property
     def probe_timeout_s(self) -> float:
         return self._timing.probe_s * (1 + self.health)
 
-    def learn(self, told: Update, now: float) -> bool:
-        """Take news of another peer; True if it was news, also if only who else accuses a suspect."""
-        held = self._members.get(told.peer_id)
-        is_other_start = held is None or told.life.incarnation != held.life.incarnation
-        if told.peer_id == self.own_id or (told.state is SwimState.SUSPECT and is_other_start):
-            return False  # whoever has not been admitted in this start is not probed here either
+    def learn(self, update: Update, now: float) -> bool:
+        """Process an update about another peer; True if it was news, even if only a new accuser of a suspect."""
+        held = self._members.get(update.peer_id)
+        is_other_start = held is None or update.life.incarnation != held.life.incarnation
+        if update.peer_id == self.own_id or (update.state is SwimState.SUSPECT and is_other_start):
+            return False  # a peer not admitted in this start is not probed here
         if held is None:
-            self._hold(told.peer_id, SwimMember(told.state, told.life, now))
+            self._hold(update.peer_id, SwimMember(update.state, update.life, now))
             return True
-        is_known = held.doubted and told.state is SwimState.DEAD and told.life == held.life
-        if is_known or not is_news(held.state, held.life, told):
-            return self._confirm(held, told)
-        doubted = (
-            told.state is SwimState.DEAD and not is_other_start and (held.state is SwimState.ALIVE or held.doubted)
-        )
-        state = SwimState.SUSPECT if doubted else told.state
-        self._hold(told.peer_id, SwimMember(state, told.life, now, told.accusers, doubted))
+        is_known = held.doubted and update.state is SwimState.DEAD and update.life == held.life
+        if is_known or not is_news(held.state, held.life, update):
+            return self._confirm(held, update)
+        is_alive_here = not is_other_start and (held.state is SwimState.ALIVE or held.doubted)
+        doubted = update.state is SwimState.DEAD and is_alive_here
+        state = SwimState.SUSPECT if doubted else update.state
+        self._hold(update.peer_id, SwimMember(state, update.life, now, update.accusers, doubted))
         return True
 
     def conclude(self, peer_id: str, life: Life, now: float) -> Update:
-        """This node itself knows that a peer is dead: no doubt is left."""
+        """Record that this node itself knows that a peer is dead, which leaves no doubt."""
         self._hold(peer_id, SwimMember(SwimState.DEAD, life, now))
         return Update(peer_id, SwimState.DEAD, life)
 
     def _hold(self, peer_id: str, member: SwimMember) -> None:
-        self._members.pop(peer_id, None)  # the gone ones in the order of their going
+        self._members.pop(peer_id, None)  # keeps gone peers in the order in which they went
         self._members[peer_id] = member
         self._suspects.pop(peer_id, None)
         if member.state is SwimState.SUSPECT:
@@ -228,32 +231,33 @@ class Swim:
         if member.state in GONE:
             self._forget_oldest(member.since)
 
-    def _confirm(self, held: SwimMember, told: Update) -> bool:
-        """Count who else could not reach a suspect; True if somebody was new."""
-        if not (held.state is told.state is SwimState.SUSPECT and held.life == told.life):
+    def _confirm(self, held: SwimMember, update: Update) -> bool:
+        """Count further peers that could not reach a suspect; True if one of them was new."""
+        if not (held.state is update.state is SwimState.SUSPECT and held.life == update.life):
             return False
-        new = [one for one in dict.fromkeys(told.accusers) if one not in held.accusers]
+        new = [one for one in dict.fromkeys(update.accusers) if one not in held.accusers]
         new = new[: MAX_ACCUSERS - len(held.accusers)]
         held.accusers = (*held.accusers, *new)
         return bool(new)
 
-    def is_accused(self, told: Update) -> bool:
-        """Is this a verdict about ourselves, in this life, that must be answered?"""
-        return told.peer_id == self.own_id and told.state is not SwimState.ALIVE and told.life >= self.life
+    def is_accused(self, update: Update) -> bool:
+        """Whether the update is a verdict against this node in its present life, which must be refuted."""
+        return update.peer_id == self.own_id and update.state is not SwimState.ALIVE and update.life >= self.life
 
-    def refute(self, told: Update) -> Update:
-        """Rise above a verdict about ourselves; answers what to tell the others. Being accused is a sign of ill
-        health: one's answers come late."""
-        if self.is_accused(told):
-            self.life = Life(self.life.incarnation, told.life.refutation + 1)
+    def refute(self, update: Update) -> Update:
+        """Refute a verdict against this node. Returns the update to publish. Being accused worsens local health,
+        because it means that this node's answers come late."""
+        if self.is_accused(update):
+            self.life = Life(self.life.incarnation, update.life.refutation + 1)
             self._worse()
         return Update(self.own_id, SwimState.ALIVE, self.life)
 
     def acked(self, peer_id: str, now: float, took_s: float = 0.0) -> None:
-        """A probe of this peer was answered. If others hold it for dead, it was told so, and gets time to answer.
+        """Record an answered probe. If others consider the peer dead, the probe carried that verdict, and the peer gets
+        time to refute it.
 
-        took_s: since the probe was sent, also where only a helper got an answer. One that nearly came too late shows
-        that this node, or what it reaches others by, is slow: then the next ones get more time.
+        took_s: since the probe was sent, even if only a helper got the answer. An answer shortly before the timeout
+        shows that this node or its network is slow, so later probes get more time.
         """
         self._notice_stall(now)
         if took_s <= self._timing.probe_s * PROMPT:
@@ -267,12 +271,12 @@ class Swim:
     def failed(
         self, peer_id: str, began: float, now: float, *, asked: int, answered: int, is_refused: bool = False
     ) -> Update | None:
-        """A probe was answered neither directly nor through the helpers that were asked; answers what is new by that: a
-        suspicion, that it is confirmed, or a death, if others hold it for dead already.
+        """Record a probe that was answered neither directly nor through the helpers. Returns the update that results,
+        or None: a suspicion, its confirmation, or a death if others consider the peer dead already.
 
-        answered: helpers that could not reach it either, but said so. If none of several did, the fault may be here.
-        is_refused: its machine answered, here and at a helper if there is any, that nobody listens: then it is dead.
-        A probe during which this node stood still proves nothing.
+        answered: helpers that answered that they could not reach it either. If several were asked and none answered,
+        the fault may be on this node. is_refused: the peer's machine refused connections, here and at a helper if there
+        is any, so the peer is dead. A probe during which this node was suspended proves nothing.
         """
         self._notice_stall(now)
         if asked and not answered:
@@ -286,12 +290,12 @@ class Swim:
         return self.update_of(peer_id) if self.learn(suspicion, now) else None
 
     def helpers(self, peer_id: str) -> list[str]:
-        """Whom to ask to probe a peer in our place."""
+        """Random peers to ask to probe a peer on behalf of this node."""
         others = [one for one, held in self._members.items() if held.state is SwimState.ALIVE and one != peer_id]
         return self._rng.sample(others, min(NUM_HELPERS, len(others)))
 
     def tick(self, now: float) -> Step:
-        """Call this several times a period; a pause much longer than that means that this node stood still."""
+        """Run what is due. Call this several times a period; a much longer pause means that this node was suspended."""
         self._notice_stall(now)
         dead = [self.conclude(peer_id, self._members[peer_id].life, now) for peer_id in self._overdue(now)]
         if now < self._probe_at:
@@ -300,7 +304,7 @@ class Swim:
         return Step(self._to_probe(), dead)
 
     def _overdue(self, now: float) -> list[str]:
-        """Suspects that have had their time."""
+        """Suspects whose time to refute has ended."""
         if not self._suspects:
             return []
         held_all = self._members.values()
@@ -314,8 +318,9 @@ class Swim:
         ]
 
     def _to_probe(self) -> list[str]:
-        """All of a small mesh. Of a larger one, in turn the next by id in the ring of the living, so that each is asked
-        by somebody every second period, and the next of a shuffled round; and some suspects."""
+        """The peers to probe now. In a small mesh, all of them. In a larger mesh, alternately the next peer by id in
+        the ring of living peers, so that each is probed by some peer every second period, and the next of a shuffled
+        round; plus some suspects."""
         living = self.living
         if len(living) <= ALL_PROBED:
             return living
@@ -335,7 +340,8 @@ class Swim:
                 return [*chosen, *([] if peer_id in chosen else [peer_id])]
 
     def _notice_stall(self, now: float) -> None:
-        """After standing still, everything must be asked again: all suspects get their whole time once more."""
+        """Detect that this node was suspended; all suspects then get their whole time again, because nothing heard
+        before counts."""
         if self._seen_at is not None and now - self._seen_at > self._timing.stall_s:
             self._woke_at = now
             self._worse()

@@ -426,7 +426,7 @@ def test_the_node_is_told_of_a_sleep_and_holds_a_lock_while_it_works(tmp_path: P
         systemd.write("/etc/default/exo-mesh", SETTINGS + "PATH=/opt/first:/usr/bin:/bin\n")
         service(systemd, "install")
         systemd.run("systemctl", "start", "sleep.target")
-        assert "this machine goes to sleep; 0 of 0 peers know" in systemd.log()
+        assert "this machine is going to sleep; 0 of 0 peers acknowledged" in systemd.log()
         systemd.run("systemctl", "stop", "sleep.target")
         systemd.wait("exo-mesh-sleep", "ActiveState", "inactive")
         assert "this machine is awake again" in systemd.log()

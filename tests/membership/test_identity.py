@@ -25,7 +25,7 @@ def test_a_second_node_on_the_same_home_takes_another_id_with_a_warning(
     first = take_identity(tmp_path)
     with caplog.at_level(logging.WARNING):
         second = take_identity(tmp_path)
-    assert second.id != first.id and "another node runs on" in caplog.text
+    assert second.id != first.id and "another node already uses the home" in caplog.text
     second.release()
     third = take_identity(tmp_path)
     assert third.id == second.id

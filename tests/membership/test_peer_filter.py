@@ -60,5 +60,5 @@ def test_a_peer_with_no_address_on_such_a_link_is_refused_with_the_reason() -> N
     door = PeerFilter(types=("thunderbolt", "ethernet"), read=lambda: CABLES)
     assert door.obstacle(["192.168.1.7:1", "10.0.0.2:1"]) == ""
     assert door.obstacle(["192.168.1.7:1"]) == (
-        "none of its addresses is on thunderbolt or ethernet, as --interface-type-filter demands"
+        "none of its addresses is on thunderbolt or ethernet, as --interface-type-filter requires"
     )

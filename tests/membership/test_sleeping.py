@@ -101,10 +101,10 @@ async def test_who_cannot_be_woken_is_said_why(monkeypatch: pytest.MonkeyPatch) 
     async with mesh("a", "b") as (a, _):
         known = a.membership._roster.known
         known.met(peer_info("c"))
-        with pytest.raises(InputError, match="name-c never told a MAC address"):
+        with pytest.raises(InputError, match="name-c never reported a MAC address"):
             await a.membership.sleeps.wake("c")
         known.met(replace(peer_info("d"), macs=(MAC,), addresses=("172.16.0.9:5000",)))
-        with pytest.raises(InputError, match="no live peer is in a network of name-d"):
+        with pytest.raises(InputError, match="no live peer shares a network with name-d"):
             await a.membership.sleeps.wake("d")
 
 

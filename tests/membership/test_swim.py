@@ -94,7 +94,7 @@ def test_news_in_any_order_ends_in_the_same_state() -> None:
         held = one.member("p")
         assert held is not None
         ends.add(held.life)
-        assert held.told in (DEAD, LEFT), "nothing newer has refuted the last verdict"
+        assert held.published in (DEAD, LEFT), "nothing newer has refuted the last verdict"
     assert ends == {Life(1, 2)}
 
 

@@ -83,7 +83,9 @@ def test_of_a_large_model_only_the_lost_share_is_read_again(tmp_path: Path, caps
         loaded = counted(peers[0], "recovery_loaded_bytes_total")
         share = card.shard_bytes(cuts[1], cuts[2])
         with capsys.disabled():
-            line = next(line for line in peers[0].log.splitlines() if "goes on by ballot" in line and "loaded" in line)
+            line = next(
+                line for line in peers[0].log.splitlines() if "recovered by ballot" in line and "loaded" in line
+            )
             print(
                 f"\n{size / 1e9:.2f} GB, lost share {share / 1e9:.2f} GB; gap {recovered_at - killed_at:.1f} s\n{line}"
             )

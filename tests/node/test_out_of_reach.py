@@ -51,7 +51,7 @@ async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_o
         at = {node.node_id: node for node in nodes}
 
         async def suspects(hop: int | None, *, is_known: bool = False) -> tuple[str, ...]:
-            owned_rings._hops_made_anew.clear()
+            owned_rings._relinked_hops.clear()
             lost = SimpleNamespace(hop_lost=hop, is_next_out_of_reach=is_known, plan=instance.plan)
             return await owned_rings._suspects(lost)  # type: ignore[arg-type]
 
@@ -80,7 +80,7 @@ async def test_a_request_waits_for_the_recovery_of_its_ring_at_the_same_node(
         cut(near, driver)
         await until(lambda: near.membership.unanswered_s(driver.node_id) > 0)
         owning.instances.distrust(instance)  # a request has failed there
-        waiting = asyncio.create_task(owning.instances._somebody_mends(instance_id))
+        waiting = asyncio.create_task(owning.instances._await_recovery(instance_id))
         assert not (await asyncio.wait((waiting,), timeout=0.3))[0]
         done.set()
         async with asyncio.timeout(10):
