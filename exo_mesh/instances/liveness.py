@@ -100,6 +100,11 @@ class SilentSeats:
             if seat not in self._under_way and now >= looked_at + LOOK_AGAIN_S:
                 self._start(seat)
 
+    @property
+    def is_checking(self) -> bool:
+        """Whether a stage is silent, so that checks are due."""
+        return bool(self._looks or self._under_way)
+
     def last(self, seat: Seat) -> tuple[StageLook, int] | None:
         """The last result and how often in a row it occurred; None if the node of the seat answers, or before the first
         check has ended."""

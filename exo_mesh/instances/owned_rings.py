@@ -59,7 +59,8 @@ TAKE_OVER_S = 2.0
 runners still answers. Until then a false death verdict is often refuted."""
 
 LOOK_EVERY_S = 0.2
-"""How often this node checks for rings of other owners that do not answer."""
+CALM_LOOK_EVERY_S = 0.5
+"""How often this node checks for rings of other owners that do not answer: while there is such a ring, and else."""
 
 _log = logging.getLogger(__name__)
 
@@ -466,7 +467,7 @@ class OwnedRings:
                 await self._silent.pop(key).close()
             for instance in rings.values():
                 self._looks_at(instance).step({})
-            await next_beat(LOOK_EVERY_S)
+            await next_beat(LOOK_EVERY_S if rings else CALM_LOOK_EVERY_S)
 
     def _rings_of_silent_owners(self) -> dict[tuple[str, Ballot], InstanceInfo]:
         """Ready rings with a stage here whose owner is dead or does not answer this node."""

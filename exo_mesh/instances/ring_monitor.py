@@ -28,7 +28,7 @@ from exo_mesh.instances.stage_phases import StagePhase, of_rank, of_stage
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.proto.runner_pb2 import GroupFigures
-from exo_mesh.tasks import TaskOwner
+from exo_mesh.tasks import ChangeSignal, TaskOwner
 
 MARGIN_S = 30.0
 """Added to a stage's load deadline, which its peer enforces: the owner times out only if that peer does not."""
@@ -43,7 +43,9 @@ MANY_LOOKS = 2
 REATTACH_PAUSE_S = 0.2
 
 JUDGE_EVERY_S = 0.1
-"""Interval of the loss check. Recovery has to start within 0.3 s of a verdict of the mesh."""
+CALM_JUDGE_EVERY_S = 0.25
+"""Interval of the loss check while a stage is silent, and while all stages report: a broken report stream starts a
+check at once. Recovery has to start within 0.3 s of a verdict of the mesh."""
 
 FETCH_SILENCE_S = 300.0
 """A stage may fetch for hours but must make progress within this time; its peer gives up much earlier."""
@@ -117,6 +119,7 @@ class RingMonitor:
         self._fetching: dict[Seat, tuple[int, int]] = {}
         self._fetched_at = 0.0
         self._broken: dict[Seat, tuple[float, MeshError]] = {}
+        self._broke = ChangeSignal()
         self._silent = SilentSeats(plan, members, self._addresses_of)
         self._tasks = TaskOwner()
 
@@ -198,6 +201,7 @@ class RingMonitor:
             except (TransportError, DeadlineError) as exc:
                 self._broken[seat] = self._broken.get(seat, (loop.time(), exc))[0], exc
                 self._silent.step(self._broken)
+                self._broke.beat()
             except MeshError as exc:
                 self._lose(exc, seat)
                 return
@@ -213,7 +217,8 @@ class RingMonitor:
                     self.trouble_s = loop.time() - broke_at
                     self._lose(StageLostError(f"{seat} is out of reach: {error}"), seat)
                     return
-            await asyncio.sleep(JUDGE_EVERY_S)
+            is_calm = not self._broken and not self._silent.is_checking
+            await self._broke.wait(CALM_JUDGE_EVERY_S if is_calm else JUDGE_EVERY_S)
 
     def _is_lost(self, seat: Seat, broken_s: float) -> bool:
         """Whether a silent stage is lost. A frozen node ends no ring whose runners continue, whatever the mesh says of

@@ -108,6 +108,10 @@ class Admission:
             raise TransportError(f"{peer.info.name} at {peer.client.address} does not admit this node: {reply.reason}")
         self.start_sync(peer)
 
+    def is_unproven(self, peer: Peer) -> bool:
+        """Whether a peer has said hello and has not answered a call of this node yet."""
+        return peer.id in self._unproven
+
     def start_sync(self, peer: Peer) -> None:
         """Exchange records with a peer, unless an exchange with it is already running."""
         if peer.id not in self._syncing:

@@ -34,7 +34,8 @@ class Peer:
     addresses: where it may be reached; `client` uses one of them. paths: the measured paths, by address. retired:
     clients of former addresses, kept while a call or stream runs on them. clock_offset_s: its clock minus this node's
     clock, by its last answer; None before it has sent its time. unanswered_since: when the first of its current
-    unanswered probes was sent, None if it answers; other peers may still reach it.
+    unanswered probes was sent, None if it answers; other peers may still reach it. sends_sums: its answers to
+    probes carry the sums of its records; those of older versions do not.
     """
 
     info: PeerInfo
@@ -46,6 +47,7 @@ class Peer:
     retired: list[PeerClient] = field(default_factory=list)
     clock_offset_s: float | None = None
     unanswered_since: float | None = None
+    sends_sums: bool = False
 
     @property
     def id(self) -> str:

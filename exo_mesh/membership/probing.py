@@ -24,10 +24,17 @@ restarting may be between two sockets."""
 class Probing:
     """Sends and answers probes. introduce(peer) is awaited when a peer does not know this node."""
 
-    def __init__(self, roster: Roster, news: News, introduce: Callable[[Peer], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        news: News,
+        introduce: Callable[[Peer], Awaitable[None]],
+        sync: Callable[[Peer], None],
+    ) -> None:
         self._roster = roster
         self._news = news
         self._introduce = introduce
+        self._sync = sync
         self._probing: set[str] = set()
 
     def start(self, peer: Peer) -> None:
@@ -59,6 +66,7 @@ class Probing:
         reply.updates.extend(updates)
         reply.records.extend(records)
         reply.telemetry.extend(self._news.probe_readings())
+        reply.view_sum, reply.fences_sum = self._roster.sums
         return reply
 
     async def answer_indirect(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
@@ -97,15 +105,16 @@ class Probing:
             *(helper.client.indirect_probe(request, timeout_s) for helper in helpers),
             return_exceptions=True,
         )
-        answers = [reply for reply in replies if isinstance(reply, pb.IndirectProbeReply)]
-        if answers_elsewhere is True or any(reply.reached for reply in answers):
+        by_helper = {helper.id: reply for helper, reply in zip(helpers, replies, strict=True)}
+        answers = {one: reply for one, reply in by_helper.items() if isinstance(reply, pb.IndirectProbeReply)}
+        if answers_elsewhere is True or any(reply.reached for reply in answers.values()):
             swim.acked(peer.id, roster.clock(), roster.clock() - began)
         else:
             if roster.peers.get(peer.id) is not peer:
                 return  # it is gone, or has restarted meanwhile
-            is_dead = is_refused is True and (not helpers or any(reply.refused for reply in answers))
+            is_dead = is_refused is True and (not helpers or any(reply.refused for reply in answers.values()))
             found = swim.failed(
-                peer.id, began, roster.clock(), asked=len(helpers), answered=len(answers), is_refused=is_dead
+                peer.id, began, roster.clock(), asked=len(helpers), answered=list(answers), is_refused=is_dead
             )
             self._failed(peer, found, reason)
 
@@ -155,5 +164,8 @@ class Probing:
             peer.told_time(reply.unix_s, roster.wall_clock(), roster.clock() - began)
         if reply.unknown_sender:
             await self._introduce(peer)
-        else:
-            self._news.hear(reply.updates, reply.records, reply.telemetry, peer.client)
+            return
+        self._news.hear(reply.updates, reply.records, reply.telemetry, peer.client)
+        peer.sends_sums = reply.HasField("view_sum")
+        if peer.sends_sums and (reply.view_sum, reply.fences_sum) != roster.sums:
+            self._sync(peer)

@@ -20,11 +20,11 @@ from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.records import Records
 from exo_mesh.membership.refusals import REFUSED_S, Refusals
-from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, Swim, SwimState, Update
+from exo_mesh.membership.swim import GONE, SMALL, Life, Swim, SwimState, Update
 from exo_mesh.tasks import ChangeSignal, TaskOwner
 
 RECORD_HOPS = 4
-"""How often each peer of a mesh of more than ALL_PROBED passes a changed record on: that reaches 98 % of the peers, and
+"""How often each peer of a mesh of more than SMALL passes a changed record on: that reaches 98 % of the peers, and
 anti-entropy reaches the rest."""
 
 MAX_LOST = 256
@@ -98,9 +98,14 @@ class Roster:
             self.changed.beat()
 
     @property
+    def sums(self) -> tuple[int, int]:
+        """Of all records, and of all deletions of instances: equal where two peers hold the same."""
+        return self.records.view.sum, self.records.fences.sum
+
+    @property
     def is_small(self) -> bool:
         """Whether every peer probes and gossips to every other peer."""
-        return len(self.peers) <= ALL_PROBED
+        return len(self.peers) <= SMALL
 
     def knows(self, peer_id: str, incarnation: int) -> Peer | None:
         """The living peer that calls, or None if it is unknown; its call counts as a sign of life."""

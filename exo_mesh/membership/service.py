@@ -37,11 +37,14 @@ from exo_mesh.tasks import ChangeSignal
 MAX_SILENT_PROBED = 8
 """Most peers that are probed each period because others reach them and this node does not."""
 
+MAX_CLOSE_PROBED = 4
+"""Peers of this node's own rings that are probed in each period."""
+
 MIN_PAUSE_S = 0.02
 """Shortest pause between two rounds of news, however often records change."""
 
 FANOUT = 3
-"""Peers that get news in one round in a mesh of more than ALL_PROBED; in a smaller mesh, all peers do."""
+"""Peers that get news in one round in a mesh of more than SMALL; in a smaller mesh, all peers do."""
 
 OUT_OF_REACH = 3
 """A peer is out of reach after this many probe timeouts without an answer; that timeout grows while this machine is
@@ -90,7 +93,7 @@ class Membership:
         self._read_telemetry = read_telemetry
         self._news = News(roster, read_telemetry, self._answer_verdict)
         self._exchange = Exchange(roster, self._news)
-        self._probing = Probing(roster, self._news, self._introduce_again)
+        self._probing = Probing(roster, self._news, self._introduce_again, self._sync)
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
@@ -290,23 +293,25 @@ class Membership:
 
     async def _run(self) -> None:
         roster = self._roster
-        tick_s = min(roster.timing.gossip_s, roster.timing.period_s / 4)
         while True:
-            if not roster.is_asleep:
-                self._step(roster.clock())
+            now = roster.clock()
+            next_at = now + roster.timing.period_s if roster.is_asleep else self._step(now)
             roster.has_fresh_news = False
-            await asyncio.sleep(MIN_PAUSE_S)
+            if self._gossip_at > now:
+                await asyncio.sleep(MIN_PAUSE_S)
             if not roster.has_fresh_news:
-                await roster.poke.wait(tick_s)
+                await roster.poke.wait(max(MIN_PAUSE_S, next_at - roster.clock()))
 
-    def _step(self, now: float) -> None:
+    def _step(self, now: float) -> float:
+        """Run what is due; returns when the next step is due, if no news comes before."""
         roster = self._roster
-        step = roster.swim.tick(now)
+        is_due = now >= self._sync_at
+        step = roster.swim.tick(now, self._ring_neighbours)
         for verdict in step.dead:
             roster.bury(verdict.peer_id)
         for peer_id in step.probes:
             self._probing.start(roster.peers[peer_id])
-        if now >= self._sync_at:
+        if is_due:
             self._sync_at = now + roster.timing.period_s
             roster.view.expire(now)
             roster.records.fences.expire(now)
@@ -316,9 +321,32 @@ class Membership:
             for peer in silent[:MAX_SILENT_PROBED]:  # in a large mesh its regular probe comes much later
                 self._probing.start(peer)
             if roster.peers:
-                self._admission.start_sync(roster.peers[roster.rng.choice(list(roster.peers))])
+                self._sync_with(roster.peers[roster.rng.choice(list(roster.peers))])
         if roster.news and roster.peers and (roster.is_small or now >= self._gossip_at):
             self._gossip_at = now + roster.timing.gossip_s
             everybody = list(roster.peers)
             for peer_id in everybody if roster.is_small else roster.rng.sample(everybody, FANOUT):
                 self._tasks.start(self._probing.tell(roster.peers[peer_id]), f"news to {peer_id[:8]}")
+        next_at = min(step.next_at, self._sync_at)
+        return min(next_at, now + roster.timing.gossip_s) if roster.news and roster.peers else next_at
+
+    def _sync_with(self, peer: Peer) -> None:
+        """Compare all records with a peer, unless its answers to probes carry the sums: then any difference starts an
+        exchange at once."""
+        if not peer.sends_sums or self._admission.is_unproven(peer):
+            self._admission.start_sync(peer)
+
+    def _sync(self, peer: Peer) -> None:
+        self._admission.start_sync(peer)
+
+    def _ring_neighbours(self) -> list[str]:
+        """Peers that the stages of this node depend on: of each ring the owner, and the stages before and after."""
+        found: dict[str, None] = {}
+        for owner, instance in self._roster.view.records_of_instances():
+            peer_ids = instance.plan.peer_ids
+            if self.own.id not in peer_ids:
+                continue
+            at = peer_ids.index(self.own.id)
+            found |= dict.fromkeys((peer_ids[(at + 1) % len(peer_ids)], peer_ids[at - 1], owner))
+        found.pop(self.own.id, None)
+        return list(found)[:MAX_CLOSE_PROBED]

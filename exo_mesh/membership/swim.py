@@ -22,16 +22,16 @@ from __future__ import annotations
 import math
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from exo_mesh.membership.detector import Timing
 
-ALL_PROBED = 16
-"""In a mesh of up to this many others, every peer probes every other each period: 16 calls a second cost nothing, and a
-death is detected sooner. In a larger mesh each peer probes one other, in a shuffled round."""
+SMALL = 16
+"""In a mesh of up to this many others, a peer probes the next peer by id in each period, sends its news to all others,
+and probes a suspect at once when another peer reports it. In a larger mesh each peer probes one other in a period."""
 
 NUM_HELPERS = 3
 """Peers that are asked to probe on behalf of this node (k in the paper)."""
@@ -155,10 +155,12 @@ class SwimMember:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Actions that are due: peers to probe, and verdicts that were just reached."""
+    """Actions that are due: peers to probe, and verdicts that were just reached. next_at: when `tick` must be called
+    again at the latest."""
 
     probes: list[str] = field(default_factory=list)
     dead: list[Update] = field(default_factory=list)
+    next_at: float = 0.0
 
 
 class Swim:
@@ -176,6 +178,9 @@ class Swim:
         self._turns = 0
         self._probe_at = -math.inf
         self._seen_at: float | None = None
+        self._due_at = -math.inf
+        self._fresh_suspects: list[str] = []
+        """Suspects that other peers reported since the last tick."""
         self._woke_at = -math.inf
 
     def member(self, peer_id: str) -> SwimMember | None:
@@ -215,6 +220,8 @@ class Swim:
         doubted = update.state is SwimState.DEAD and is_alive_here
         state = SwimState.SUSPECT if doubted else update.state
         self._hold(update.peer_id, SwimMember(state, update.life, now, update.accusers, doubted))
+        if state is SwimState.SUSPECT and self.own_id not in update.accusers:
+            self._fresh_suspects.append(update.peer_id)
         return True
 
     def conclude(self, peer_id: str, life: Life, now: float) -> Update:
@@ -269,24 +276,33 @@ class Swim:
             held.since = now
 
     def failed(
-        self, peer_id: str, began: float, now: float, *, asked: int, answered: int, is_refused: bool = False
+        self,
+        peer_id: str,
+        began: float,
+        now: float,
+        *,
+        asked: int,
+        answered: Sequence[str] = (),
+        is_refused: bool = False,
     ) -> Update | None:
         """Record a probe that was answered neither directly nor through the helpers. Returns the update that results,
         or None: a suspicion, its confirmation, or a death if others consider the peer dead already.
 
-        answered: helpers that answered that they could not reach it either. If several were asked and none answered,
-        the fault may be on this node. is_refused: the peer's machine refused connections, here and at a helper if there
-        is any, so the peer is dead. A probe during which this node was suspended proves nothing.
+        asked: number of helpers. answered: ids of the helpers that answered that they could not reach the peer either;
+        they confirm the suspicion. If several were asked and none answered, the fault may be on this node. is_refused:
+        the peer's machine refused connections, here and at a helper if there is any, so the peer is dead. A probe
+        during which this node was suspended proves nothing.
         """
         self._notice_stall(now)
         if asked and not answered:
             self._worse()
         held = self._members.get(peer_id)
-        if held is None or held.state in GONE or began < self._woke_at:
+        longest_s = 2 * self.probe_timeout_s + self._timing.stall_s
+        if held is None or held.state in GONE or began < self._woke_at or now - began > longest_s:
             return None
         if held.doubted or is_refused:
             return self.conclude(peer_id, held.life, now)
-        suspicion = Update(peer_id, SwimState.SUSPECT, held.life, (self.own_id,))
+        suspicion = Update(peer_id, SwimState.SUSPECT, held.life, (self.own_id, *answered)[:MAX_ACCUSERS])
         return self.update_of(peer_id) if self.learn(suspicion, now) else None
 
     def helpers(self, peer_id: str) -> list[str]:
@@ -294,14 +310,26 @@ class Swim:
         others = [one for one, held in self._members.items() if held.state is SwimState.ALIVE and one != peer_id]
         return self._rng.sample(others, min(NUM_HELPERS, len(others)))
 
-    def tick(self, now: float) -> Step:
-        """Run what is due. Call this several times a period; a much longer pause means that this node was suspended."""
+    def tick(self, now: float, close: Callable[[], Iterable[str]] = tuple) -> Step:
+        """Run what is due. Call this by Step.next_at and after news; a much later call means that this node was
+        suspended. close: returns the peers that this node depends on, which are probed each period."""
         self._notice_stall(now)
         dead = [self.conclude(peer_id, self._members[peer_id].life, now) for peer_id in self._overdue(now)]
         if now < self._probe_at:
-            return Step([], dead)
-        self._probe_at = now + self._timing.period_s * (1 + self.health)
-        return Step(self._to_probe(), dead)
+            probes = self._reported_suspects()
+        else:
+            self._probe_at = now + self._timing.period_s * (1 + self.health)
+            probes = self._to_probe(close())
+        self._fresh_suspects.clear()
+        self._due_at = min(self._probe_at, now + self._timing.period_s / 4) if self._suspects else self._probe_at
+        return Step(probes, dead, self._due_at)
+
+    def _reported_suspects(self) -> list[str]:
+        """In a small mesh a reported suspect is probed at once: the sooner others confirm the suspicion, the sooner it
+        ends. In a larger mesh that would be too many probes of one peer at a time."""
+        if len(self.living) > SMALL:
+            return []
+        return [peer_id for peer_id in dict.fromkeys(self._fresh_suspects) if peer_id in self._suspects]
 
     def _overdue(self, now: float) -> list[str]:
         """Suspects whose time to refute has ended."""
@@ -317,32 +345,39 @@ class Swim:
             if now - held.since >= suspicion_s(base_s, num_others, num_able, max(1, len(held.accusers)))
         ]
 
-    def _to_probe(self) -> list[str]:
-        """The peers to probe now. In a small mesh, all of them. In a larger mesh, alternately the next peer by id in
-        the ring of living peers, so that each is probed by some peer every second period, and the next of a shuffled
-        round; plus some suspects."""
+    def _to_probe(self, close: Iterable[str]) -> list[str]:
+        """The peers to probe now: some suspects, the close ones, and alternately the next peer by id in the ring of
+        living peers and the next of a shuffled round. In a small mesh the next peer by id is probed in each period, so
+        that each peer is probed by some other peer in each period."""
         living = self.living
-        if len(living) <= ALL_PROBED:
-            return living
+        if not living:
+            return []
         self._turns += 1
         chosen = self._rng.sample(list(self._suspects), min(MAX_SUSPECTS_PROBED, len(self._suspects)))
-        if self._turns % 2:
-            after = [peer_id for peer_id in living if peer_id > self.own_id]
-            peer_id = min(after or living)
-            return [*chosen, *([] if peer_id in chosen else [peer_id])]
+        chosen += [peer_id for peer_id in close if self._is_living(peer_id)]
+        if self._turns % 2 or len(living) <= SMALL:
+            chosen.append(min([peer_id for peer_id in living if peer_id > self.own_id] or living))
+        if not self._turns % 2:
+            chosen.append(self._next_of_round(living))
+        return list(dict.fromkeys(chosen))
+
+    def _next_of_round(self, living: list[str]) -> str:
         while True:
             if not self._round:
-                self._round = living
+                self._round = list(living)
                 self._rng.shuffle(self._round)
             peer_id = self._round.pop()
-            held = self._members.get(peer_id)
-            if held is not None and held.state not in GONE:
-                return [*chosen, *([] if peer_id in chosen else [peer_id])]
+            if self._is_living(peer_id):
+                return peer_id
+
+    def _is_living(self, peer_id: str) -> bool:
+        held = self._members.get(peer_id)
+        return held is not None and held.state not in GONE
 
     def _notice_stall(self, now: float) -> None:
         """Detect that this node was suspended; all suspects then get their whole time again, because nothing heard
         before counts."""
-        if self._seen_at is not None and now - self._seen_at > self._timing.stall_s:
+        if self._seen_at is not None and now - max(self._seen_at, self._due_at) > self._timing.stall_s:
             self._woke_at = now
             self._worse()
             for held in self._suspects.values():
