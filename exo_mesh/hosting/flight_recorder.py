@@ -75,7 +75,7 @@ class FlightLog:
         """What it has done since the last heartbeat: prefill, decode or nothing; a phase that lasts stays one entry."""
         prefill = beat.prefill_frames - self._before.prefill_frames
         decode = beat.decode_frames - self._before.decode_frames
-        self._before.CopyFrom(beat)
+        self._before = beat  # not a copy into one message: its arena would grow with each copy
         kinds = []
         if prefill or (beat.computing_tokens and beat.computing_prefill):
             kinds.append("prefill")

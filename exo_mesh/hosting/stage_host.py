@@ -494,7 +494,7 @@ class StageHost:
         lease = self._started[instance_id]
 
         def on_beat(beat: runner_pb2.Heartbeat) -> None:
-            nonlocal lease
+            nonlocal before, lease
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]
             if beat.frames_in + beat.laps != before.frames_in + before.laps:  # whoever can reach this node
@@ -503,7 +503,7 @@ class StageHost:
             if lease.ready:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
                 self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, steps)
-            before.CopyFrom(beat)
+            before = beat  # not a copy into one message: its arena would grow with each copy
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
                 _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)

@@ -35,3 +35,17 @@ def test_a_frame_that_does_not_end_shows_as_its_kind() -> None:
     for _ in range(3):
         log.beat(Heartbeat(computing_tokens=512, computing_prefill=True))
     assert [(entry["phase"], entry["count"]) for entry in log.describe()] == [("prefill", 3)]
+
+
+def test_the_memory_of_a_log_does_not_grow_with_heartbeats() -> None:
+    log = FlightLog("one")
+    beat = Heartbeat(decode_frames=1)
+    beat.laps_took.counts.extend(range(15))
+    beat.hops_took.counts.extend(range(15))
+    for _ in range(1000):
+        log.beat(beat)
+    before = psutil.Process().memory_info().rss
+    for _ in range(20_000):
+        log.beat(beat)
+    grown = psutil.Process().memory_info().rss - before
+    assert grown < 2_000_000, "a copy of each into one message would be 8 MB"
