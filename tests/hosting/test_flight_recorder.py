@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from exo_mesh.hosting.flight_recorder import MAX_ENTRIES, MAX_RUNNERS, FlightRecorder
+import psutil
+
+from exo_mesh.hosting.flight_recorder import MAX_ENTRIES, MAX_RUNNERS, FlightLog, FlightRecorder
 from exo_mesh.proto.runner_pb2 import Heartbeat
 
 
