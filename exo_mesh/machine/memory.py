@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -89,16 +91,36 @@ def _read_cgroups(root: Path = _CGROUP_ROOT, own: Path = Path("/proc/self/cgroup
     Files that its processes read and that the kernel may drop count as free: a model that was loaded once would
     otherwise seem to fill the group.
     """
-    for directory, version in _cgroup_directories(root, own):
+    for group in _groups(str(root), _text_of(own)):
+        limit = _number_in(group.limit)
+        if limit is not None and (usage := _number_in(group.usage)) is not None:
+            yield limit, max(0, usage - _stat(group.stat, group.cache_key))
+
+
+class _Group(NamedTuple):
+    """Paths of the files of a control group. cache_key: see _CGROUP_FILES."""
+
+    limit: str
+    usage: str
+    stat: str
+    cache_key: str
+
+
+@functools.lru_cache(maxsize=4)
+def _groups(root: str, own: str) -> tuple[_Group, ...]:
+    """The control groups in the text of /proc/self/cgroup, from the own one up to the root. In a container its own is
+    the root. Kept, because an idle node reads its memory several times a second."""
+    found = []
+    for directory, version in _cgroup_directories(Path(root), own):
         limit_file, usage_file, cache_key = _CGROUP_FILES[version]
-        limit, usage = _number_in(directory / limit_file), _number_in(directory / usage_file)
-        if limit is not None and usage is not None:
-            yield limit, max(0, usage - _stat(directory / "memory.stat", cache_key))
+        limit, usage, stat = (str(directory / name) for name in (limit_file, usage_file, "memory.stat"))
+        found.append(_Group(limit, usage, stat, cache_key))
+    return tuple(found)
 
 
-def _cgroup_directories(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
-    """Its control groups, from its own up to the root, with their version. In a container its own is the root."""
-    for line in _text_of(own).splitlines():
+def _cgroup_directories(root: Path, own: str) -> Iterator[tuple[Path, int]]:
+    """Its control groups with their version."""
+    for line in own.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -113,7 +135,7 @@ def _cgroup_directories(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
                 yield directory, version
 
 
-def _stat(file: Path, key: str) -> int:
+def _stat(file: str, key: str) -> int:
     for line in _text_of(file).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.isdigit():
@@ -121,13 +143,14 @@ def _stat(file: Path, key: str) -> int:
     return 0
 
 
-def _number_in(file: Path) -> int | None:
+def _number_in(file: str) -> int | None:
     text = _text_of(file).strip()
     return int(text) if text.isdigit() else None
 
 
-def _text_of(file: Path) -> str:
+def _text_of(file: str | Path) -> str:
     try:
-        return file.read_text()
+        with open(file, encoding="utf-8") as opened:
+            return opened.read()
     except OSError:
         return ""
