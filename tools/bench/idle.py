@@ -1,17 +1,19 @@
-"""Memory and CPU that nodes take while nobody asks them anything.
+"""Memory, CPU and wake-ups of nodes that nobody asks anything.
 
 `python -m tools.bench idle --nodes 8 --minutes 120`
 
 A mesh on this machine answers one request, so that its ring is there, and then has nothing to do. Each minute the
-resident memory of each node and all its children is read. The slope is that of the straight line nearest to the
+resident memory of each node and all its children is read, with their CPU time and how often their threads woke up. The slope is that of the straight line nearest to the
 readings (least squares) after the first quarter, in which caches fill.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
@@ -33,6 +35,8 @@ class IdleNode:
     minutes: list[float] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    wakes: list[int] = field(default_factory=list)
+    pss_mb: float = 0.0
     processes: int = 0
 
     def read(self, minute: float) -> None:
@@ -42,6 +46,8 @@ class IdleNode:
             family = [node, *node.children(recursive=True)]
             times = [process.cpu_times() for process in family]
             self.rss_mb.append(sum(process.memory_info().rss for process in family) / MB)
+            self.wakes.append(sum(num_wakes(process.pid) for process in family))
+            self.pss_mb = node.memory_full_info().pss / MB
         except psutil.NoSuchProcess as exc:
             raise MeshError(f"a process of the node {self.pid} has ended while it was idle") from exc
         self.minutes.append(minute)
@@ -59,6 +65,21 @@ class IdleNode:
         """Of one core, over all readings."""
         return (self.cpu_s[-1] - self.cpu_s[0]) / ((self.minutes[-1] - self.minutes[0]) * 60) * 100
 
+    @property
+    def wakes_per_s(self) -> float:
+        """Times that a thread of the node or its children began to run after it had waited, over all readings."""
+        return (self.wakes[-1] - self.wakes[0]) / ((self.minutes[-1] - self.minutes[0]) * 60)
+
+
+def num_wakes(pid: int) -> int:
+    """Voluntary context switches of all threads of a process so far; Linux only."""
+    total = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            lines = status.read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return total
+
 
 def measure(mesh: LocalMesh, minutes: int) -> list[IdleNode]:
     """Watch all nodes for so many minutes."""
@@ -75,7 +96,8 @@ def report(nodes: list[IdleNode]) -> str:
     """A line for each node."""
     return "\n".join(
         f"node {number}: {node.rss_mb[0]:.1f} -> {node.rss_mb[-1]:.1f} MB in {node.minutes[-1]:.0f} min, "
-        f"{node.slope_mb_per_h:+.2f} MB/h, {node.cpu_percent:.2f} % of a core, processes: {node.processes}"
+        f"{node.slope_mb_per_h:+.2f} MB/h, {node.cpu_percent:.2f} % of a core, {node.wakes_per_s:.0f} wake-ups/s, "
+        f"PSS {node.pss_mb:.0f} MB without its {node.processes - 1} other processes"
         for number, node in enumerate(nodes, 1)
     )
 
