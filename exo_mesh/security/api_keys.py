@@ -137,7 +137,7 @@ class KeyFile:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise InputError(f"{self.path}: not a valid file of API keys:  {type(exc).__name__}") from exc
+            raise InputError(f"{self.path}: not a valid file of API keys: {type(exc).__name__}") from exc
 
     def write(self, keys: Iterable[ApiKey]) -> None:
         """Replace the file; only its owner may read it. Raises OSError."""

@@ -82,15 +82,17 @@ class RefusedDatagrams:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._due = float("-inf")
-        self._unsaid = 0
+        self._unreported = 0
         self.total = 0
 
     def note(self, source: str, why: str) -> str:
         """Count one refusal. Returns the line to log, or "" if the last line was less than REPORT_EVERY_S ago."""
         self.total += 1
-        self._unsaid += 1
+        self._unreported += 1
         if self._now() < self._due:
             return ""
-        line = f"refused {self._unsaid} announcement{'s' * (self._unsaid > 1)}, the last one from {source}: {why}"
-        self._due, self._unsaid = self._now() + REPORT_EVERY_S, 0
+        line = (
+            f"refused {self._unreported} announcement{'s' * (self._unreported > 1)}, the last one from {source}: {why}"
+        )
+        self._due, self._unreported = self._now() + REPORT_EVERY_S, 0
         return line
