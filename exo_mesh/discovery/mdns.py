@@ -116,7 +116,7 @@ class MdnsDiscovery:
         if self._browser is not None:
             await self._browser.async_cancel()
             self._browser = None
-        if self._announcing is not None:  # three packets in the background; it ends by itself
+        if self._announcing is not None:  # three packets in the background; ends by itself
             await asyncio.gather(self._announcing, return_exceptions=True)
             self._announcing = None
         if self._zeroconf is not None:

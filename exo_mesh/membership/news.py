@@ -143,7 +143,7 @@ class News:
             roster.remove(peer, "is dead according to other peers", is_lost=True)
 
     def take(self, records: Iterable[pb.Record], lives: dict[str, Life]) -> list[Record]:
-        """Merge records. Peers in `lives` are admitted on trust, because the sender has admitted them. Returns the changes."""
+        """Merge records and return the changes. Peers in `lives` are admitted, as the sender admitted them."""
         roster = self._roster
         records = list(records)
         for message in records:

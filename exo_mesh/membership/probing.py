@@ -102,7 +102,7 @@ class Probing:
             swim.acked(peer.id, roster.clock(), roster.clock() - began)
         else:
             if roster.peers.get(peer.id) is not peer:
-                return  # it is gone, or has restarted meanwhile
+                return  # the peer is gone or has restarted
             is_dead = is_refused is True and (not helpers or any(reply.refused for reply in answers))
             found = swim.failed(
                 peer.id, began, roster.clock(), asked=len(helpers), answered=len(answers), is_refused=is_dead

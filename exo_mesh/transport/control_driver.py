@@ -180,7 +180,7 @@ class DriverCall:
             self._reading_since = None
         if not isinstance(message, pb.GenerateEvents):
             instance_id = self._plan.instance_id
-            raise self._error or DriverStreamError(f"the driver of {instance_id} ended the stream before the request")
+            raise self._error or DriverStreamError(f"the driver of {instance_id} ended the stream too early")
         return message
 
     def _take_ballot(self, ballot: Ballot) -> None:
