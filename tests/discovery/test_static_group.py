@@ -175,11 +175,11 @@ def test_the_rank_of_mpirun_is_a_rank_where_its_size_is_that_of_the_group(tmp_pa
     ("rank", "files", "coordinator", "message"),
     [
         ("2", {"MLX_HOSTFILE": [["a:1"], ["b:1"]]}, "", 'MLX_RANK is "2", but the group has 2 ranks'),
-        ("x", {"MLX_HOSTFILE": [["a:1"], ["b:1"]]}, "", "MLX_RANK is 'x'"),
+        ("x", {"MLX_HOSTFILE": [["a:1"], ["b:1"]]}, "", 'MLX_RANK is "x"'),
         ("0", {"MLX_HOSTFILE": [["a:1"], []]}, "", "rank 1 must be a list of address:port"),
         ("0", {"MLX_IBV_DEVICES": [[None, "a"], ["b"]]}, "c:1", "rank 1 lists 1 RDMA devices"),
         ("0", {"MLX_IBV_DEVICES": [[None, ["a", "b"]], ["b", None]]}, "c:1", "each pair of ranks must have one device"),
-        ("0", {"MLX_IBV_DEVICES": [[None, "a"], ["b", None]]}, "", "MLX_JACCL_COORDINATOR must be address:port"),
+        ("0", {"MLX_IBV_DEVICES": [[None, "a"], ["b", None]]}, "", "MLX_JACCL_COORDINATOR must be the address:port"),
     ],
 )
 def test_variables_that_are_no_group_are_refused(
