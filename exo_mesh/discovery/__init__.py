@@ -1,1 +1,1 @@
-"""Finding addresses of other nodes. Discovery only suggests; the membership admits."""
+"""Finds addresses of other nodes. Discovery only suggests; the membership admits."""

@@ -1,4 +1,4 @@
-"""From settings to discoveries."""
+"""Chooses and configures the discoveries that the settings ask for."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DEFAULT_GRPC_PORT = 5000
 
 
 def is_loopback(host: str) -> bool:
-    """Does a node that listens on `host` hear this machine only?"""
+    """Whether a node that listens on `host` can be reached only from this machine."""
     ip = _ip(host)
     return host == "localhost" if ip is None else ip.is_loopback
 
 
 def why_not_announced(host: str) -> str:
-    """Why UDP announcements cannot tell others of a node that listens on `host`; "" if they can.
+    """The reason why UDP announcements cannot announce a node that listens on `host`; "" if they can.
 
-    They say "dial where this came from", and come from IPv4 addresses and IPv6 link-local ones; nodes of one machine
-    are told the address itself.
+    The receiver dials the address that an announcement came from, which is an IPv4 address or an IPv6 link-local one.
+    Announcements on the loopback carry the address itself.
     """
     ip = _ip(host)
     if ip is None:
@@ -39,9 +39,9 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def discoveries_for(settings: Settings) -> list[Discovery]:
-    """What `--discovery`, `--peers-file` and `--bootstrap-peers` ask for; named peers are dialled with any discovery.
+    """The discoveries of `--discovery`, `--peers-file` and `--bootstrap-peers`; the last two work with any discovery.
 
-    Raises InputError if a file that was named cannot be used, or a way of discovery lacks what it needs.
+    Raises InputError if a named file cannot be used, or a discovery lacks a required setting.
     """
     chosen: list[Discovery] = []
     loopback_only = is_loopback(settings.host)
@@ -51,7 +51,7 @@ def discoveries_for(settings: Settings) -> list[Discovery]:
     reason = why_not_announced(settings.host)
     if reason and settings.discovery == ("udp",) and not (settings.peers_file or settings.bootstrap_peers):
         raise InputError(
-            f"--discovery udp alone cannot announce --host {settings.host}, {reason}: listen on an IPv4 address or "
+            f"--discovery udp alone cannot announce --host {settings.host} ({reason}): listen on an IPv4 address or "
             "on ::, add mdns, or name peers with --bootstrap-peers",
             param="host",
         )
@@ -77,10 +77,10 @@ def discoveries_for(settings: Settings) -> list[Discovery]:
 
 
 def _seal(secret: str) -> Seal | None:
-    """What signs announcements; None in an open mesh."""
+    """The key that signs announcements; None in an open mesh."""
     if not secret:
         return None
-    from exo_mesh.security.keys import announcement_key  # an open mesh does without cryptography, which imports slowly
+    from exo_mesh.security.keys import announcement_key  # an open mesh avoids this slow import
 
     return Seal(announcement_key(secret))
 

@@ -1,7 +1,7 @@
-"""A hostfile as `mlx.launch` reads it: a list of `{"ssh": …, "ips": […], "rdma": […]}`, one per host by rank.
+"""Reads a hostfile as `mlx.launch` does: a list of `{"ssh": …, "ips": […], "rdma": […]}`, one per host by rank.
 
 `rdma[i]` names the device by which a host reaches host i. Only the addresses are used here, but a file that MLX would
-stumble over later is refused at once. Whether a device is active, and a host can be reached, only that host knows.
+reject later is refused at once. Only the host itself knows whether a device is active and a host can be reached.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _NOT_IN_HOSTS = set("/,;\"'{}\\")
 
 
 def is_hostfile(entries: Sequence[Any]) -> bool:
-    """Does this list mean to be one? It is if any of its entries has one of the keys."""
+    """Whether this list is meant as a hostfile: at least one entry has one of its keys."""
     return any(isinstance(entry, dict) and KEYS & entry.keys() for entry in entries)
 
 
 def hosts_in(entries: Sequence[Any], where: str, key: str) -> list[str]:
     """The hosts to dial: the ips of each entry, or else its ssh host. where, key: for messages.
 
-    Raises InputError that names the entry and what is wrong with it.
+    Raises InputError that names the entry and the defect.
     """
     found: list[str] = []
     for rank, entry in enumerate(entries):
         field = f"{key}[{rank}]"
         if not isinstance(entry, dict):
-            raise wrong(where, field, 'must be {"ssh", "ips", "rdma"}, as the others are')
+            raise wrong(where, field, "must be an object with ssh, ips and rdma, like the other entries")
         ssh, ips = _ssh(entry, where, field), _ips(entry, rank, where, field)
         _check_rdma(entry, rank, entries, where, field)
         found += ips or [ssh]
@@ -40,7 +40,7 @@ def hosts_in(entries: Sequence[Any], where: str, key: str) -> list[str]:
 
 
 def is_host(text: object) -> bool:
-    """May this be a host name or an address?"""
+    """Whether this is a possible host name or address."""
     return (
         isinstance(text, str)
         and 0 < len(text) <= 255
@@ -49,12 +49,12 @@ def is_host(text: object) -> bool:
 
 
 def wrong(where: str, field: str, what: str) -> InputError:
-    """The error of a peers file: path, field, and what must be otherwise."""
+    """The error of a peers file: its path, the field, and the requirement that the field violates."""
     return InputError(f"{where}: {field}: {what}" if field else f"{where}: {what}", param="peers_file")
 
 
 def _ssh(entry: dict[str, Any], where: str, field: str) -> str:
-    """The host, without the user before it."""
+    """The ssh host without a leading "user@"."""
     if "ssh" not in entry:
         raise wrong(where, f"{field}.ssh", "is missing")
     ssh = entry["ssh"]
@@ -72,22 +72,23 @@ def _ips(entry: dict[str, Any], rank: int, where: str, field: str) -> list[str]:
         if not is_host(ip):
             raise wrong(where, f"{field}.ips[{index}]", "must be a host or an address")
     if rank == 0 and not ips:
-        raise wrong(where, f"{field}.ips", "the first host needs at least one address: the others connect to it")
+        raise wrong(where, f"{field}.ips", "the first host needs an address, because the others connect to it")
     return ips
 
 
 def _check_rdma(entry: dict[str, Any], rank: int, entries: Sequence[Any], where: str, field: str) -> None:
-    """All entries have the matrix row, or none: MLX's `ring` backend does without, and its tools then write `[]`."""
+    """Check the RDMA devices. Either all entries list them or none does: MLX's `ring` backend needs none, and MLX's
+    tools then write `[]`."""
     rows = [other.get("rdma", []) for other in entries if isinstance(other, dict)]
     if all(row == [] for row in rows):
         return
     if "rdma" not in entry:
-        raise wrong(where, f"{field}.rdma", "is missing, and other hosts have it")
+        raise wrong(where, f"{field}.rdma", "is missing, but other hosts have it")
     devices = entry["rdma"]
     if not isinstance(devices, list):
         raise wrong(where, f"{field}.rdma", "must be a list of device names and null")
     if len(devices) != len(entries):
-        raise wrong(where, f"{field}.rdma", f"has {len(devices)} entries for {len(entries)} hosts, not one for each")
+        raise wrong(where, f"{field}.rdma", f"must have one entry per host, {len(entries)}, not {len(devices)}")
     for other, device in enumerate(devices):
         if other == rank and device is not None:
             raise wrong(where, f"{field}.rdma[{other}]", "must be null: a host needs no device to reach itself")

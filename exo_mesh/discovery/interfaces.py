@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, read anew each time: they come and go."""
+"""Reads the network interfaces of this machine, each time from the system, because they come and go."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SYS_NET = Path("/sys/class/net")
 
 
 def read_interfaces() -> list[Interface]:
-    """Every address of every interface that is up and can reach a peer, the loopback included.
+    """Every address of every interface that is up and can reach a peer, including the loopback.
 
-    Takes about a millisecond. An interface that goes away while it is read is left out.
+    Takes about a millisecond. An interface that disappears while it is read is left out.
     """
     system = platform.system()
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -45,7 +45,7 @@ RECENT_S = 1.0
 
 
 class RecentInterfaces:
-    """The interfaces as they were at most RECENT_S ago, for callers that ask often."""
+    """The interfaces as they were at most RECENT_S ago, for frequent callers."""
 
     def __init__(self, read: Callable[[], list[Interface]] = read_interfaces, clock: Clock = monotonic) -> None:
         self._read = read
@@ -66,7 +66,7 @@ recent_interfaces = RecentInterfaces()
 def _kind(name: str, system: str) -> LinkKind | None:
     folder = _SYS_NET / name
     wireless, bridge = (folder / "wireless").exists(), (folder / "bridge").exists()
-    # a bridge that an administrator made over the network card carries the LAN; br0 is the usual name of one
+    # A bridge that an administrator made over the network card carries the LAN; it is usually called br0.
     return kind_of_interface(name, system, wireless=wireless, bridge=bridge and not name.startswith("br"))
 
 

@@ -1,4 +1,4 @@
-"""Finding peers by mDNS (RFC 6762, 6763): `_exo-mesh._tcp.local.`, with python-zeroconf."""
+"""Finds peers by mDNS (RFC 6762, 6763) under `_exo-mesh._tcp.local.`, with python-zeroconf."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from exo_mesh.tasks import TaskOwner
 
 SERVICE_TYPE = "_exo-mesh._tcp.local."
 MAX_SERVICES = 1024
-"""Services that are remembered; the LAN may be hostile."""
+"""Most services that are remembered, because the LAN may be hostile."""
 REFRESH_EVERY_S = 2.0
-"""How often interfaces are read again, and what was found is suggested again: a peer may have come back."""
+"""Interval at which interfaces are read and known addresses are suggested again: a peer may have returned."""
 RESOLVE_MS = 3000
 STOP_S = 1.0
-"""A goodbye is three packets, 125 ms apart."""
+"""Time for saying goodbye: three packets, 125 ms apart."""
 
 _log = logging.getLogger(__name__)
 
 
 def service_info(own: Announcement, addresses: Sequence[str]) -> AsyncServiceInfo:
-    """What a node registers. Instance and host are named after the node's id, so that names never clash.
+    """The service that a node registers. Instance and host are named after the node's id, so names never clash.
 
-    addresses: "host:port" as advertised; host names among them are left out. TXT: id, ns, proto, name.
+    addresses: "host:port" as advertised; entries with host names are left out. TXT: id, ns, proto, name.
     """
     label = f"exo-mesh-{own.node_id[:16]}"
     texts = {"id": own.node_id, "ns": own.namespace, "proto": str(own.protocol), "name": own.name[:120]}
@@ -53,7 +53,7 @@ def service_info(own: Announcement, addresses: Sequence[str]) -> AsyncServiceInf
 
 
 def addresses_in(info: AsyncServiceInfo, own: Announcement) -> list[str]:
-    """ "host:port" of a node that was found; nothing for this node itself and for those of other namespaces."""
+    """ "host:port" of a node that was found; [] for this node itself and for nodes of other namespaces."""
     texts = info.decoded_properties
     if texts.get("ns") != own.namespace or not texts.get("id") or texts["id"] == own.node_id or not info.port:
         return []
@@ -61,7 +61,7 @@ def addresses_in(info: AsyncServiceInfo, own: Announcement) -> list[str]:
 
 
 class MdnsDiscovery:
-    """Registers this node and browses for others. host: what the control endpoint is bound to.
+    """Registers this node and browses for others. host: the address that the control endpoint is bound to.
 
     With loopback_only no packet leaves the machine.
     """
@@ -92,7 +92,7 @@ class MdnsDiscovery:
             self._zeroconf = AsyncZeroconf(interfaces=self._bindings(interfaces), ip_version=self._version(interfaces))
             self._info = service_info(own, self._addresses(own, interfaces))
             await self._zeroconf.zeroconf.async_wait_for_start()
-            # The name has the node's id in it, so there is nobody to ask whether it is free.
+            # The name contains the node's id, so there is no need to probe whether it is free.
             self._announcing = await self._zeroconf.async_register_service(self._info, cooperating_responders=True)
         except (OSError, RuntimeError, ZeroconfError) as exc:
             await self.stop()
@@ -109,7 +109,7 @@ class MdnsDiscovery:
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     async def stop(self) -> None:
@@ -117,7 +117,7 @@ class MdnsDiscovery:
         if self._browser is not None:
             await self._browser.async_cancel()
             self._browser = None
-        if self._announcing is not None:  # three packets in the background; it ends by itself
+        if self._announcing is not None:  # three packets in the background; ends by itself
             await asyncio.gather(self._announcing, return_exceptions=True)
             self._announcing = None
         if self._zeroconf is not None:
@@ -164,14 +164,14 @@ class MdnsDiscovery:
                 self._suggest_all(suggest, addresses, interfaces)
 
     async def _follow(self, own: Announcement, interfaces: list[Interface]) -> None:
-        """Interfaces have come or gone: listen on those there are, and advertise their addresses."""
+        """Handle a change of the interfaces: listen on the present ones, and advertise their addresses."""
         assert self._zeroconf is not None, "it runs"
         info = service_info(own, self._addresses(own, interfaces))
         try:
             await self._zeroconf.zeroconf.async_update_interfaces(self._bindings(interfaces), self._version(interfaces))
             await (await self._zeroconf.async_update_service(info))
         except (OSError, RuntimeError, ZeroconfError) as exc:
-            _log.debug("mDNS: cannot follow a change of interfaces: %s", exc)
+            _log.debug("mDNS: cannot adapt to changed interfaces: %s", exc)
             return
         self._info = info
 
@@ -180,7 +180,7 @@ class MdnsDiscovery:
         return advertised(host, own.control_port, interfaces)
 
     def _bindings(self, interfaces: list[Interface]) -> list[str | int]:
-        """Addresses (IPv4) and indices (IPv6) of the interfaces to speak on; the loopback is always one of them."""
+        """Addresses (IPv4) and indices (IPv6) of the interfaces to use; the loopback is always included."""
         if self._loopback_only:
             return ["127.0.0.1"]
         lan = [item for item in interfaces if item.kind is not LinkKind.LOOPBACK]

@@ -1,10 +1,10 @@
-"""Peers that a file names (`--peers-file`), read again whenever it changes.
+"""Suggests the peers that a file names (`--peers-file`); the file is read again whenever it changes.
 
-Any of these forms:
+The file has one of these forms:
 
 - JSON `{"peers": {"studio": {"address": "192.168.1.20", "port": 5000}, …}}`;
 - JSON list of `"host:port"`, `{"address": …, "port": …}` or `{"host": …, "port": …}`;
-- a hostfile as mlx.launch has it (see hostfile.py), or `{"hosts": [that list]}`, with the default port;
+- a hostfile of mlx.launch (see hostfile.py), or `{"hosts": [that list]}`, with the default port;
 - lines of `host:port` or `host`, with `#` comments.
 """
 
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_FILE_PEERS = 1024
 CHECK_EVERY_S = 1.0
 SUGGEST_EVERY_S = 3.0
-"""How often unchanged peers are suggested again: one may start, or come back, much later."""
+"""Interval at which unchanged peers are suggested again: a peer may start or return much later."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,28 +49,28 @@ def parse_peers(text: str, where: str, default_port: int) -> tuple[str, ...]:
         found = list(_from_lines(text, where, default_port))
     unique = tuple(dict.fromkeys(found))
     if len(unique) > MAX_FILE_PEERS:
-        raise InputError(f"{where}: {len(unique)} peers are more than {MAX_FILE_PEERS}", param="peers_file")
+        raise InputError(f"{where}: names {len(unique)} peers, more than {MAX_FILE_PEERS}", param="peers_file")
     return unique
 
 
 def read_peers(path: Path, default_port: int) -> tuple[str, ...]:
-    """Blocking. Raises InputError as parse_peers, and if the file cannot be read."""
+    """The addresses in a peers file. Blocking. Raises InputError like parse_peers, and if the file cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            raise InputError(f"{path}: larger than {MAX_FILE_BYTES} bytes", param="peers_file")
+            raise InputError(f"{path}: is larger than {MAX_FILE_BYTES} bytes", param="peers_file")
         return parse_peers(content.decode("utf-8-sig"), str(path), default_port)
     except OSError as exc:
         raise InputError(f"{path}: cannot be read: {exc.strerror}", param="peers_file") from exc
     except UnicodeDecodeError as exc:
-        raise InputError(f"{path}: not UTF-8 text: byte {exc.start}", param="peers_file") from exc
+        raise InputError(f"{path}: is not UTF-8 text: byte {exc.start} is invalid", param="peers_file") from exc
 
 
 def _from_json(content: Any, where: str, default_port: int) -> Iterator[str]:
     if isinstance(content, dict):
         if "peers" not in content and "hosts" not in content:
-            raise wrong(where, "peers", 'is missing: {"peers": {id: {"address", "port"}}} is needed')
+            raise wrong(where, "peers", 'is missing; write {"peers": {"NAME": {"address": "HOST", "port": PORT}}}')
         key = "peers" if "peers" in content else "hosts"
         content = content[key]
     else:
@@ -102,16 +102,16 @@ def _address(host: Any, port: Any, where: str, field: str, name: str) -> str:
     if not is_host(host):
         raise wrong(where, f"{field}.{name}", "must be a host or an address")
     if type(port) is not int or not 0 < port < 65536:
-        raise wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {port!r}")
+        raise wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {json.dumps(port)}")
     return joined(host, port)
 
 
 def _endpoint(text: str, where: str, field: str, default_port: int) -> str:
     host, colon, port = text.strip().rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")):  # no port; the colons are those of an IPv6 address
+    if not colon or (":" in host and not host.endswith("]")):  # no port: the colons belong to an IPv6 address
         host, port = text.strip(), str(default_port)
     if not is_host(host) or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-        raise wrong(where, field, f"{text.strip()[:80]!r} is not host:port")
+        raise wrong(where, field, f"{json.dumps(text.strip()[:80])} is not host:port")
     return joined(host, int(port))
 
 
@@ -122,8 +122,8 @@ def _from_lines(text: str, where: str, default_port: int) -> Iterator[str]:
 
 
 class PeersFileDiscovery:
-    """Suggests the peers of a file. The first reading is done at once and raises InputError; later an edit that cannot
-    be used leaves the last good peers in force, with one warning."""
+    """Suggests the peers of a file. The constructor reads the file and raises InputError. Later, an edit that cannot be
+    used keeps the last good peers, with one warning."""
 
     name = "peers file"
 
@@ -140,7 +140,7 @@ class PeersFileDiscovery:
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     async def stop(self) -> None:
@@ -148,17 +148,18 @@ class PeersFileDiscovery:
 
     async def _keep_suggesting(self, suggest: Suggest) -> None:
         loop = asyncio.get_running_loop()
-        told_at = -SUGGEST_EVERY_S
+        suggested_at = -SUGGEST_EVERY_S
         while True:
             changed = self.reread()
-            if changed or loop.time() - told_at >= SUGGEST_EVERY_S:
-                told_at = loop.time()
+            if changed or loop.time() - suggested_at >= SUGGEST_EVERY_S:
+                suggested_at = loop.time()
                 for address in self.addresses:
                     suggest(address)
             await next_beat(self._check_every_s)
 
     def reread(self) -> bool:
-        """Look at the file; True if it names other peers than before. A local file of at most a megabyte: no thread."""
+        """Check the file; True if its peers changed. Runs without a thread: the file is local and at most a
+        megabyte."""
         state = _state_of(self._path)
         if state == self._state:
             return False
@@ -166,16 +167,16 @@ class PeersFileDiscovery:
         try:
             addresses = read_peers(self._path, self._default_port)
         except InputError as exc:
-            _log.warning("%s; the %d peers named before stay in force", exc, len(self.addresses))
+            _log.warning("%s; keeping the %d peers of the last valid file", exc, len(self.addresses))
             return False
         changed, self.addresses = addresses != self.addresses, addresses
         if changed:
-            _log.info("%s names %d peers now", self._path, len(addresses))
+            _log.info("read %s: %d peers", self._path, len(addresses))
         return changed
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is written or replaced; None if there is none."""
+    """Values that change when a file is written or replaced; None if there is no file."""
     try:
         stat = os.stat(path)
     except OSError:

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Suggest = Callable[[str], None]
-"""Takes "host:port" of what may be a control endpoint. Cheap, never fails, may be told the same thing often."""
+"""Takes the "host:port" of a possible control endpoint. Cheap, never fails, and may get the same address often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a node tells others of itself so that they can dial it; the address is where the announcement came from.
+    """What a node publishes about itself so that others can dial it; the address is the one that the announcement came
+    from.
 
-    name and protocol are for people who look; whether two nodes fit together is decided by their hello. host: an
-    address of the loopback that the control port is bound to, where that is not the one the announcement comes from.
+    name and protocol are for display only; the hello decides whether two nodes fit together. host: the loopback address
+    that the control port is bound to, if it differs from the address that the announcement comes from.
     """
 
     namespace: str
@@ -27,16 +28,16 @@ class Announcement:
 
 
 class Discovery(Protocol):
-    """Suggests addresses from `start` until `stop` returns. Finding nobody is no error."""
+    """Suggests addresses from `start` until `stop` returns. Finding no peer is no error."""
 
     name: str
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
 
     async def start(self, own: Announcement, suggest: Suggest) -> None:
-        """Begin. Raises TransportError if this discovery cannot work on this machine, saying why."""
+        """Start. Raises TransportError with the reason if this discovery cannot work on this machine."""
 
     async def stop(self) -> None:
-        """End; afterwards no socket or task of this discovery is left and `suggest` is not called any more."""
+        """Stop. Afterwards no socket or task of this discovery is left, and `suggest` is not called again."""

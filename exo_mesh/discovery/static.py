@@ -1,4 +1,4 @@
-"""Addresses that the operator gave (`--bootstrap-peers`), suggested again and again with back-off."""
+"""Suggests the addresses that the operator gave (`--bootstrap-peers`) repeatedly, with back-off."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from exo_mesh.tasks import TaskOwner
 
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 5.0
-"""A bootstrap peer that starts later, or comes back, is found within this."""
+"""Longest pause between two suggestions: a bootstrap peer that starts later or returns is found within this time."""
 
 
 class StaticDiscovery:
-    """Suggests the given "host:port" addresses for as long as it runs: one may come up much later than we do."""
+    """Suggests the given "host:port" addresses as long as it runs, because a peer may start much later than this
+    node."""
 
     name = "static"
 
@@ -27,7 +28,7 @@ class StaticDiscovery:
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     async def stop(self) -> None:

@@ -1,7 +1,8 @@
-"""Tensor groups that somebody has written down: a hostfile as `mlx.launch` reads it, or its variables around us.
+"""Reads tensor groups from a hostfile in the format of `mlx.launch`, or from the variables that `mlx.launch` sets.
 
-A hostfile is a list of `{"ssh": …, "ips": […], "rdma": […]}`, or `{"backend": …, "envs": […], "hosts": [that list]}`;
-or the simple form, a list of `{"host": …, "port": …}`, port being that of a node. Its order is that of the ranks.
+A hostfile is a list of `{"ssh": …, "ips": […], "rdma": […]}`, or `{"backend": …, "envs": […], "hosts": [that list]}`,
+or the simple form, a list of `{"host": …, "port": …}` with the port of each node. The order of the hosts is the order
+of the ranks.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ DEFAULT_PORT = 5000
 RANK_VARIABLE = "MLX_RANK"
 MPI_RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
 MPI_SIZE_VARIABLE = "OMPI_COMM_WORLD_SIZE"
-"""Open MPI sets the last two for each process that mpirun starts; older launchers of MLX did, too."""
+"""Open MPI sets the last two for each process that mpirun starts; older launchers of MLX set them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaticHost:
-    """One host by rank. ips: where the others reach it, perhaps none. rdma: by rank, empty without RDMA. port: of its
-    node."""
+    """One host, by rank. ips: where the others reach it, possibly empty. rdma: devices by rank, empty without RDMA.
+    port: of its node."""
 
     ssh: str
     ips: tuple[str, ...]
@@ -43,7 +44,7 @@ class StaticHost:
 
     @property
     def name(self) -> str:
-        """The host, without the user before it."""
+        """The ssh host without a leading "user@"."""
         return self.ssh.rpartition("@")[2]
 
     @property
@@ -54,7 +55,7 @@ class StaticHost:
 
 @dataclass(frozen=True, slots=True)
 class StaticGroup:
-    """The hosts of one tensor group. fast_synch: "on" or "off" if the file says so, else ""."""
+    """The hosts of one tensor group. fast_synch: "on" or "off" if the file sets it, else ""."""
 
     hosts: tuple[StaticHost, ...]
     backend: GroupBackend
@@ -65,18 +66,18 @@ class StaticGroup:
         return tuple(host.rdma for host in self.hosts) if self.backend != "ring" else ()
 
     def as_mlx(self) -> dict[str, Any]:
-        """As `mlx.launch --hostfile` reads it."""
+        """The group in the format that `mlx.launch --hostfile` reads."""
         envs = [f"{VARIABLE}={int(self.fast_synch == 'on')}"] if self.fast_synch else []
         hosts = [{"ssh": host.ssh, "ips": list(host.ips), "rdma": list(host.rdma)} for host in self.hosts]
         return {"backend": self.backend, "envs": envs, "hosts": hosts}
 
     def rank(self, rank: int) -> StaticRank:
-        """What the host of that rank tells the mesh."""
+        """What the host of that rank publishes to the mesh."""
         digest = hashlib.sha256(json.dumps(self.as_mlx(), sort_keys=True).encode()).hexdigest()[:32]
         return StaticRank(digest, rank, len(self.hosts), self.backend, self.matrix[rank] if self.matrix else ())
 
     def rank_of(self, addresses: Iterable[str], names: Iterable[str]) -> int:
-        """Which host is the one with these addresses and names. Raises InputError if none is, or several are."""
+        """The rank of the host with these addresses and names. Raises InputError if no host or several hosts match."""
         own = {*addresses, *(name.lower() for name in names)}
         found = [
             rank
@@ -86,12 +87,14 @@ class StaticGroup:
         if len(found) == 1:
             return found[0]
         listing = ", ".join(host.name for host in self.hosts)
-        problem = "none of its hosts is this machine" if not found else f"ranks {found} are all this machine"
-        raise InputError(f"the hostfile names {listing}: {problem}; set MLX_RANK to say which", param="hostfile")
+        ranks = ", ".join(map(str, found))
+        problem = "none of its hosts is this machine" if not found else f"ranks {ranks} are all this machine"
+        remedy = "set MLX_RANK to this machine's rank"
+        raise InputError(f"the hostfile names {listing}: {problem}; {remedy}", param="hostfile")
 
 
 def read_hostfile(path: Path, min_hosts: int = 2) -> StaticGroup:
-    """Raises InputError that names the file, the field and what is wrong with it.
+    """Read a hostfile. Raises InputError that names the file, the field and the defect.
 
     min_hosts: 1 also accepts a file with a single host, which is a list of machines and no tensor group.
     """
@@ -101,20 +104,20 @@ def read_hostfile(path: Path, min_hosts: int = 2) -> StaticGroup:
     except OSError as exc:
         raise _wrong(str(path), "", f"cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_FILE_BYTES:
-        raise _wrong(str(path), "", f"larger than {MAX_FILE_BYTES} bytes")
+        raise _wrong(str(path), "", f"is larger than {MAX_FILE_BYTES} bytes")
     return parse_hostfile(content.decode("utf-8", errors="replace"), str(path), min_hosts)
 
 
 def parse_hostfile(text: str, where: str, min_hosts: int = 2) -> StaticGroup:
-    """See read_hostfile. where: for messages."""
+    """Parse the text of a hostfile; see read_hostfile. where: for messages."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise _wrong(where, "", f"is no JSON: {exc}") from exc
+        raise _wrong(where, "", f"is not JSON: {exc}") from exc
     whole = content if isinstance(content, dict) else {"hosts": content}
     key = "hosts" if isinstance(content, dict) else ""
     if unknown := sorted(set(whole) - {"hosts", "backend", "envs"}):
-        raise _wrong(where, unknown[0], "is not known; there are hosts, backend and envs")
+        raise _wrong(where, unknown[0], "is unknown; the known keys are hosts, backend and envs")
     entries = whole.get("hosts")
     if not isinstance(entries, list) or not entries:
         raise _wrong(where, key, "must be a list of hosts")
@@ -126,7 +129,7 @@ def parse_hostfile(text: str, where: str, min_hosts: int = 2) -> StaticGroup:
 
 def _full(entries: Sequence[Any], where: str, key: str) -> list[StaticHost]:
     try:
-        hosts_in(entries, where, key)  # every rule of the format
+        hosts_in(entries, where, key)  # checks every rule of the format
     except InputError as exc:
         raise InputError(str(exc), param="hostfile") from exc
     return [StaticHost(e["ssh"], tuple(e.get("ips", ())), tuple(e.get("rdma", ()))) for e in entries]
@@ -137,12 +140,12 @@ def _simple(entries: Sequence[Any], where: str, key: str) -> list[StaticHost]:
     for rank, entry in enumerate(entries):
         field = f"{key}[{rank}]"
         if not isinstance(entry, dict) or "host" not in entry:
-            raise _wrong(where, field, 'must be {"ssh", "ips", "rdma"}, or {"host", "port"}')
+            raise _wrong(where, field, "must be an object with ssh, ips and rdma, or with host and port")
         host, port = entry["host"], entry.get("port", DEFAULT_PORT)
         if not is_host(host):
             raise _wrong(where, f"{field}.host", "must be a host or an address")
         if type(port) is not int or not 0 < port < 65536:
-            raise _wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {port!r}")
+            raise _wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {json.dumps(port)}")
         hosts.append(StaticHost(host, (host,) if _is_address(host) else (), port=port))
     return hosts
 
@@ -159,7 +162,7 @@ def _backend(whole: Mapping[str, Any], hosts: Sequence[StaticHost], where: str, 
     has_rdma = any(host.rdma for host in hosts)
     said = whole.get("backend") or ("jaccl" if has_rdma else "ring")
     if said not in get_args(GroupBackend):
-        raise _wrong(where, "backend", f"must be one of {', '.join(get_args(GroupBackend))}, not {said!r}")
+        raise _wrong(where, "backend", f"must be one of {', '.join(get_args(GroupBackend))}, not {json.dumps(said)}")
     backend = cast(GroupBackend, said)
     if backend != "ring" and (fault := rdma_obstacle(backend, len(hosts), tuple(host.rdma for host in hosts))):
         raise _wrong(where, key, fault)
@@ -167,22 +170,24 @@ def _backend(whole: Mapping[str, Any], hosts: Sequence[StaticHost], where: str, 
 
 
 def _fast_synch(whole: Mapping[str, Any], where: str) -> str:
-    """The one variable that is a matter of taste; the others are ours to set."""
+    """The value of the only variable that a hostfile may set; exo-mesh sets the others itself."""
     envs = whole.get("envs", [])
     if not isinstance(envs, list):
-        raise _wrong(where, "envs", "must be a list of NAME=VALUE")
+        raise _wrong(where, "envs", 'must be a list of "NAME=VALUE"')
     chosen = ""
     for index, text in enumerate(envs):
-        if text not in (f"{VARIABLE}=0", f"{VARIABLE}=1"):
-            raise _wrong(where, f"envs[{index}]", f"{text!r}: only {VARIABLE}=0 or =1 is passed on to the ranks")
+        allowed = f"{VARIABLE}=0", f"{VARIABLE}=1"
+        if text not in allowed:
+            given = json.dumps(text)
+            raise _wrong(where, f"envs[{index}]", f"must be {' or '.join(allowed)}, not {given}")
         chosen = "on" if text.endswith("1") else "off"
     return chosen
 
 
 def launched_group(environ: Mapping[str, str]) -> tuple[StaticGroup, int] | None:
-    """The group and our rank if `mlx.launch` started this process, or somebody who speaks as it does; else None.
+    """The group and this node's rank if `mlx.launch` or a compatible launcher started this process; else None.
 
-    Raises InputError if the variables or files make no group.
+    Raises InputError if the variables or files do not define a group.
     """
     rank_text = given_rank(environ)
     devices, hostfile = environ.get("MLX_IBV_DEVICES", ""), environ.get("MLX_HOSTFILE", "")
@@ -198,7 +203,8 @@ def launched_group(environ: Mapping[str, str]) -> tuple[StaticGroup, int] | None
     _check_size(environ, len(group.hosts))
     if not rank_text.isascii() or not rank_text.isdecimal() or int(rank_text) >= len(group.hosts):
         name = RANK_VARIABLE if environ.get(RANK_VARIABLE) else MPI_RANK_VARIABLE
-        raise InputError(f"{name} is {rank_text!r}, and the group has {len(group.hosts)} ranks", param="hostfile")
+        problem = f"{name} is {json.dumps(rank_text)}, but the group has {len(group.hosts)} ranks"
+        raise InputError(problem, param="hostfile")
     return group, int(rank_text)
 
 
@@ -208,10 +214,11 @@ def given_rank(environ: Mapping[str, str]) -> str:
 
 
 def _check_size(environ: Mapping[str, str], size: int) -> None:
-    """mpirun's number of processes must be that of the group's ranks, where mpirun gave the rank."""
+    """Require that mpirun's number of processes equals the group's number of ranks, if mpirun gave the rank."""
     said = "" if environ.get(RANK_VARIABLE) else environ.get(MPI_SIZE_VARIABLE, "")
     if said and said != str(size):
-        raise InputError(f"{MPI_SIZE_VARIABLE} is {said!r}, and the group has {size} ranks", param="hostfile")
+        problem = f"{MPI_SIZE_VARIABLE} is {json.dumps(said)}, but the group has {size} ranks"
+        raise InputError(problem, param="hostfile")
 
 
 def _json_file(path: str, variable: str) -> Any:
@@ -223,30 +230,30 @@ def _json_file(path: str, variable: str) -> Any:
 
 
 def _from_hosts(content: Any) -> StaticGroup | None:
-    """`[["ip:port", …], …]`. A single rank is no group; mlx.launch then writes nothing."""
+    """The group in `[["ip:port", …], …]`. None for a single rank, for which mlx.launch writes nothing."""
     ranks = content if isinstance(content, list) else []
     if len(ranks) < 2:
         return None
     hosts = []
     for rank, endpoints in enumerate(ranks):
         if not isinstance(endpoints, list) or not endpoints or not all(isinstance(e, str) for e in endpoints):
-            raise InputError(f"MLX_HOSTFILE: rank {rank} has no list of address:port", param="hostfile")
+            raise InputError(f"MLX_HOSTFILE: rank {rank} must be a list of address:port", param="hostfile")
         ips = tuple(dict.fromkeys(split(endpoint)[0] for endpoint in endpoints))
         hosts.append(StaticHost(ips[0], ips))
     return StaticGroup(tuple(hosts), "ring")
 
 
 def _from_devices(content: Any, environ: Mapping[str, str]) -> StaticGroup:
-    """A matrix of devices; of the hosts only the coordinator is known."""
+    """The group of a device matrix; the only host address that is known is the coordinator's."""
     matrix = tuple(tuple(row) if isinstance(row, list) else () for row in content) if isinstance(content, list) else ()
     backend: GroupBackend = "jaccl-ring" if environ.get("MLX_JACCL_RING") == "1" else "jaccl"
     if any(not isinstance(device, str | None) for row in matrix for device in row):
-        raise InputError("MLX_IBV_DEVICES: one device for each pair of ranks is supported", param="hostfile")
+        raise InputError("MLX_IBV_DEVICES: each pair of ranks must have one device name or null", param="hostfile")
     if fault := rdma_obstacle(backend, len(matrix), matrix):
         raise InputError(f"MLX_IBV_DEVICES: {fault}", param="hostfile")
     coordinator = split(environ.get("MLX_JACCL_COORDINATOR", ""))[0]
     if not is_host(coordinator):
-        raise InputError("MLX_JACCL_COORDINATOR must be address:port of rank 0", param="hostfile")
+        raise InputError("MLX_JACCL_COORDINATOR must be the address:port of rank 0", param="hostfile")
     hosts = [StaticHost(coordinator if rank == 0 else f"rank{rank}", (coordinator,) if rank == 0 else (), row)
              for rank, row in enumerate(matrix)]  # fmt: skip
     return StaticGroup(tuple(hosts), backend)

@@ -1,4 +1,4 @@
-"""Finding the machines of a Tailscale network through its API (`GET /api/v2/tailnet/{tailnet}/devices`).
+"""Finds the machines of a Tailscale network through its API (`GET /api/v2/tailnet/{tailnet}/devices`).
 
 The port of a node is an attribute of its device, which the node itself sets (`/api/v2/device/{id}/attributes`).
 """
@@ -27,7 +27,7 @@ from exo_mesh.tasks import TaskOwner
 
 API_URL = "https://api.tailscale.com"
 ASK_EVERY_S = 15.0
-"""Devices of a tailnet change rarely, and the API is rate limited."""
+"""Interval of the device queries. Devices of a tailnet change rarely, and the API is rate limited."""
 FIRST_BACKOFF_S = 30.0
 LAST_BACKOFF_S = 600.0
 CALL_S = 10.0
@@ -35,17 +35,18 @@ MAX_DEVICES = 1024
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 PORT_ATTRIBUTE = "custom:exoMeshPort"
 PORTS_AGAIN_S = 300.0
-"""Between two looks at the attributes of one device: its node keeps its port unless somebody starts it otherwise."""
+"""Time between two reads of the attributes of one device: a node keeps its port unless it is started with another
+one."""
 MAX_CALLS = 16
-"""Devices whose attributes are read in one round; the API has them only one by one."""
+"""Devices whose attributes are read in one round; the API returns them only one device at a time."""
 REFUSED = (401, 403)
-"""What the API answers to a key that lacks a scope."""
+"""HTTP statuses with which the API answers a key that lacks a scope."""
 
 _log = logging.getLogger(__name__)
 
 
 class TailscaleRefusedError(TransportError):
-    """The API does not accept the key: asking again soon does not help."""
+    """The API does not accept the key, so an early retry does not help."""
 
 
 def read_key(path: Path) -> str:
@@ -56,23 +57,23 @@ def read_key(path: Path) -> str:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
         raise InputError(f"{path}: cannot be read: {reason}", param="tailscale_api_key_file") from exc
     if not key or any(char.isspace() for char in key) or not key.isascii():
-        raise InputError(f"{path}: one Tailscale API key is needed in it", param="tailscale_api_key_file")
+        raise InputError(f"{path}: must contain exactly one Tailscale API key", param="tailscale_api_key_file")
     return key
 
 
 @dataclass(frozen=True, slots=True)
 class TailnetDevice:
-    """id: for calls about the device, "" if the API gave none. hosts: its addresses."""
+    """A device of the tailnet. id: for calls about the device, "" if the API gave none. hosts: its addresses."""
 
     id: str
     hosts: tuple[str, ...]
 
 
 def devices_in(reply: Any) -> list[TailnetDevice]:
-    """The devices in the API's answer that may be on line. Raises TransportError for an answer of another shape."""
+    """The devices in the API's answer that may be online. Raises TransportError for an answer of another shape."""
     devices = reply.get("devices") if isinstance(reply, Mapping) else None
     if not isinstance(devices, list):
-        raise TransportError("the Tailscale API answered without a list of devices")
+        raise TransportError("the Tailscale API sent an answer without a list of devices")
     found: list[TailnetDevice] = []
     for device in devices[:MAX_DEVICES]:
         if not isinstance(device, Mapping) or device.get("connectedToControl") is False:
@@ -89,7 +90,7 @@ def devices_in(reply: Any) -> list[TailnetDevice]:
 
 
 def port_in(reply: Any) -> int | None:
-    """The port that a device's attributes name; None if they name none."""
+    """The port in a device's attributes; None if there is none."""
     attributes = reply.get("attributes") if isinstance(reply, Mapping) else None
     port = attributes.get(PORT_ATTRIBUTE) if isinstance(attributes, Mapping) else None
     return port if type(port) is int and 0 < port < 65536 else None
@@ -101,9 +102,9 @@ def own_hosts() -> list[str]:
 
 
 class DevicePorts:
-    """Writes this node's port into the attributes of its device, and reads the ports of the others.
+    """Writes this node's port to the attributes of its device, and reads the ports of other devices.
 
-    A key that may not do the one or the other is named once; then every device counts as having this node's port.
+    A key that lacks a scope for either is reported once; then every device counts as having this node's port.
     """
 
     def __init__(self, api_url: str, port: int, hosts: Callable[[], Iterable[str]], now: Clock) -> None:
@@ -116,7 +117,7 @@ class DevicePorts:
         self._may_read = True
 
     async def look(self, session: aiohttp.ClientSession, devices: list[TailnetDevice], own_port: int) -> None:
-        """Publish and read what is due, at most MAX_CALLS devices. Never raises: what fails is tried again later."""
+        """Publish and read what is due, for at most MAX_CALLS devices. Never raises: a failed call is retried later."""
         own_hosts = set(self._hosts())
         others = [device for device in devices if device.id and own_hosts.isdisjoint(device.hosts)]
         for device in devices:
@@ -141,11 +142,11 @@ class DevicePorts:
                 self._published = reply.status == 200 or reply.status in REFUSED
                 if reply.status in REFUSED and own_port != self._port:
                     _log.warning(
-                        "the Tailscale key may not set attributes of devices (HTTP %d): peers do not learn that this "
-                        "node is on port %d; give the key the scope devices:posture_attributes", reply.status, own_port,
+                        "the Tailscale key may not set device attributes (HTTP %d): peers cannot find out that this "
+                        "node uses port %d; give the key the scope devices:posture_attributes", reply.status, own_port,
                     )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            _log.debug("the port of this device was not published: %s", exc)
+            _log.debug("cannot publish the port of this device, retrying later: %s", exc)
 
     async def _read(self, session: aiohttp.ClientSession, device: TailnetDevice) -> None:
         port = self._known.get(device.id, (0.0, None))[1]
@@ -154,7 +155,7 @@ class DevicePorts:
                 if reply.status in REFUSED:
                     self._may_read = False
                     _log.warning(
-                        "the Tailscale key may not read attributes of devices (HTTP %d): only peers on port %d are "
+                        "the Tailscale key may not read device attributes (HTTP %d): only peers on port %d are "
                         "found; give the key the scope devices:posture_attributes:read", reply.status, self._port,
                     )  # fmt: skip
                 elif reply.status == 200 and (reply.content_length or 0) <= MAX_REPLY_BYTES:
@@ -168,9 +169,10 @@ class DevicePorts:
 
 
 class TailscaleDiscovery:
-    """Suggests every device of the tailnet: with the port in its attributes, or else with this node's.
+    """Suggests every device of the tailnet, with the port in its attributes or else with this node's port.
 
-    hosts: the addresses of this machine. Devices that run no node do not answer, which costs one dial per back-off.
+    hosts: returns the addresses of this machine. A device that runs no node does not answer, which costs one dial per
+    back-off.
     """
 
     name = "tailscale"
@@ -199,14 +201,14 @@ class TailscaleDiscovery:
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     async def stop(self) -> None:
         await self._tasks.close()
 
     async def _keep_asking(self, own_port: int, suggest: Suggest) -> None:
-        told = ""
+        reported = ""
         backoff_s = self._first_backoff_s
         limit = aiohttp.ClientTimeout(total=CALL_S)
         async with aiohttp.ClientSession(timeout=limit, headers=self._headers) as session:
@@ -214,20 +216,20 @@ class TailscaleDiscovery:
                 try:
                     devices = await self._ask(session)
                 except MeshError as exc:
-                    if str(exc) != told:  # each trouble is told once, not at every try
-                        told = str(exc)
+                    if str(exc) != reported:  # logged once, not at every retry
+                        reported = str(exc)
                         _log.error("%s", exc) if isinstance(exc, TailscaleRefusedError) else _log.warning("%s", exc)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
                     continue
-                told, backoff_s = "", self._first_backoff_s
+                reported, backoff_s = "", self._first_backoff_s
                 await self._ports.look(session, devices, own_port)
                 for address in self._ports.addresses(devices):
                     suggest(address)
                 await asyncio.sleep(self._ask_every_s)
 
     async def _ask(self, session: aiohttp.ClientSession) -> list[TailnetDevice]:
-        """The tailnet's devices. Raises TransportError; never tells the key."""
+        """The tailnet's devices. Raises TransportError; the message never contains the key."""
         try:
             async with session.get(self._url, allow_redirects=False) as reply:
                 if reply.status in (401, 403, 404):
@@ -236,7 +238,7 @@ class TailscaleDiscovery:
                         "make a new key with read access to devices and restart the node"
                     )
                 if reply.status != 200:
-                    raise TransportError(f"the Tailscale API answered HTTP {reply.status}")
+                    raise TransportError(f"the Tailscale API answered with HTTP status {reply.status}")
                 if (reply.content_length or 0) > MAX_REPLY_BYTES:
                     raise TransportError("the Tailscale API answered with more than 8 MiB")
                 return devices_in(await reply.json(content_type=None))

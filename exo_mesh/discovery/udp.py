@@ -1,4 +1,4 @@
-"""Finding peers on the LAN, and on this machine, by UDP broadcast and IPv6 link-local multicast."""
+"""Finds peers on the LAN and on this machine by UDP broadcast and IPv6 link-local multicast."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from exo_mesh.tasks import TaskOwner
 
 ANNOUNCE_EVERY_S = 2.0
 MAX_DATAGRAM_BYTES = 1024
-"""An announcement has about 150 bytes; anything longer is not ours."""
+"""Longest announcement that is read. An announcement has about 150 bytes; longer datagrams come from other programs."""
 
 FIRST_PAUSES_S = (0.25, 0.75)
-"""A node that has just started repeats itself sooner: a datagram may be lost, and everybody waits for it."""
+"""A node that has just started repeats its announcement sooner: a datagram may be lost, and its peers wait for it."""
 
 _MAGIC = "exo-mesh"
 _VERSION = 1
@@ -41,7 +41,7 @@ def encode(own: Announcement) -> bytes:
 
 
 def decode(datagram: bytes) -> Announcement | None:
-    """The announcement in a datagram, or None for anything else: the port is open to the whole LAN."""
+    """The announcement in a datagram; None for anything else, because the port is open to the whole LAN."""
     if len(datagram) > MAX_DATAGRAM_BYTES:
         return None
     try:
@@ -59,7 +59,8 @@ def decode(datagram: bytes) -> Announcement | None:
 
 
 def _is_loopback(host: Any) -> bool:
-    """Nobody may send us anywhere else than to where the announcement came from, or to this machine itself."""
+    """Whether the host is a loopback address. Other hosts are refused, so that no announcement directs this node to a
+    third machine."""
     try:
         return isinstance(host, str) and ip_address(host).is_loopback
     except ValueError:
@@ -69,9 +70,10 @@ def _is_loopback(host: Any) -> bool:
 class UdpDiscovery:
     """Announces this node on `broadcast_port` and listens on `listen_port`, which all nodes of a machine share.
 
-    host: what the control endpoint is bound to: an announcement says "dial where this came from", so it leaves only
-    from there. With loopback_only neither a packet leaves the machine nor one from outside is heard. With a seal,
-    announcements are signed and only signed ones are heard. The interfaces are read again before each announcement.
+    host: the address that the control endpoint is bound to. A receiver dials the address that an announcement came
+    from, so announcements are sent only from that address. With loopback_only no packet leaves the machine and none
+    from outside is accepted. With a seal, announcements are signed and only signed ones are accepted. The interfaces
+    are read again before each announcement.
     """
 
     name = "udp"
@@ -108,16 +110,16 @@ class UdpDiscovery:
         if not self._loopback_only:
             try:
                 self._group = GroupListener(self._listen_port)
-            except OSError as exc:  # no IPv6 on this machine
+            except OSError as exc:  # this machine has no IPv6
                 _log.debug("no announcements over IPv6: %s", exc)
             else:
                 await self._listen(self._group.sock, own, suggest)
-        datagram = encode(replace(own, host=self._host if self._tells_host else ""))
+        datagram = encode(replace(own, host=self._host if self._sends_host else ""))
         self._tasks.keep(lambda: self._keep_announcing(datagram), "udp discovery")
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     async def stop(self) -> None:
@@ -143,7 +145,7 @@ class UdpDiscovery:
             await asyncio.sleep(next(pauses, ANNOUNCE_EVERY_S))
 
     def _sealed(self, datagram: bytes) -> bytes:
-        """As it is sent: each copy is signed anew, for one that is heard twice counts as replayed."""
+        """The datagram to send. Each copy gets its own signature, because a repeated one counts as a replay."""
         return datagram if self._seal is None else self._seal.close(datagram)
 
     def _announces_from(self, item: Interface) -> bool:
@@ -152,8 +154,9 @@ class UdpDiscovery:
         return self._host in WILDCARDS or item.address == self._host.partition("%")[0]
 
     @property
-    def _tells_host(self) -> bool:
-        """Announcements on the loopback come from 127.0.0.1, and the control port may be at ::1 or 127.0.0.2 only."""
+    def _sends_host(self) -> bool:
+        """Whether announcements carry the host: those on the loopback come from 127.0.0.1, but the control port may be
+        bound to ::1 or 127.0.0.2."""
         return self._loopback_only and _is_loopback(self._host) and self._host != "127.0.0.1"
 
 
@@ -180,7 +183,7 @@ class _Listener(asyncio.DatagramProtocol):
             self._suggest(joined(_scoped(host, addr), heard.control_port))
 
     def _opened(self, data: bytes, host: str) -> bytes | None:
-        """What a datagram says; None if this mesh did not sign it, or it was heard before."""
+        """The payload of a datagram; None if this mesh did not sign it, or it was received before."""
         if self._seal is None:
             opened: bytes | DatagramVerdict = DatagramVerdict.SEALED if data.startswith(MAGIC) else data
         else:
@@ -193,7 +196,7 @@ class _Listener(asyncio.DatagramProtocol):
 
 
 def _scoped(host: str, addr: tuple[str | int, ...]) -> str:
-    """A link-local IPv6 address with the interface that it was heard on."""
+    """A link-local IPv6 address with the interface on which it was received."""
     if "%" not in host and host.startswith("fe80:") and len(addr) == 4 and addr[3]:
         with contextlib.suppress(OSError):  # the interface has gone meanwhile
             return f"{host}%{socket.if_indextoname(int(addr[3]))}"

@@ -1,4 +1,4 @@
-"""The sockets of UDP discovery: one to listen on per family, one to announce from per interface."""
+"""The sockets of UDP discovery: one to listen on per address family, one to announce from per interface address."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ LIMITED_BROADCAST = "255.255.255.255"
 LOOPBACK_BROADCAST = "127.255.255.255"
 """Reaches every node on this machine, on Linux."""
 LOOPBACK_GROUP = "239.255.86.78"
-"""Does it elsewhere: other systems know no broadcast on the loopback, but multicast. Administratively scoped."""
+"""Reaches every node on this machine on other systems, which have multicast but no broadcast on the loopback.
+Administratively scoped."""
 GROUP_V6 = "ff12::6578:6f6d"
 """Link-local, transient (RFC 4291); the last four bytes spell "exom"."""
 
 _MACOS_BOUND_IF = 25
 _HINT = (
-    "no announcement can be sent to the local network: no route to host. On macOS allow it in System Settings, "
-    "Privacy & Security, Local Network; otherwise see the firewall, or name peers with --bootstrap-peers"
+    "cannot send announcements to the local network: no route to host. On macOS allow it in System Settings, "
+    "Privacy & Security, Local Network; otherwise check the firewall, or name peers with --bootstrap-peers"
 )
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to announce from one interface."""
+    """A destination of announcements from one interface."""
 
     interface: Interface
     address: str
 
 
 def loopback_target() -> str:
-    """The address at which all nodes of this machine hear an announcement."""
+    """The address at which all nodes of this machine receive an announcement."""
     return LOOPBACK_BROADCAST if platform.system() == "Linux" else LOOPBACK_GROUP
 
 
 def targets(interfaces: Iterable[Interface], loopback: str) -> Iterator[Target]:
-    """Where to announce: per IPv4 network its directed and the limited broadcast, per IPv6 link the group, and
-    `loopback` on this machine."""
+    """The destinations of announcements: per IPv4 network its directed and the limited broadcast, per IPv6 link the
+    group, and `loopback` on this machine."""
     links: set[str] = set()
     for item in interfaces:
         if item.kind is LinkKind.LOOPBACK:
@@ -60,7 +61,7 @@ def targets(interfaces: Iterable[Interface], loopback: str) -> Iterator[Target]:
 
 
 class Senders:
-    """A socket per interface address, made when it appears and closed when it goes."""
+    """The sending sockets, one per interface address: opened when the address appears, closed when it disappears."""
 
     def __init__(self, port: int, loopback: str) -> None:
         self._port = port
@@ -70,9 +71,9 @@ class Senders:
         self._hinted = False
 
     def announce(self, make: Callable[[], bytes], interfaces: list[Interface]) -> None:
-        """Send a datagram of its own, which `make` makes, to every target of these interfaces.
+        """Send one datagram, which `make` creates, to every target of these interfaces.
 
-        What cannot be sent is logged once and tried again next time.
+        A failure is logged once per target and retried with the next announcement.
         """
         for gone in self._sockets.keys() - set(interfaces):
             self._sockets.pop(gone).close()
@@ -90,7 +91,8 @@ class Senders:
         self._sockets.clear()
 
     def _send(self, datagram: bytes, target: Target) -> int:
-        """0, or the errno. An interface may be down or forbid broadcast; the others still work."""
+        """Send one datagram. Returns 0 or the errno: an interface may be down or forbid broadcast while the others
+        work."""
         try:
             sock = self._sockets.get(target.interface)
             if sock is None:
@@ -115,7 +117,7 @@ def _sending_socket(interface: Interface, loopback: str) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 1)
             return sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-        sock.bind((interface.address, 0))  # the address that others are to dial
+        sock.bind((interface.address, 0))  # the address that receivers will dial
         if interface.kind is not LinkKind.LOOPBACK:
             _pin(sock, interface)
         elif loopback == LOOPBACK_GROUP:
@@ -127,9 +129,9 @@ def _sending_socket(interface: Interface, loopback: str) -> socket.socket:
 
 
 def _pin(sock: socket.socket, interface: Interface) -> None:
-    """Keep the limited broadcast on this interface; otherwise it follows the default route, if there is one.
+    """Keep the limited broadcast on this interface; otherwise it would use the default route, if there is one.
 
-    Linux allows it to everybody since 5.7. Where it is forbidden the directed broadcast still works.
+    Linux allows this without privileges since 5.7. Where it is forbidden, the directed broadcast still works.
     """
     with contextlib.suppress(OSError):
         if hasattr(socket, "SO_BINDTODEVICE"):
@@ -139,7 +141,7 @@ def _pin(sock: socket.socket, interface: Interface) -> None:
 
 
 def listening_socket(port: int, loopback_only: bool, loopback: str) -> socket.socket:
-    """An IPv4 socket for announcements on a port that all nodes of this machine share. Raises OSError."""
+    """An IPv4 socket that receives announcements on a port shared by all nodes of this machine. Raises OSError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         _share_port(sock)
@@ -154,10 +156,10 @@ def listening_socket(port: int, loopback_only: bool, loopback: str) -> socket.so
 
 
 class GroupListener:
-    """An IPv6 socket that is a member of the group on the interfaces there are."""
+    """An IPv6 socket that is a member of the multicast group on all present interfaces."""
 
     def __init__(self, port: int) -> None:
-        """Raises OSError where there is no IPv6."""
+        """Raises OSError if there is no IPv6."""
         self.sock = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
         self._joined: set[int] = set()
         try:
@@ -169,11 +171,12 @@ class GroupListener:
             raise
 
     def join(self, interfaces: Iterable[Interface]) -> None:
-        """Be a member on every interface with a link-local address; a kernel forgets those that went away."""
+        """Join the group on every interface with a link-local address; the kernel drops memberships of interfaces that
+        are gone."""
         indices = {item.index for item in interfaces if item.ip.version == 6 and item.ip.is_link_local and item.index}
         for index in indices - self._joined:
             member = socket.inet_pton(socket.AF_INET6, GROUP_V6) + struct.pack("@I", index)
-            with contextlib.suppress(OSError):  # it may just have gone; or it is a member already
+            with contextlib.suppress(OSError):  # just gone, or a member already
                 self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
         self._joined = indices
 

@@ -1,7 +1,7 @@
-"""Wake-on-LAN: the packets that wake a machine of the same network, and the MAC addresses that they name.
+"""Sends the Wake-on-LAN packets that wake a machine of the same network, and finds this machine's MAC addresses.
 
-A magic packet is six bytes of 0xff and 16 times the MAC address (AMD, "Magic Packet Technology", 1995). It goes as a
-UDP broadcast to port 9, at which nobody needs to listen: the network card reads it.
+A magic packet is six bytes of 0xff and 16 times the MAC address (AMD, "Magic Packet Technology", 1995). It is sent as a
+UDP broadcast to port 9. No process needs to listen there: the network card reads it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from exo_mesh.domain.addresses import Interface, LinkKind, split, valid_macs
 
 PORT = 9
 COPIES = 3
-"""Broadcasts are not repeated by anybody, and Wi-Fi loses some."""
+"""Copies of each packet: broadcasts are not retransmitted, and Wi-Fi loses some."""
 
 _log = logging.getLogger(__name__)
 
 
 def magic_packet(mac: str) -> bytes:
-    """The packet for "aa:bb:cc:dd:ee:ff"."""
+    """The magic packet for "aa:bb:cc:dd:ee:ff"."""
     return b"\xff" * 6 + bytes.fromhex(mac.replace(":", "")) * 16
 
 
 def own_macs(interfaces: Sequence[Interface]) -> tuple[str, ...]:
-    """Of the cards by which this machine is in a LAN."""
+    """The MAC addresses of the network cards that connect this machine to a LAN."""
     names = {one.name for one in interfaces if one.kind is not LinkKind.LOOPBACK and one.broadcast}
     cards = psutil.net_if_addrs()
     return valid_macs(
@@ -37,7 +37,7 @@ def own_macs(interfaces: Sequence[Interface]) -> tuple[str, ...]:
 
 
 def shared_networks(addresses: Iterable[str], interfaces: Sequence[Interface]) -> list[tuple[str, str]]:
-    """(own address, broadcast address) of each LAN of this machine in which one of the addresses is."""
+    """(own address, broadcast address) of each LAN of this machine that contains one of the addresses."""
     hosts = [ip for address in addresses if (ip := _ipv4(address)) is not None]
     found = {
         (one.address, one.broadcast): None
@@ -48,7 +48,8 @@ def shared_networks(addresses: Iterable[str], interfaces: Sequence[Interface]) -
 
 
 def send_magic_packets(macs: Iterable[str], networks: Iterable[tuple[str, str]], port: int = PORT) -> int:
-    """Broadcast the packets of these cards in these networks; in how many networks that worked."""
+    """Broadcast the packets for these MAC addresses in these networks. Returns the number of networks in which it
+    worked."""
     packets = [magic_packet(mac) for mac in macs]
     num_sent = 0
     for own, broadcast in networks:
@@ -59,7 +60,7 @@ def send_magic_packets(macs: Iterable[str], networks: Iterable[tuple[str, str]],
                 for packet in packets * COPIES:
                     sock.sendto(packet, (broadcast, port))
         except OSError as exc:
-            _log.warning("no magic packet could be sent to %s: %s", broadcast, exc)
+            _log.warning("cannot send a magic packet to %s: %s", broadcast, exc)
         else:
             num_sent += 1
     return num_sent

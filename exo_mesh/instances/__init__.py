@@ -1,1 +1,1 @@
-"""What the mesh runs: place, own, watch, adopt, recover, end."""
+"""Places, owns, watches, adopts, recovers and ends the instances that the mesh runs."""

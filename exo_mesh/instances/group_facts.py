@@ -235,7 +235,7 @@ def times_of(
     card: ModelCard, plan: Plan, figures: Mapping[int, GroupFigures], hop_s: float, chunk_tokens: int
 ) -> dict[int, GroupTimes]:
     """The measured times of each tensor group, by stage; groups with incomplete measurements are left out. hop_s:
-    one-way time between the group's peers."""
+    one-way time between the peers of the ring."""
     found = {}
     for index, held in figures.items():
         group = plan.stages[index].group

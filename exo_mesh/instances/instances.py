@@ -384,7 +384,7 @@ class Instances:
                     failure = exc
                 if self._membership.fences.noted_since(instance_id, started):
                     raise InstanceDeletedError(f"{instance_id} was deleted while it was being placed") from failure
-                _log.info("%s: attempt %d: %s", instance_id, attempt + 1, failure)
+                _log.info("placing %s: attempt %d failed: %s", instance_id, attempt + 1, failure)
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5) * (attempt + 1))
             raise failure
 

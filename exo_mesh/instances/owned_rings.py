@@ -437,7 +437,7 @@ class OwnedRings:
         looks = await asyncio.gather(*map(self._looks_at(instance).result, gone))
         if StageLook.LIVES in looks and not self._is_idle(instance):
             return
-        _log.info("%s has lost its owner and %d of its seats", instance_id, len(gone))
+        _log.info("recovering %s, which lost its owner and %d seats", instance_id, len(gone))
         self._start_recovery(instance_id, instance.ballot, self._take_over(plan, instance.ballot))
 
     def _looks_at(self, instance: InstanceInfo) -> SilentSeats:

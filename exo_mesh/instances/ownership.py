@@ -36,7 +36,7 @@ class Claim(Enum):
     """What an owner does with its ring, given what other peers own."""
 
     KEEP = "keep"
-    HAND_OVER = "hand over"  # the same plan has another owner: stop watching, the stages go on
+    HAND_OVER = "hand over"  # the same plan has another owner: stop watching; the stages keep running
     END = "end"  # a higher plan is ready: end the stages of this one
 
 

@@ -268,7 +268,7 @@ class RingMonitor:
                 adoptions = (member.adopt(self.plan, index, ballot) for index, member in members)
                 answers = await asyncio.gather(*adoptions)
                 if all(answer.granted for answer in answers):
-                    _log.warning("%s was adopted in part; taken back by ballot %s", self.plan.instance_id, ballot)
+                    _log.warning("%s was adopted only in part; taken back by ballot %s", self.plan.instance_id, ballot)
                     self.adopted = self.ballot = ballot
                     self.on_taken_back()
                     return
@@ -363,7 +363,7 @@ class RingMonitor:
                 left_s = max(began, self._fetched_at) + silence_s - loop.time()
                 if left_s <= 0:
                     break
-                step_s = min(left_s, MARGIN_S)  # a fetch may have begun meanwhile
+                step_s = min(left_s, MARGIN_S)  # a fetch may begin in the meantime
                 await asyncio.wait((task, self.lost), timeout=step_s, return_when=asyncio.FIRST_COMPLETED)
             if self.lost.done():
                 raise self.lost.result()

@@ -1,1 +1,1 @@
-"""Who is in the mesh: identity, admission, liveness, and the exchange of records."""
+"""Decides which nodes are in the mesh: identity, admission, failure detection, and the exchange of records."""

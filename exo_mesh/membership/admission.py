@@ -166,7 +166,7 @@ class Admission:
         if known is None or (known.info.incarnation == caller.incarnation and known.info.name == caller.name):
             return ""
         if known.info.incarnation > caller.incarnation:
-            return f"id {caller.id[:8]} has been restarted since (incarnation {known.info.incarnation})"
+            return f"the node with id {caller.id[:8]} has restarted since (incarnation {known.info.incarnation})"
         try:
             hello = pb.HelloRequest(peer=codec.peer_to_proto(self._roster.own))
             reply = await known.client.hello(hello, CLASH_S)

@@ -101,12 +101,12 @@ class KeySharing:
             return
         self._advance()
         num_revoked = sum(bool(key.revoked) for key in new)
-        _log.info("stored API keys from the mesh: %d new, %d revoked", len(new) - num_revoked, num_revoked)
+        _log.info("received API keys from the mesh: %d new, %d revoked", len(new) - num_revoked, num_revoked)
         try:
             async with self._saving:
                 await asyncio.to_thread(self.file.save, new)
         except (OSError, InputError) as exc:
-            _log.warning("API keys from the mesh are in force, but a restart would forget them: %s", exc)
+            _log.warning("cannot save the API keys from the mesh, so a restart would forget them: %s", exc)
 
     async def _send(self, keys: list[ApiKey]) -> None:
         """Send keys to all peers. A peer that misses them has another digest afterwards and is asked then."""

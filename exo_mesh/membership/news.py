@@ -140,10 +140,10 @@ class News:
         if update.state is SwimState.LEFT:
             roster.remove(peer, "said goodbye", logging.INFO)
         else:
-            roster.remove(peer, "is dead, others say", is_lost=True)
+            roster.remove(peer, "is dead according to other peers", is_lost=True)
 
     def take(self, records: Iterable[pb.Record], lives: dict[str, Life]) -> list[Record]:
-        """Merge records; peers of `lives` are taken in on the word of the sender, which has admitted them."""
+        """Merge records and return the changes. Peers in `lives` are admitted, as the sender admitted them."""
         roster = self._roster
         records = list(records)
         for message in records:
@@ -159,7 +159,7 @@ class News:
         return changed
 
     def _take_in(self, message: pb.Record, life: Life) -> None:
-        """Nothing is asked of the peer now: a mesh of n would do so n² times."""
+        """Admit a peer without calling it: in a mesh of n peers that would be n² calls."""
         roster = self._roster
         with contextlib.suppress(TransportError):
             info = codec.peer_from_proto(message.peer)

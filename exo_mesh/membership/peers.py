@@ -116,7 +116,7 @@ class Peer:
         await asyncio.gather(*(client.close_when_idle() for client in clients))
 
     async def close(self) -> None:
-        """Close every connection to the peer; calls under way end."""
+        """Close every connection to the peer; running calls end."""
         clients, self.retired = [self.client, *self.retired], []
         await asyncio.gather(*(client.close() for client in clients))
 

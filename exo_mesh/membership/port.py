@@ -38,10 +38,10 @@ class ControlPort(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True while no call and no stream is under way."""
+        """True while no call and no stream is running."""
 
     async def close(self) -> None:
-        """Close the connection. Calls that are under way may fail with TransportError. May be called again."""
+        """Close the connection. Running calls may fail with TransportError. May be called again."""
 
     async def close_when_idle(self) -> None:
         """Close the connection after the last stream of stage reports has ended, without ending any."""
@@ -71,10 +71,10 @@ class ControlPort(Protocol):
 
 
 class PeerClient(ControlPort, Protocol):
-    """All calls to one peer. The membership makes none of those that this class adds.
+    """All calls to one peer. The membership does not make the calls that this class adds.
 
-    They fail as those of ControlPort do. Each has a deadline of its own that suits its work, except those with
-    `timeout_s`, and `commit`, which has none.
+    They fail like the calls of ControlPort. Each has its own deadline, except calls with `timeout_s`, and `commit`,
+    which has none.
     """
 
     def at(self, address: str) -> PeerClient:
@@ -87,7 +87,7 @@ class PeerClient(ControlPort, Protocol):
         """The peer's card of a model. With an engine, also what that engine says about the model."""
 
     async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
-        """Let an engine of the peer compute a few layers, to compare them with another engine's."""
+        """Ask an engine of the peer to compute a few layers, to compare the outputs with another engine's."""
 
     def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         """The tokenizer and configuration files of a model, in chunks."""

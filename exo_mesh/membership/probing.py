@@ -38,8 +38,8 @@ class Probing:
         self._probing: set[str] = set()
 
     def start(self, peer: Peer) -> None:
-        """Probe a peer, unless a probe is running or the peer was removed. Called right after any failed call, because
-        that may be the first sign of a death."""
+        """Probe a peer, unless a probe is running or the peer was removed. Also called right
+        after a failed call, because that may be the first sign of a death."""
         if peer.id not in self._probing and self._roster.peers.get(peer.id) is peer:
             self._probing.add(peer.id)
             self._roster.tasks.start(self._probe(peer), f"probe {peer.id[:8]}")
@@ -111,7 +111,7 @@ class Probing:
             swim.acked(peer.id, roster.clock(), roster.clock() - began)
         else:
             if roster.peers.get(peer.id) is not peer:
-                return  # it is gone, or has restarted meanwhile
+                return  # the peer is gone or has restarted
             is_dead = is_refused is True and (not helpers or any(reply.refused for reply in answers.values()))
             found = swim.failed(
                 peer.id, began, roster.clock(), asked=len(helpers), answered=list(answers), is_refused=is_dead

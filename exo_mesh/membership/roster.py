@@ -129,11 +129,11 @@ class Roster:
         return self._refusals.texts(self.clock())
 
     def note_refusal(self, who: str, reason: str, *, peer_id: str = "", address: str = "") -> None:
-        """Remember and log that a node was refused."""
+        """Remember and log why this node and another one cannot form a mesh."""
         if reason == ITSELF:
             return
         if self._refusals.note(who, reason, self.clock(), peer_id=peer_id, address=address):
-            _log.warning("refused peer %s: %s", who, reason)
+            _log.warning("cannot form a mesh with %s: %s", who, reason)
 
     @property
     def id_taken_by(self) -> str:

@@ -1,1 +1,1 @@
-"""What one secret gives a mesh: certificates, signed announcements. And keys of the HTTP API, which need no secret."""
+"""Secures a mesh by one secret: certificates and signed announcements. Also HTTP API keys, which need no secret."""

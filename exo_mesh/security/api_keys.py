@@ -1,6 +1,7 @@
-"""Keys of the HTTP API: made once, shown once, kept as salted hashes in `api_keys.toml` in the node's home.
+"""Manages the keys of the HTTP API: shown once when created, stored as salted hashes in `api_keys.toml` in the node's
+home.
 
-As soon as the file exists the API wants a key, even if there is none in it.
+Once the file exists, the API requires a key, even if the file is empty.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from exo_mesh.security.key_table import Role as Role
 FILE_NAME = "api_keys.toml"
 
 _TEXT = re.compile(r"xm-([0-9a-f]{8})-([A-Za-z0-9_-]{43})")
-_HEAD = "# Keys of the HTTP API; see `exo-mesh key`. What is here does not give access.\n"
+_HEAD = "# Keys of the HTTP API; see `exo-mesh key`. The hashes in this file give no access.\n"
 _log = logging.getLogger(__name__)
 
-_NOBODY = ApiKey("", Role.USE, "00" * 16, "00" * 32)
-"""What an unknown id is compared with, so that the time it takes does not show which ids exist."""
+_NO_KEY = ApiKey("", Role.USE, "00" * 16, "00" * 32)
+"""The key that an unknown id is compared with, so that the duration does not reveal which ids exist."""
 
 
 def new_key(role: Role, now: datetime.datetime) -> tuple[str, ApiKey]:
-    """(the text to give away, what to keep of it)."""
+    """Returns (the text to hand out, the entry to store)."""
     key_id, secret, salt = secrets.token_hex(4), secrets.token_urlsafe(32), secrets.token_hex(16)
     return f"xm-{key_id}-{secret}", ApiKey(key_id, role, salt, secret_digest(salt, secret), now.date().isoformat())
 
 
 def revoke(key_id: str, now: datetime.datetime) -> ApiKey:
-    """The entry that takes the place of a key; now: in UTC."""
+    """The entry that replaces a revoked key; now: in UTC."""
     return revoked_key(key_id, f"{now:%Y-%m-%dT%H:%M:%SZ}")
 
 
 class KeyFile:
-    """The keys in force: those of the file and those that peers sent. Changes of the file are noticed at the next
-    `check`; no restart is needed."""
+    """The valid keys: those of the file and those that peers sent. Changes of the file take effect at the next `check`,
+    without a restart."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,42 +58,42 @@ class KeyFile:
 
     @property
     def configured(self) -> bool:
-        """Has there been a file since the start? Removing it does not open the API of a running node."""
+        """Whether there has been a file since the start. Removing the file does not open the API of a running node."""
         self._refresh()
         return self._configured
 
     @property
     def table(self) -> KeysById:
-        """Every entry that is known, revocations included. A new one after each change."""
+        """Every known entry, including revocations. A new mapping after each change."""
         self._refresh()
         return self._table
 
     def check(self, text: str) -> ApiKey | None:
-        """The key that a caller shows; None if it is none of ours."""
+        """The key that a caller presents; None if it is not valid."""
         self._refresh()
         match = _TEXT.fullmatch(text)
-        known = self._keys.get(match[1], _NOBODY) if match else _NOBODY
+        known = self._keys.get(match[1], _NO_KEY) if match else _NO_KEY
         return known if known.fits(match[2] if match else "") else None
 
     def learn(self, received: Iterable[ApiKey]) -> list[ApiKey]:
-        """Take over the keys that a peer sent; returns the new ones. They are in force at once; `save` keeps them."""
+        """Accept the keys that a peer sent; returns the new ones. They are valid at once; `save` stores them."""
         before = self.table
         self._from_peers = merge(self._from_peers.values(), received)
         self._combine()
         return [key for key_id, key in self._table.items() if before.get(key_id) != key]
 
     def save(self, keys: Iterable[ApiKey]) -> None:
-        """Add entries to the file. Raises OSError, or InputError if the file cannot be understood. May run in any
-        thread."""
+        """Add entries to the file. Raises OSError, or InputError if the file is invalid. May run in any thread."""
         self.change(lambda held: merge(held, keys).values())
 
     def add(self, role: Role, now: datetime.datetime) -> tuple[str, ApiKey]:
-        """Make a key and keep it; answers as `new_key`. Raises like `save`, and InputError if there are MAX_KEYS."""
+        """Create a key and store it; returns the same as `new_key`. Raises like `save`, and InputError if there are
+        MAX_KEYS."""
         text, key = new_key(role, now)
 
         def with_it(keys: list[ApiKey]) -> list[ApiKey]:
             if sum(not one.revoked for one in keys) >= MAX_KEYS:
-                raise InputError(f"there are {MAX_KEYS} keys already; remove some")
+                raise InputError(f"there are already {MAX_KEYS} keys; remove one first")
             return [*keys, key]
 
         self.change(with_it)
@@ -111,7 +112,8 @@ class KeyFile:
         return found
 
     def change(self, edit: Callable[[list[ApiKey]], Iterable[ApiKey]]) -> None:
-        """Replace the entries of the file, while no other process does. Raises like `save`, and what `edit` raises."""
+        """Replace the entries of the file under a lock against other processes. Raises like `save`, and what `edit`
+        raises."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -124,18 +126,18 @@ class KeyFile:
             os.close(lock)
 
     def read(self) -> list[ApiKey]:
-        """The valid keys in the file. Raises InputError if it cannot be understood."""
+        """The valid keys in the file. Raises InputError if the file is invalid."""
         return [key for key in self.read_all() if not key.revoked]
 
     def read_all(self) -> list[ApiKey]:
-        """As `read`, with the revoked ones."""
+        """Like `read`, including revoked keys."""
         try:
             tables = tomllib.loads(self.path.read_text(encoding="ascii"))
             return [_from_table(key_id, table) for key_id, table in tables.items()]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise InputError(f"{self.path}: not a file of API keys: {type(exc).__name__}") from exc
+            raise InputError(f"{self.path}: not a valid file of API keys: {type(exc).__name__}") from exc
 
     def write(self, keys: Iterable[ApiKey]) -> None:
         """Replace the file; only its owner may read it. Raises OSError."""
@@ -159,12 +161,12 @@ class KeyFile:
             self._in_file = self.read_all()
         except InputError as exc:
             self._in_file = None
-            _log.error("%s: no key is valid until it is repaired", exc)
+            _log.error("%s; no API key is valid until the file is repaired", exc)
         self._combine()
 
     def _combine(self) -> None:
         self._table = merge(self._in_file or (), self._from_peers.values())
-        # nobody is let in by a file that nobody can read
+        # An unreadable file makes every key invalid.
         self._keys = {} if self._in_file is None else live(self._table)
 
 

@@ -1,4 +1,4 @@
-"""TLS of the HTTP API: the operator's certificate and key, read again when the files change."""
+"""TLS of the HTTP API, with the operator's certificate and key, which are read again when the files change."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from exo_mesh.clock import next_beat
 
 LOOK_EVERY_S = 3.0
-"""certbot replaces a certificate every two months, and nobody waits for it."""
+"""Interval of the file checks. certbot replaces a certificate every two months, and no one waits for it."""
 
 _log = logging.getLogger(__name__)
 
 
 class ApiTls:
-    """`context` serves new connections; those that are open keep theirs. Raises ValueError if the files are no pair."""
+    """Holds the TLS `context` for new connections; open connections keep theirs. Raises ValueError if certificate and
+    key do not match."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate, self._key = certificate, key
@@ -24,13 +25,13 @@ class ApiTls:
         self.context = server_context(certificate, key)
 
     async def keep(self, look_every_s: float = LOOK_EVERY_S) -> None:
-        """Follow the files until cancelled."""
+        """Reload changed files until cancelled."""
         while True:
             await next_beat(look_every_s)
             self.reload_if_changed()
 
     def reload_if_changed(self) -> bool:
-        """Use the files that are there now, if they changed and are a pair; True if they are used."""
+        """Load the files if they changed and match each other; True if they were loaded."""
         state = self._state()
         if state == self._seen:
             return False
@@ -44,12 +45,13 @@ class ApiTls:
         return True
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What changes when one of the files is written or replaced."""
+        """Values that change when one of the files is written or replaced."""
         return tuple(_stat_of(path) for path in (self._certificate, self._key))
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """TLS 1.2 or newer with this pair. Raises ValueError that says which file cannot be used, and why."""
+    """A context for TLS 1.2 or newer with this certificate and key. Raises ValueError that names the file and the
+    reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -73,7 +75,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    """OpenSSL would ask the terminal."""
+    """Prevents OpenSSL from asking for a passphrase on the terminal."""
     return ""
 
 

@@ -1,4 +1,4 @@
-"""X.509 certificates: the mesh's authority, which every peer derives for itself, and a peer's own."""
+"""Creates X.509 certificates: the mesh's authority, which every peer derives itself, and a peer's own certificate."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ AUTHORITY_NAME = "exo-mesh authority"
 _AUTHORITY_SERIAL = 1
 _AUTHORITY_FROM = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _AUTHORITY_UNTIL = datetime.datetime(2199, 1, 1, tzinfo=datetime.UTC)
-"""A board without a battery starts in 1970; a secret is replaced by making another one, not by waiting."""
+"""The authority is always valid: a board without a battery starts in 1970, and a secret is replaced by a new one, not
+by expiry."""
 
 VALID = datetime.timedelta(days=398)
-"""A certificate is made at each start of a node, and renewed when a third of this is left."""
+"""Validity of a node's certificate. It is created at each start, and renewed when a third of this is left."""
 SKEW_DAYS = 30
-"""How far the clock of a peer may be behind ours."""
+"""How far the clock of a peer may be behind this node's clock."""
 
 
 def authority(secret: str) -> x509.Certificate:
-    """The certificate that every certificate of this mesh is signed by: same name, key and validity on all peers."""
+    """The certificate that signs every certificate of this mesh: same name, key and validity on all peers."""
     key, name = ca_key(secret), _name(AUTHORITY_NAME)
     return (
         _builder(name, name, key.public_key(), _AUTHORITY_SERIAL, _AUTHORITY_FROM, _AUTHORITY_UNTIL)
@@ -39,7 +40,7 @@ def authority(secret: str) -> x509.Certificate:
 
 
 def issue(secret: str, peer_name: str, hosts: Iterable[str], now: datetime.datetime) -> Credentials:
-    """A new key and certificate for a peer of the mesh with this secret. hosts: its addresses and names."""
+    """Creates a key and a certificate for a peer of the mesh with this secret. hosts: its addresses and names."""
     key, root = ec.generate_private_key(ec.SECP256R1()), authority(secret)
     start, end = now - datetime.timedelta(days=SKEW_DAYS), now + VALID
     subject = _name(peer_name)
@@ -62,13 +63,14 @@ def issue(secret: str, peer_name: str, hosts: Iterable[str], now: datetime.datet
 
 
 def end_of(own: Credentials) -> datetime.datetime:
-    """When this certificate ends."""
+    """The time at which this certificate expires."""
     return x509.load_pem_x509_certificate(own.certificate).not_valid_after_utc
 
 
 def is_due(own: Credentials, now: datetime.datetime) -> bool:
-    """Must this certificate be renewed? Also one that begins in the future, because the clock was set back; a board
-    without a battery starts in 1970, and has an old one as soon as its clock is set."""
+    """Whether this certificate must be renewed: it expires soon, or it starts in the future because the clock was set
+    back. On a board without a battery the clock starts in 1970, so the first certificate is due as soon as the clock is
+    set."""
     starts = x509.load_pem_x509_certificate(own.certificate).not_valid_before_utc
     return now < starts or end_of(own) - now <= VALID / 3
 
@@ -83,7 +85,7 @@ def _builder(
 ) -> x509.CertificateBuilder:
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     return x509.CertificateBuilder(
-        issuer, subject, key, serial, max(start, epoch), end  # X.509 times before 1970 trip some libraries
+        issuer, subject, key, serial, max(start, epoch), end  # some libraries fail on X.509 times before 1970
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What one end of a connection needs to prove that it belongs to the mesh, and to check the other end."""
+"""The credentials with which one end of a connection proves that it belongs to the mesh and checks the other end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MESH_DNS_NAME = "mesh.exo-mesh"
-"""In every certificate. Connections check this name and not the address: addresses of peers come and go."""
+"""The DNS name in every certificate. Connections check this name and not the address, because peers' addresses
+change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """PEM texts. The private key lives in memory only: it is on no disk, in no argument and in no variable."""
+    """Certificates and key as PEM texts. The private key exists only in memory, never on disk, in an argument or in a
+    variable."""
 
     authority: bytes
     certificate: bytes
@@ -19,12 +21,12 @@ class Credentials:
 
     @property
     def current(self) -> Credentials:
-        """These: they are a source that never changes."""
+        """These credentials: a source that never changes."""
         return self
 
 
 class CredentialSource(Protocol):
-    """What a connection that begins now is to use. Connections that are open keep what they began with."""
+    """Supplies the credentials for new connections. Open connections keep the ones they started with."""
 
     @property
     def current(self) -> Credentials: ...
@@ -41,5 +43,5 @@ class RenewedCredentials:
         return self._current
 
     def replace(self, new: Credentials) -> None:
-        """From now on these are used."""
+        """Use these credentials for new connections from now on."""
         self._current = new

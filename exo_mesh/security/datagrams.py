@@ -1,7 +1,7 @@
-"""Announcements that only a peer of the mesh can make: signed, and good for one hearing within half a minute.
+"""Signs UDP announcements with the mesh's key; each is accepted once, within half a minute.
 
-A sealed datagram is MAGIC, time (u64 little-endian, Unix milliseconds), nonce, HMAC-SHA256, payload; the HMAC is over
-all of it but itself.
+A sealed datagram is MAGIC, time (u64 little-endian, Unix milliseconds), nonce, HMAC-SHA256, payload; the HMAC covers
+everything except itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ MAGIC = b"exo-mesh sealed 1\n"
 NONCE_BYTES = 12
 MAC_BYTES = 32
 MAX_AGE_S = 30.0
-"""Clocks of peers may differ by this much. A datagram heard twice within the time is a replay."""
+"""Largest clock difference between peers. A datagram received twice within this time is a replay."""
 MAX_NONCES = 32_768
-"""Twice what 256 peers say within 2 * MAX_AGE_S over two interfaces. Only those who know the secret can fill it."""
+"""Nonces remembered: twice what 256 peers send within 2 * MAX_AGE_S over two interfaces. Only holders of the secret can
+fill the list."""
 REPORT_EVERY_S = 60.0
 
 _HEAD = struct.Struct("<Q")
@@ -29,16 +30,16 @@ _SIGNED_HEAD_BYTES = len(MAGIC) + _HEAD.size + NONCE_BYTES
 
 
 class DatagramVerdict(StrEnum):
-    """Why a datagram was refused."""
+    """The reason why a datagram was refused."""
 
     UNSIGNED = "not signed with this mesh's secret"
     STALE = "signed, but the clocks differ by more than 30 s"
-    REPLAYED = "heard before"
+    REPLAYED = "received before"
     SEALED = "signed with a secret, and this node has none"
 
 
 class Seal:
-    """Closes and opens datagrams with one key. now: Unix time in seconds."""
+    """Signs and verifies datagrams with one key. now: Unix time in seconds."""
 
     def __init__(self, key: bytes, now: Callable[[], float] = time.time) -> None:
         self._key = key
@@ -46,12 +47,12 @@ class Seal:
         self._heard: OrderedDict[bytes, float] = OrderedDict()
 
     def close(self, payload: bytes) -> bytes:
-        """The datagram to send. Close a payload anew for each send: a copy counts as a replay."""
+        """The signed datagram to send. Sign a payload again for each send, because a copy counts as a replay."""
         head = MAGIC + _HEAD.pack(int(self._now() * 1000)) + secrets.token_bytes(NONCE_BYTES)
         return head + self._mac(head, payload) + payload
 
     def open(self, datagram: bytes) -> bytes | DatagramVerdict:
-        """The payload, or why it is refused."""
+        """The payload, or the reason why it is refused."""
         head, rest = datagram[:_SIGNED_HEAD_BYTES], datagram[_SIGNED_HEAD_BYTES:]
         mac, payload = rest[:MAC_BYTES], rest[MAC_BYTES:]
         if not head.startswith(MAGIC) or not hmac.compare_digest(mac, self._mac(head, payload)):
@@ -67,7 +68,7 @@ class Seal:
 
     def _remember(self, nonce: bytes, now: float) -> None:
         self._heard[nonce] = now
-        # a nonce may come again as long as its time is accepted: MAX_AGE_S into the future, and MAX_AGE_S from then
+        # A nonce may be replayed while its time is accepted: up to MAX_AGE_S in the future, and MAX_AGE_S after that.
         while self._heard and (len(self._heard) > MAX_NONCES or next(iter(self._heard.values())) < now - 2 * MAX_AGE_S):
             self._heard.popitem(last=False)
 
@@ -76,20 +77,22 @@ class Seal:
 
 
 class RefusedDatagrams:
-    """Counts what was refused, and now and then has one line to say about it. now: a monotonic clock."""
+    """Counts refused datagrams, and returns a summary line from time to time. now: a monotonic clock."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._due = float("-inf")
-        self._unsaid = 0
+        self._unreported = 0
         self.total = 0
 
     def note(self, source: str, why: str) -> str:
-        """Count one; the line to log, or "" if the last one was less than REPORT_EVERY_S ago."""
+        """Count one refusal. Returns the line to log, or "" if the last line was less than REPORT_EVERY_S ago."""
         self.total += 1
-        self._unsaid += 1
+        self._unreported += 1
         if self._now() < self._due:
             return ""
-        line = f"refused {self._unsaid} announcement{'s' * (self._unsaid > 1)}, the last one from {source}: {why}"
-        self._due, self._unsaid = self._now() + REPORT_EVERY_S, 0
+        line = (
+            f"refused {self._unreported} announcement{'s' * (self._unreported > 1)}, the last one from {source}: {why}"
+        )
+        self._due, self._unreported = self._now() + REPORT_EVERY_S, 0
         return line

@@ -1,6 +1,6 @@
-"""Invitations into a closed mesh: one at a time, for ten minutes, one joiner and five wrong codes.
+"""Manages invitations into a closed mesh: one at a time, valid for ten minutes, one joiner and five wrong codes.
 
-An invitation lives in the memory of the node that made it. No other node knows it, and a restart ends it.
+An invitation exists only in the memory of the node that created it. No other node knows it, and a restart ends it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ VALID_S = 600.0
 MAX_WRONG = 5
 MAX_EXCHANGES = 16
 EXCHANGE_S = 10.0
-"""Half-way exchanges at a time, and how long each may take: strangers cost at most 1.6 exchanges of 12 ms a second."""
+"""Most unfinished exchanges at a time, and how long each may take: strangers cost at most 1.6 exchanges of 12 ms a
+second."""
 
 _log = logging.getLogger(__name__)
 
 
 class InvitationState(StrEnum):
-    """OPEN is the only one in which somebody can join; the others are final."""
+    """State of an invitation. Joining is possible only in OPEN; the other states are final."""
 
     OPEN = "open"
     JOINED = "joined"
@@ -43,7 +44,7 @@ class _HalfWay:
 
 
 class Invitation:
-    """One invitation. Not for several threads, except that `Side` may be made and finished in any."""
+    """One invitation. Not thread-safe, except that a `Side` may be created and finished in any thread."""
 
     def __init__(self, gift: Gift, clock: Clock = monotonic) -> None:
         self._gift = gift
@@ -65,7 +66,7 @@ class Invitation:
 
     @property
     def left_s(self) -> float:
-        """How long it is still open."""
+        """Seconds for which the invitation is still open."""
         return max(0.0, self._ends_at - self._clock()) if self.state is InvitationState.OPEN else 0.0
 
     @property
@@ -73,25 +74,26 @@ class Invitation:
         return MAX_WRONG - self.num_wrong
 
     def withdraw(self) -> None:
-        """End it, unless it has ended."""
+        """End the invitation, unless it has already ended."""
         if self.state is InvitationState.OPEN:
             self._end(InvitationState.WITHDRAWN)
 
     def reserve(self) -> None:
-        """Make room for one exchange; `begin` or `give_up` must follow. Raises OverloadError, NoInvitationError."""
+        """Reserve room for one exchange; `begin` or `give_up` must follow. Raises OverloadError or
+        NoInvitationError."""
         self._check_open()
         now = self._clock()
         self._half_way = {name: one for name, one in self._half_way.items() if one.ends_at > now}
         if len(self._half_way) + self._beginning >= MAX_EXCHANGES:
-            raise OverloadError("others are joining, or trying to; try again in 10 s", retry_after_s=EXCHANGE_S)
+            raise OverloadError("too many machines are joining at once; try again in 10 s", retry_after_s=EXCHANGE_S)
         self._beginning += 1
 
     def give_up(self) -> None:
-        """The reserved exchange does not begin."""
+        """Cancel a reserved exchange that does not begin."""
         self._beginning -= 1
 
     def begin(self, side: Side, key: bytes, joiner_hello: bytes, name: str) -> Transcript:
-        """An exchange is half-way: the joiner gets our hello and the number of the exchange."""
+        """Record a started exchange. The joiner gets the transcript's inviter hello and exchange number."""
         self._beginning -= 1
         self._check_open()
         transcript = Transcript(joiner_hello, side.hello, secrets.token_hex(16), name)
@@ -99,25 +101,25 @@ class Invitation:
         return transcript
 
     def prove(self, exchange: str, given: bytes, address: str) -> bytes:
-        """The sealed gift, for the first joiner that proves the code. Each exchange is good for one proof.
+        """The sealed gift, for the first joiner that proves the code. Each exchange allows one proof.
 
-        Raises WrongCodeError, or NoInvitationError if the exchange or the invitation is over. address: for the log.
+        Raises WrongCodeError, or NoInvitationError if the exchange or the invitation has ended. address: for the log.
         """
         self._check_open()
         found = self._half_way.pop(exchange, None)
         if found is None or found.ends_at <= self._clock():
-            raise NoInvitationError("this exchange is over; start again with the same code")
+            raise NoInvitationError("this exchange has expired; start again with the same code")
         if len(given) != PROOF_BYTES or not proves(given, found.key, found.transcript):
             self._count_wrong(address)
             raise WrongCodeError(f"the code is wrong; {_tries(self.tries_left)}")
         self.joined = found.transcript.joiner_name
         self._end(InvitationState.JOINED)
-        _log.info("%s at %s has used the invitation and has the secret of the mesh now", self.joined, address)
+        _log.info("%s at %s used the invitation and received the secret of the mesh", self.joined, address)
         return seal(self._gift, found.key, found.transcript)
 
     def _count_wrong(self, address: str) -> None:
         self.num_wrong += 1
-        _log.warning("a wrong code for the invitation came from %s; %s", address, _tries(self.tries_left))
+        _log.warning("wrong invitation code from %s; %s", address, _tries(self.tries_left))
         if not self.tries_left:
             self._end(InvitationState.WRONG_CODES)
 
@@ -129,11 +131,11 @@ class Invitation:
         self._state = state
         self._half_way.clear()
         if state is not InvitationState.JOINED:
-            _log.info("the invitation is over: %s", state.replace("_", " "))
+            _log.info("the invitation has ended: %s", state.replace("_", " "))
 
 
 NO_INVITATION = (
-    "no invitation is open at this node: it was used, is older than 10 minutes, had five wrong codes or was made at "
+    "no invitation is open at this node: it was used, is older than 10 minutes, had five wrong codes or was created by "
     "another node; `exo-mesh invite` makes a new one"
 )
 
@@ -143,7 +145,8 @@ def _tries(left: int) -> str:
 
 
 class Invitations:
-    """The invitation of a node: a new one ends the one before. gift: None in an open mesh, where nobody is invited."""
+    """The invitation of a node; a new one ends the previous one. gift: None in an open mesh, which has no
+    invitations."""
 
     def __init__(
         self,
@@ -154,21 +157,21 @@ class Invitations:
         self._gift = gift
         self._clock = clock
         self.addresses = addresses
-        """Where a joiner may reach the API of this node now, the best first."""
+        """Returns the addresses at which a joiner may reach the API of this node now, best first."""
         self.last: Invitation | None = None
 
     def open(self) -> Invitation:
-        """Make an invitation. Raises InputError in an open mesh."""
+        """Create an invitation. Raises InputError in an open mesh."""
         if self._gift is None:
             raise InputError(
-                "this mesh is open: it has no secret to give, and anybody can join. To close it, make one with "
+                "this mesh is open: it has no secret, and anybody can join. To close it, create a secret with "
                 "`exo-mesh secret new --out mesh.secret`, restart this node with --secret-file mesh.secret, and invite "
                 "the others"
             )
         if self.last is not None:
             self.last.withdraw()
         self.last = Invitation(self._gift, self._clock)
-        _log.info("an invitation into this mesh is open for %.0f minutes", VALID_S / 60)
+        _log.info("created an invitation into this mesh, valid for %.0f minutes", VALID_S / 60)
         return self.last
 
     def current(self) -> Invitation:

@@ -1,4 +1,4 @@
-"""The joiner's calls to the API of the node that invites; exo_mesh.security.joining says what they mean."""
+"""Calls the API of the inviting node on behalf of a joiner; exo_mesh.security.joining explains the protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_MESSAGE_CHARS = 500
 
 
 def fetch(address: str, password: str, name: str) -> Gift:
-    """Do the exchange with the node at an address. Raises MeshErrors; nothing of the code is sent."""
+    """Run the exchange with the node at an address. Raises MeshError. The code itself is never sent."""
     url = address if "//" in address else f"http://{address}"
     side, name = Side("A", password), shown_name(name)
     answer = _post(url, {"hello": _text(side.hello), "name": name})
@@ -29,14 +29,15 @@ def fetch(address: str, password: str, name: str) -> Gift:
     try:
         key = side.finish(theirs)
     except InputError as exc:
-        raise TransportError(f"{url} did not answer as a node that invites") from exc
+        raise TransportError(f"{url} did not answer like an inviting node") from exc
     sealed = _post(url, {"exchange": transcript.exchange, "proof": _text(proof(key, transcript))}).get("sealed")
     return unseal(_binary(sealed), key, transcript)
 
 
 def _post(url: str, body: dict[str, str]) -> dict[str, Any]:
-    """POST /v1/join, without a proxy and without any key: the callee is a stranger until the exchange is done."""
-    # The exchange shows who answers, so a certificate that nobody has signed is good enough.
+    """POST /v1/join without a proxy and without credentials: the other side is unknown until the exchange is
+    complete."""
+    # The exchange itself authenticates the other side, so an untrusted certificate is acceptable.
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)]
@@ -51,9 +52,9 @@ def _post(url: str, body: dict[str, str]) -> dict[str, Any]:
             raise _refusal(url, exc) from None
     except (OSError, http.client.HTTPException, ValueError) as exc:
         why = getattr(exc, "reason", None) or exc
-        raise TransportError(f"no node answers at {url} ({why}); --peer HOST:PORT names another address") from exc
+        raise TransportError(f"no node answers at {url} ({why}); give another address with --peer HOST:PORT") from exc
     if not isinstance(answer, dict):
-        raise TransportError(f"{url} did not answer as a node that invites")
+        raise TransportError(f"{url} did not answer like an inviting node")
     return answer
 
 
@@ -62,7 +63,7 @@ def _refusal(url: str, answer: urllib.error.HTTPError) -> MeshError:
         error = json.loads(answer.read(MAX_ANSWER_BYTES))["error"]
         return error_from_code(str(error["code"]), printable(str(error["message"]), MAX_MESSAGE_CHARS))
     except (OSError, ValueError, KeyError, TypeError):
-        return MeshError(f"{url}/v1/join: HTTP status {answer.code}")
+        return MeshError(f"{url}/v1/join answered with HTTP status {answer.code}")
 
 
 def _text(value: bytes) -> str:
@@ -73,4 +74,4 @@ def _binary(text: object) -> bytes:
     try:
         return base64.b64decode(str(text), validate=True)
     except ValueError as exc:
-        raise TransportError("the other side did not answer as a node that invites") from exc
+        raise TransportError("the other side did not answer like an inviting node") from exc

@@ -1,15 +1,16 @@
-"""How a machine that knows a one-time code gets the secret of a mesh, over a line that anybody may read or change.
+"""The protocol by which a machine with a one-time code gets a mesh's secret over a line that anybody may read or
+change.
 
-SPAKE2 (RFC 9382; here Ed25519, of the `spake2` package) makes a key from the password in the code. Who listens learns
-nothing that a guess could be checked against; who takes part can check one guess for each exchange:
+SPAKE2 (RFC 9382; here Ed25519, of the `spake2` package) derives a key from the password in the code. A listener learns
+nothing against which a guess could be checked; a participant can check one guess per exchange:
 
     joiner   -> inviter   hello (its SPAKE2 element) and its name
     inviter  -> joiner    hello and the number of the exchange
     joiner   -> inviter   a proof that it has the same key; a wrong one counts as a wrong code
     inviter  -> joiner    the secret, encrypted with that key
 
-The joiner proves first, so an exchange that is left half-way tells a stranger nothing. Proof and encryption have keys
-of their own (HKDF-SHA256) that depend on all that was said: a changed name, number or element makes the proof wrong.
+The joiner proves first, so an unfinished exchange reveals nothing to a stranger. Proof and encryption have their own
+keys (HKDF-SHA256), which depend on the whole transcript: a changed name, number or element invalidates the proof.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAX_NAME_CHARS = 64
 
 PASSWORD_CHARS = 12
 ALPHABET = "abcdefghjkmnpqrstvwxyz23456789"
-"""30 characters that are not taken for each other: twelve of them are 58 bits, and there are five guesses."""
+"""30 characters that are hard to confuse: twelve of them are 58 bits, and an attacker has five guesses."""
 
 _PROTOCOL = b"exo-mesh join v1"
 _SIDES = {"A": b"joiner", "B": b"inviter"}
@@ -45,8 +46,8 @@ _SIDES = {"A": b"joiner", "B": b"inviter"}
 
 @dataclass(frozen=True, slots=True)
 class Gift:
-    """What a machine needs to be a member. node: the name of the inviting node. peer: "host:port" where it talks to
-    peers, for a machine that does not find it by itself."""
+    """The data that a machine needs to become a member. node: the name of the inviting node. peer: "host:port" at which
+    it talks to peers, for a machine that does not discover it."""
 
     secret: str = field(repr=False)
     namespace: str
@@ -56,7 +57,7 @@ class Gift:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """All that both sides know of an exchange besides the password."""
+    """Everything that both sides know of an exchange except the password."""
 
     joiner_hello: bytes
     inviter_hello: bytes
@@ -70,29 +71,29 @@ class Transcript:
 
 
 def new_password() -> str:
-    """Twelve random characters, in groups that can be read out."""
+    """Twelve random characters in groups of four that can be read aloud."""
     drawn = "".join(secrets.choice(ALPHABET) for _ in range(PASSWORD_CHARS))
     return "-".join(drawn[start : start + 4] for start in range(0, PASSWORD_CHARS, 4))
 
 
 def parse_password(text: str) -> str:
-    """A password as somebody typed it: the case and what separates the groups do not matter. Raises InputError."""
+    """The password that a person typed, ignoring case and the separators of groups. Raises InputError."""
     drawn = re.sub(r"[\s-]", "", text.lower())
     if not re.fullmatch(f"[{ALPHABET}]{{{PASSWORD_CHARS}}}", drawn):
-        raise InputError("this is no code of `exo-mesh invite`; it looks like 192.168.1.5:52415/abcd-efgh-jkmn")
+        raise InputError("this is not a code of `exo-mesh invite`, which looks like 192.168.1.5:52415/abcd-efgh-jkmn")
     return drawn
 
 
 def shown_name(name: str) -> str:
-    """The name of a joiner, fit for a log and a terminal. Both sides use it in the transcript."""
+    """The name of a joiner, made safe for a log and a terminal. Both sides use it in the transcript."""
     return printable(name, MAX_NAME_CHARS)
 
 
 class Side:
-    """One side of the SPAKE2 exchange, for one exchange only. letter: "A" is the joiner, "B" the inviter."""
+    """One side of a SPAKE2 exchange, used for one exchange only. letter: "A" is the joiner, "B" the inviter."""
 
     def __init__(self, letter: str, password: str) -> None:
-        import spake2  # 45 ms to import, and only needed while somebody joins
+        import spake2  # takes 45 ms to import; only needed to join
 
         kind = {"A": spake2.SPAKE2_A, "B": spake2.SPAKE2_B}[letter]
         self._other = b"B" if letter == "A" else b"A"
@@ -100,37 +101,37 @@ class Side:
         self.hello: bytes = self._spake.start()
 
     def finish(self, hello: bytes) -> bytes:
-        """The key that both sides have if they have the same password. Raises InputError for what is no hello."""
+        """The key, equal on both sides if they have the same password. Raises InputError for an invalid hello."""
         from spake2 import SPAKEError
 
         if len(hello) != HELLO_BYTES or not hello.startswith(self._other):
-            raise InputError("hello is not the first message of the other side", param="hello")
+            raise InputError("hello is not a first message of the other side", param="hello")
         try:
             key: bytes = self._spake.finish(hello)
         except (SPAKEError, ValueError) as exc:
-            raise InputError("hello is not an element of the group", param="hello") from exc
+            raise InputError("hello is not a valid SPAKE2 element", param="hello") from exc
         return key
 
 
 def proof(key: bytes, transcript: Transcript) -> bytes:
-    """What shows that the joiner has the key."""
+    """The proof that the joiner has the key."""
     return _derive(key, transcript, b"proof of the joiner")
 
 
 def proves(given: bytes, key: bytes, transcript: Transcript) -> bool:
-    """Whether it is that proof. Takes the same time whether it is or not."""
+    """Whether the given proof is correct. Takes constant time."""
     return hmac.compare_digest(given, proof(key, transcript))
 
 
 def seal(gift: Gift, key: bytes, transcript: Transcript) -> bytes:
-    """The gift as only the joiner of this exchange can read it."""
+    """Encrypts the gift so that only the joiner of this exchange can read it."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     text = json.dumps(asdict(gift)).encode()
     return nonce + _cipher(key, transcript).encrypt(nonce, text, transcript.digest)
 
 
 def unseal(sealed: bytes, key: bytes, transcript: Transcript) -> Gift:
-    """Raises TransportError if this is not what the inviter of this exchange sealed."""
+    """Decrypts a sealed gift. Raises TransportError if the inviter of this exchange did not seal it."""
     from cryptography.exceptions import InvalidTag
 
     try:

@@ -1,7 +1,7 @@
-"""API keys as they are kept, and how the tables of two peers become one. Pure.
+"""The stored form of API keys, and the merging of two peers' tables. Pure.
 
-A table has one entry for each id: a key, or the note that it was revoked. An id stands for one key for ever, and a
-revocation is never taken back, so tables merge in any order to the same result, and no clock decides what holds.
+A table has one entry per id: a key, or its revocation. An id never gets another key, and a revocation is never undone,
+so tables merge in any order to the same result, without comparing clocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from enum import StrEnum
 
 MAX_KEYS = 1000
 MAX_REVOKED = 1000
-"""Revocations that are remembered; beyond that the oldest is forgotten. They never expire: a peer may have been away
-for a year, and the clock of a board without a battery says 1970."""
+"""Most revocations that are remembered; beyond that the oldest is dropped. They never expire: a peer may have been away
+for a year, and a board without a battery starts in 1970."""
 
 _ID = re.compile(r"[0-9a-f]{8}")
 _SALT = re.compile(r"[0-9a-f]{32}")
@@ -29,7 +29,7 @@ KeysById = Mapping[str, "ApiKey"]
 
 
 class Role(StrEnum):
-    """What a key is good for. ADMIN may do all that USE may."""
+    """The permissions of a key. ADMIN includes USE."""
 
     USE = "use"
     ADMIN = "admin"
@@ -40,9 +40,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is kept. The secret part has 256 random bits, so a fast hash is as good as a slow one.
+    """A stored key. The secret part has 256 random bits, so a fast hash is as safe as a slow one.
 
-    created: a date. revoked: when, in UTC; such a key has neither salt nor digest, and fits nothing.
+    created: a date. revoked: when, in UTC; a revoked key has neither salt nor digest and matches nothing.
     """
 
     id: str
@@ -53,12 +53,12 @@ class ApiKey:
     revoked: str = ""
 
     def fits(self, secret: str) -> bool:
-        """Is this the secret part? Takes the same time whether it is or not."""
+        """Whether this is the secret part of the key. Takes constant time."""
         return hmac.compare_digest(self.digest, secret_digest(self.salt, secret))
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether it looks like an entry that this program wrote. What a peer sent may not."""
+        """Whether this looks like an entry written by exo-mesh; an entry that a peer sent may not."""
         if not _ID.fullmatch(self.id):
             return False
         if self.revoked:
@@ -68,7 +68,7 @@ class ApiKey:
 
 
 def revoked_key(key_id: str, at: str) -> ApiKey:
-    """What is left of a key that was revoked."""
+    """The entry that replaces a revoked key."""
     return ApiKey(key_id, Role.USE, "", "", revoked=at)
 
 
@@ -78,7 +78,7 @@ def secret_digest(salt: str, secret: str) -> str:
 
 
 def merge(*tables: Iterable[ApiKey]) -> dict[str, ApiKey]:
-    """One table of several. A revocation wins over the key; at most MAX_KEYS keys and MAX_REVOKED revocations stay."""
+    """Merges tables. A revocation wins over the key; at most MAX_KEYS keys and MAX_REVOKED revocations are kept."""
     found: dict[str, ApiKey] = {}
     for table in tables:
         for key in table:
@@ -88,17 +88,17 @@ def merge(*tables: Iterable[ApiKey]) -> dict[str, ApiKey]:
 
 
 def live(table: KeysById) -> dict[str, ApiKey]:
-    """The keys that are valid."""
+    """The valid keys."""
     return {key_id: key for key_id, key in table.items() if not key.revoked}
 
 
 def missing(table: KeysById, other: KeysById) -> list[ApiKey]:
-    """Entries of `table` that `other` does not have like this."""
+    """The entries of `table` that `other` lacks or has with another content."""
     return [key for key_id, key in table.items() if other.get(key_id) != key]
 
 
 def table_digest(table: KeysById) -> int:
-    """64 bits over all entries, never 0. Equal tables have equal digests at every peer."""
+    """64 bits over all entries, never 0. Equal tables have equal digests on every peer."""
     text = json.dumps(sorted(astuple(key) for key in table.values()), separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) or 1
 

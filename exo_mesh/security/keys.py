@@ -1,4 +1,4 @@
-"""Keys derived from the mesh's secret. Each purpose has a key of its own, and none of them tells the secret."""
+"""Derives keys from the mesh's secret. Each purpose has its own key, and no key reveals the secret."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def ca_key(secret: str) -> ec.EllipticCurvePrivateKey:
 
 
 def announcement_key(secret: str) -> bytes:
-    """The key with which announcements are signed."""
+    """The key that signs announcements."""
     return derive(secret, ANNOUNCEMENT_INFO, 32)

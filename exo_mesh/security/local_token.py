@@ -1,7 +1,7 @@
-"""The local token of a node: who can read it in the node's home has local rights, wherever the call comes from.
+"""The local token of a node: a caller that can read it from the node's home has local rights, from any address.
 
-An address proves nothing: behind a proxy on the same machine every stranger calls from the loopback.
-The token is only sent to a port that a live node of the same home listens on, so that no other program gets it.
+An address proves nothing: behind a proxy on the same machine, every stranger's call comes from the loopback. The token
+is sent only to a port on which a live node of the same home listens, so that no other program gets it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ TOKEN_BYTES = 32
 
 _TEXT = re.compile(PREFIX + "[A-Za-z0-9_-]{43}")
 _FOLDER = "listening"
-"""In the home: a file per API port, named by it, locked by the node that listens there; it holds the host."""
+"""Folder in the home with one file per API port, named after the port and locked by the node that listens there; the
+file contains the host."""
 
 
 def take_token(home: Path) -> str:
-    """The token in the home, made at the first start. One that others could read is replaced. Raises OSError."""
+    """The token in the home, created at the first start. A token that others could read is replaced. Raises OSError."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(home / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "r+", encoding="ascii", errors="replace") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # several nodes may start on one home at once
+        fcntl.flock(file, fcntl.LOCK_EX)  # several nodes may start with one home at once
         token = file.read(len(PREFIX) + 64).strip()
         exposed = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
         if exposed or not _TEXT.fullmatch(token):
@@ -54,12 +55,13 @@ def read_token(home: Path) -> str:
 
 
 def is_token(text: str, token: str) -> bool:
-    """Whether a caller's text is the token. Takes the same time for every text; nothing equals an empty token."""
+    """Whether a caller's text is the token. Takes constant time; no text equals an empty token."""
     return bool(token) and hmac.compare_digest(text.encode("utf-8", "surrogateescape"), token.encode())
 
 
 class ListeningMark:
-    """Says in the home that a node of this home serves the API on a port. Raises OSError if it cannot be written."""
+    """A file in the home that marks the port on which a node of this home serves the API. Raises OSError if it cannot
+    be written."""
 
     def __init__(self, home: Path, host: str, port: int) -> None:
         folder = home / _FOLDER
@@ -67,7 +69,7 @@ class ListeningMark:
         self._path = folder / str(port)
         with _locked_folder(folder):
             _remove_stale(folder)
-            # a new file: a client that looks at an old one may hold its lock for a moment
+            # A new file, because a client that checks the old one may hold its lock for a moment.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._file = os.fdopen(descriptor, "r+")
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -75,13 +77,14 @@ class ListeningMark:
         self._file.flush()
 
     def close(self) -> None:
-        """The node listens no more. A killed node loses the lock, which says the same."""
+        """Remove the mark, because the node no longer listens. A killed node loses the lock, which has the same
+        effect."""
         self._path.unlink(missing_ok=True)
         self._file.close()
 
 
 def token_for(home: Path, host: str, port: int | None) -> str:
-    """The token, if a live node of this home serves the API at this address; else ""."""
+    """The token, if a live node of this home serves the API at this address; otherwise ""."""
     bound = _bound_host(home / _FOLDER / str(port))
     if bound is None or not (host == bound.strip("[]") or _is_loopback(host)):
         return ""
@@ -89,7 +92,7 @@ def token_for(home: Path, host: str, port: int | None) -> str:
 
 
 def _bound_host(path: Path) -> str | None:
-    """The host in a mark whose lock is held; None if there is none."""
+    """The host in a mark whose lock is held; None if there is no such mark."""
     try:
         with path.open() as file:
             return file.read(300) if _is_locked(file) else None
@@ -99,7 +102,8 @@ def _bound_host(path: Path) -> str | None:
 
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
-    """Several nodes may start on one home at once; none may remove the mark that another is about to lock."""
+    """Locks the folder while a mark is created, so that another starting node does not remove the mark before it is
+    locked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

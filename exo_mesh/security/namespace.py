@@ -1,4 +1,4 @@
-"""The namespace of a mesh keeps meshes apart that share a network. It is no secret, but people put names into it."""
+"""The namespace, which separates meshes that share a network. It is not secret, but people may put names into it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ DEFAULT_NAMESPACE = "default"
 
 
 def fingerprint(namespace: str) -> str:
-    """Eight hexadecimal digits that stand for a namespace in logs, answers and on the screen."""
+    """Eight hexadecimal digits that represent a namespace in logs, answers and on the screen."""
     return hashlib.sha256(namespace.encode("utf-8", "replace")).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""The secret that all peers of a closed mesh share: made, read from a file, and refused if it can be guessed."""
+"""Creates the secret that all peers of a closed mesh share, reads it from a file, and refuses weak ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MIN_DISTINCT = 8
 """Random text of 128 bits has more different characters than this in all but one of 10^9 cases, even in hex."""
 
 _ALPHABETS = ((r"[0-9]+", 10), (r"[0-9a-f]+|[0-9A-F]+", 16), (r"[a-z]+|[A-Z]+", 26), (r"[0-9a-z]+|[0-9A-Z]+", 36))
+_NOT_ASCII = "the secret may contain only printable ASCII characters; create one with `exo-mesh secret new`"
 _ANY_TEXT = 64
-"""What is not clearly of a smaller alphabet is taken for base64."""
+"""Alphabet size of a text that fits no smaller alphabet: base64 is assumed."""
 
 
 def new_secret() -> str:
@@ -26,7 +27,7 @@ def new_secret() -> str:
 
 
 def estimated_bits(text: str) -> float:
-    """Entropy of a text if it was drawn at random from the smallest usual alphabet that has all of it."""
+    """Entropy of a text, assuming it was drawn at random from the smallest usual alphabet that contains it."""
     if len(set(text)) < MIN_DISTINCT:
         return 0.0
     size = next((size for pattern, size in _ALPHABETS if re.fullmatch(pattern, text)), _ANY_TEXT)
@@ -34,37 +35,37 @@ def estimated_bits(text: str) -> float:
 
 
 def parse_secret(text: str) -> str:
-    """The secret in a text, without the white space around it. Raises ValueError, which never quotes the text."""
+    """The secret in a text, without surrounding white space. Raises ValueError, which never quotes the text."""
     secret = text.strip()
     if not secret:
-        raise ValueError("the secret is empty; `exo-mesh secret new` makes one")
+        raise ValueError("the secret is empty; create one with `exo-mesh secret new`")
     if not secret.isprintable() or not secret.isascii():
-        raise ValueError("a secret has printable ASCII characters only; `exo-mesh secret new` makes one")
+        raise ValueError(_NOT_ASCII)
     if estimated_bits(secret) < MIN_BITS:
         raise ValueError(
             f"the secret is too short: {len(secret)} characters like these have less than {MIN_BITS} bits; "
-            "`exo-mesh secret new` makes a good one"
+            "create one with `exo-mesh secret new`"
         )
     return secret
 
 
 def read_secret_file(path: Path) -> str:
-    """The secret in a file. Raises ValueError if there is none that can be used."""
+    """The secret in a file. Raises ValueError if the file has no usable secret."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as exc:
         raise ValueError(f"the secret file cannot be read: {exc.strerror or exc}") from exc
     if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"a secret file has at most {MAX_FILE_BYTES} bytes")
+        raise ValueError(f"the secret file has more than {MAX_FILE_BYTES} bytes")
     try:
         return parse_secret(content.decode("ascii"))
     except UnicodeDecodeError as exc:
-        raise ValueError("a secret has printable ASCII characters only; `exo-mesh secret new` makes one") from exc
+        raise ValueError(_NOT_ASCII) from exc
 
 
 def exposure(path: Path, what: str = "the secret file") -> str:
-    """Who else may read a secret file, as a sentence; "" if nobody may."""
+    """A sentence about other users who can read a secret file, with the remedy; "" if no one else can."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name != "posix" or not mode & (stat.S_IRGRP | stat.S_IROTH):
         return ""
@@ -73,7 +74,7 @@ def exposure(path: Path, what: str = "the secret file") -> str:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that only its owner may read. Raises OSError, also if it exists."""
+    """Write a new file that only its owner may read. Raises OSError, also if the file exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text + "\n")

@@ -1,1 +1,1 @@
-"""How values cross processes: codecs, the ring's streams, the control plane, and the pipe between node and runner."""
+"""Moves values between processes: codecs, the ring's streams, the control plane, and the pipe from node to runner."""

@@ -1,4 +1,4 @@
-"""Where every gRPC channel is opened and every server bound: mutual TLS with credentials, plain without."""
+"""Opens all gRPC channels and binds all servers: with mutual TLS if there are credentials, otherwise in plain text."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Option = tuple[str, int | str]
 async def keep_poller() -> None:
     """Start the thread in which grpc.aio waits for events, and keep it for the life of this process.
 
-    Otherwise it ends with the last channel or server. Where a collection of garbage frees that one, the collecting
-    thread waits for the poller, which may wait for it in turn: then the process stands still. To be awaited, because
-    gRPC wants a loop that runs.
+    Otherwise the thread ends with the last channel or server. If garbage collection frees that object, the collecting
+    thread waits for the poller, which may wait for the collecting thread, and the process hangs. Must be awaited,
+    because gRPC needs a running loop.
     """
     grpc.aio.init_grpc_aio()
 
@@ -29,9 +29,9 @@ async def keep_poller() -> None:
 def open_channel(
     target: str, credentials: CredentialSource | None = None, options: Sequence[Option] = ()
 ) -> grpc.aio.Channel:
-    """A channel to "host:port". With credentials only a server of the same mesh is talked to.
+    """A channel to "host:port". With credentials it connects only to a server of the same mesh.
 
-    options: besides those of every channel, and instead of those of the same name.
+    options: added to those of every channel; they replace options of the same name.
     """
     every = _with([*CLIENT_OPTIONS, *_proxy_option()], options)
     if credentials is None:
@@ -53,10 +53,11 @@ def bind(
     credentials: CredentialSource | None = None,
     on_connection: Callable[[], None] = lambda: None,
 ) -> int:
-    """Listen on "host:port" (0: any free port); answers the port, 0 or RuntimeError if it is taken.
+    """Listen on "host:port" (0: any free port). Returns the port; returns 0 or raises RuntimeError if the port is
+    taken.
 
-    With credentials a client must show a certificate of the same mesh before it may say anything; `on_connection` is
-    then called whenever somebody connects, in a thread of gRPC, before it is known who it is.
+    With credentials a client must present a certificate of the same mesh before any call. `on_connection` is then
+    called for each new connection, in a gRPC thread, before the client is authenticated.
     """
     if credentials is None:
         return server.add_insecure_port(address)
@@ -64,8 +65,8 @@ def bind(
 
 
 def _proxy_option() -> list[Option]:
-    """gRPC would call a peer on the same network through the `http_proxy` or `https_proxy` that a machine has for the
-    web. Only the variable that is meant for gRPC alone counts: `grpc_proxy`."""
+    """Disables the `http_proxy` and `https_proxy` of the machine, through which gRPC would call even peers on the same
+    network. Only `grpc_proxy`, which is meant for gRPC alone, is honoured."""
     named = os.environ.get("grpc_proxy")  # noqa: SIM112 - that is how gRPC spells it
     return [] if named else [("grpc.enable_http_proxy", 0)]
 
@@ -83,7 +84,7 @@ def _server_credentials(source: CredentialSource, on_connection: Callable[[], No
     served = source.current
 
     def fetch() -> Any:
-        """Asked by gRPC, in a thread of its own, for each connection that begins; None: the same as before."""
+        """Called by gRPC, in its own thread, for each new connection; None: unchanged."""
         nonlocal served
         on_connection()
         if source.current is served:

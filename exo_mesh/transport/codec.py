@@ -1,12 +1,12 @@
-"""Frames as the raw messages of a ring stream. A message is a tag byte and its body:
+"""Encodes frames as the raw messages of a ring stream. A message is a tag byte and its body:
 
     H  RingHello (protobuf)                    the first message of the client
     F  u32 length, frame header, tensor bytes  a frame begins
-    T  tensor bytes                            the frame goes on
+    T  tensor bytes                            the frame continues
     A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
 
-The frame header is msgpack: with protobuf, making and reading it took a third of a hop (docs/benchmarks.md). Tensor
-bytes follow it as they are, and a frame that fits one message is read without a copy of them.
+The frame header is msgpack: with protobuf, encoding and decoding it took a third of a hop (docs/benchmarks.md). Tensor
+bytes follow unchanged, and a frame that fits one message is read without copying them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 """Longest message. 1 MiB was the fastest size between 64 KiB and 16 MiB on loopback."""
 
 MAX_FRAME_BYTES = 512 * 1024 * 1024
-"""Most tensor bytes of one frame: what a peer may make another one allocate."""
+"""Most tensor bytes of one frame, and so the most memory that a peer can make another one allocate."""
 
 MAX_HEADER_BYTES = 512 * 1024
 MAX_DIMENSIONS = 8
@@ -41,7 +41,8 @@ _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
 
 
 def encode_frame(frame: Frame) -> Iterator[bytes]:
-    """The messages that carry a frame, in order; each is made when asked for, and sent while it is in the cache."""
+    """The messages that carry a frame, in order; each is created on demand, so that it is sent while it is in the CPU
+    cache."""
     header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header
     views = [memoryview(tensor.data) for tensor in frame.tensors.values()]
@@ -56,7 +57,7 @@ def encode_frame(frame: Frame) -> Iterator[bytes]:
 
 
 def _pieces(view: memoryview) -> Iterator[memoryview]:
-    """Cut a byte view into parts that fit a message behind its tag byte."""
+    """Cuts a byte view into parts that fit into a message after its tag byte."""
     size = MAX_MESSAGE_BYTES - len(_TENSOR)
     flat = view.cast("B")
     for start in range(0, flat.nbytes, size):
@@ -64,8 +65,8 @@ def _pieces(view: memoryview) -> Iterator[memoryview]:
 
 
 class FrameAssembler:
-    """Builds frames from the messages of one stream. Any malformed message raises MalformedError, before memory is
-    taken for what it announces."""
+    """Builds frames from the messages of one stream. A malformed message raises MalformedError before memory is
+    allocated for the sizes that it announces."""
 
     def __init__(self) -> None:
         self._header: _Header | None = None
@@ -73,13 +74,13 @@ class FrameAssembler:
         self._filled = 0
 
     def feed(self, message: bytes) -> Frame | None:
-        """Take the next message; answer the frame that it completes, if it does."""
+        """Process the next message; returns the frame that it completes, if any."""
         tag = message[:1]
         if tag == _FRAME:
             return self._begin(message)
         if tag == _TENSOR:
             return self._continue(message)
-        raise MalformedError(f"unexpected message {tag!r} on a ring stream")
+        raise MalformedError(f'unexpected message "{printable(tag.decode("latin-1"))}" on a ring stream')
 
     def _begin(self, message: bytes) -> Frame | None:
         if self._header is not None:
@@ -88,9 +89,9 @@ class FrameAssembler:
         total = _tensor_bytes(header)
         if len(body) == total:
             return _frame(header, body)
-        if len(body):  # a frame that needs several messages begins with one that has its header only
-            raise MalformedError(f"{len(body)} tensor bytes where the header announces {total}")
-        # np.empty, because a bytearray would first be zeroed
+        if len(body):  # a long frame begins with a message that has only the header
+            raise MalformedError(f"{len(body)} tensor bytes, but the header announces {total}")
+        # np.empty, because a bytearray would first be zeroed.
         self._header, self._buffer, self._filled = header, np.empty(total, np.uint8).data, 0
         return None
 
@@ -102,7 +103,7 @@ class FrameAssembler:
     def _fill(self, piece: memoryview) -> Frame | None:
         stop = self._filled + len(piece)
         if stop > len(self._buffer):
-            raise MalformedError(f"{stop} tensor bytes where the header announces {len(self._buffer)}")
+            raise MalformedError(f"{stop} tensor bytes, but the header announces {len(self._buffer)}")
         self._buffer[self._filled : stop] = piece
         self._filled = stop
         if stop < len(self._buffer) or self._header is None:
@@ -117,13 +118,13 @@ def encode_hello(hello: pb.RingHello) -> bytes:
 
 
 def decode_hello(message: bytes) -> pb.RingHello:
-    """Raises MalformedError if this is no hello."""
+    """Raises MalformedError if this is not a hello."""
     return _parse(message, _HELLO, pb.RingHello)
 
 
 class Acknowledged(NamedTuple):
-    """All frames up to last_step have arrived. status: of the memory of the receiver. at_once: it was written before
-    anything was computed, so that its sender can time the hop; older peers never say so."""
+    """An acknowledgement: all frames up to last_step have arrived. status: the receiver's memory status. at_once: it
+    was written before any computation, so that its sender can time the hop; older peers never set it."""
 
     last_step: int
     status: MemoryStatus
@@ -131,7 +132,7 @@ class Acknowledged(NamedTuple):
 
 
 def encode_ack(last_step: int, status: MemoryStatus | None = None, *, at_once: bool = False) -> bytes:
-    """status: of a rank that follows the leader of its tensor group."""
+    """status: set only by a rank that follows the leader of its tensor group."""
     ack = pb.RingAck(last_step=last_step, at_once=at_once)
     if status is not None:
         ack.pressure, ack.kv_tokens = status
@@ -139,7 +140,7 @@ def encode_ack(last_step: int, status: MemoryStatus | None = None, *, at_once: b
 
 
 def decode_ack(message: bytes) -> Acknowledged:
-    """Raises MalformedError if this is no ack."""
+    """Raises MalformedError if this is not an acknowledgement."""
     ack = _parse(message, _ACK, pb.RingAck)
     kv_tokens = ack.kv_tokens if ack.HasField("kv_tokens") else MemoryStatus().kv_tokens
     return Acknowledged(ack.last_step, MemoryStatus(ack.pressure, kv_tokens), ack.at_once)
@@ -147,7 +148,7 @@ def decode_ack(message: bytes) -> Acknowledged:
 
 def _parse(message: bytes, tag: bytes, into: type[_Message]) -> _Message:
     if message[:1] != tag or len(message) > MAX_HEADER_BYTES:
-        raise MalformedError(f"expected a message {tag!r} on a ring stream, got {message[:1]!r}")
+        raise MalformedError(f'expected message "{tag.decode()}", got "{printable(message[:1].decode("latin-1"))}"')
     return read_message(into, message[1:])
 
 
@@ -168,7 +169,7 @@ def _split_header(message: bytes) -> tuple[_Header, memoryview]:
 
 
 def _newer_header(data: memoryview) -> _Header | None:
-    """The header of a frame with operations of a newer version; None if it is malformed. Only reached where the fast
+    """The header of a frame with operations of a newer version; None if it is malformed. Called only after the fast
     decoder has failed."""
     try:
         fields = msgspec.msgpack.decode(data)
@@ -181,7 +182,7 @@ def _newer_header(data: memoryview) -> _Header | None:
 
 
 def _op(sent: Any) -> Op | UnknownOp:
-    """Raises msgspec.ValidationError for what is no operation of any version."""
+    """Raises msgspec.ValidationError if this is not an operation of any version."""
     if isinstance(sent, list) and len(sent) > 1 and sent[0] not in _OP_NAMES:
         name, sequence, *rest = sent
         return UnknownOp(printable(msgspec.convert(name, str), 64), msgspec.convert(sequence, int), tuple(rest))
@@ -190,11 +191,14 @@ def _op(sent: Any) -> Op | UnknownOp:
 
 
 def _tensor_bytes(header: _Header) -> int:
-    """Tensor bytes that the header announces; refuses unknown dtypes and more than MAX_FRAME_BYTES."""
+    """Number of tensor bytes that the header announces. Raises MalformedError for unknown dtypes and above
+    MAX_FRAME_BYTES."""
     total = 0
     for spec in header.tensors:
         if spec.dtype not in ITEM_BYTES:
-            raise MalformedError(f"tensor {spec.name!r} has unknown dtype {spec.dtype!r}")
+            raise MalformedError(
+                f'tensor "{printable(spec.name, 64)}" has the unknown dtype "{printable(spec.dtype, 64)}"'
+            )
         total += _spec_bytes(spec)
     if total > MAX_FRAME_BYTES:
         raise MalformedError(f"a frame of {total} tensor bytes exceeds {MAX_FRAME_BYTES}")
@@ -215,7 +219,8 @@ class _TensorSpec(msgspec.Struct, array_like=True):
 
 
 class _Header(msgspec.Struct, array_like=True):
-    """A frame without its tensor bytes, which follow in the order of `tensors`. The order of fields is the format."""
+    """A frame without its tensor bytes, which follow in the order of `tensors`. The order of these fields is the wire
+    format."""
 
     counter: int
     proposer: str

@@ -1,4 +1,4 @@
-"""One peer's control endpoint as seen from here. Every call has a deadline; every failure is a MeshError."""
+"""Calls one peer's control endpoint over gRPC. Every call has a deadline; every failure is a MeshError."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ CALL_S = 5.0
 """Deadline of calls that answer from memory or a local file."""
 
 LOOK_S = 1.5
-"""Deadline of a question whose asker has a client waiting, and may try another address."""
+"""Deadline of a question whose caller has a waiting client and may try another address."""
 
 TEXT_FILES_S = 60.0
-"""A tokenizer may have 20 MB, and the link may be Wi-Fi."""
+"""Deadline for reading text files: a tokenizer may have 20 MB, and the link may be Wi-Fi."""
 
 SURVEY_S = 120.0
-"""For a peer that must first import an engine's library and trace a model to say where it may be cut."""
+"""Deadline for a peer that first has to import an engine's library and trace a model to find its legal cuts."""
 
 SELF_TEST_S = 180.0
-"""For a peer that imports an engine's library, writes a few layers in float32 and computes them."""
+"""Deadline for a peer that imports an engine's library, writes a few layers in float32 and computes them."""
 
 INTRODUCE_S = 120.0
-"""For a peer that copies the tokenizer and the headers of a model: up to 150 MB, and the link may be Wi-Fi."""
+"""Deadline for a peer that copies the tokenizer and the headers of a model: up to 150 MB, and the link may be Wi-Fi."""
 
 _REPLY_BYTES = {
     "Hello": STRANGER_BYTES,
@@ -53,14 +53,14 @@ _REPLY_BYTES = {
     "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
     "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
 }
-"""Longest replies, where they are not MAX_BYTES."""
+"""Longest replies, if they differ from MAX_BYTES."""
 
-# Closing a channel, which the membership does when a peer has died, cancels the calls on it, and grpc tells their
-# callers by CancelledError as if these had been cancelled; a call on a closed channel is a UsageError.
+# The membership closes a channel when a peer has died. That cancels the calls on it, and grpc raises CancelledError in
+# their callers as if their tasks had been cancelled; a call on a closed channel is a UsageError.
 _FAILURES = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
 
-# Redial at once: whether a peer is alive is decided by the membership, not by grpc's back-off of up to 120 s.
-# The "minimum" is also how long one attempt may take, and a TLS handshake with a slow board takes its time.
+# Redial at once: the membership decides whether a peer is alive, not grpc's back-off of up to 120 s. The "minimum" is
+# also the timeout of one attempt, and a TLS handshake with a slow board takes long.
 _DIAL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
@@ -69,8 +69,8 @@ _DIAL_OPTIONS = [
 
 
 class ControlClient:
-    """Calls to "host:port". Raises TransportError when it cannot be reached, DeadlineError when it does not answer,
-    and the peer's own MeshError when it refuses."""
+    """Calls the peer at "host:port". Raises TransportError if it cannot be reached, DeadlineError if it does not
+    answer, and the peer's own MeshError if it refuses."""
 
     def __init__(
         self, address: str, credentials: CredentialSource | None = None, namespace: str = DEFAULT_NAMESPACE
@@ -89,14 +89,14 @@ class ControlClient:
         self._no_report.set()
 
     def at(self, address: str) -> ControlClient:
-        """The same caller with another address."""
+        """A new client with the same credentials and another address."""
         return ControlClient(address, self._credentials, self._namespace)
 
     async def close(self) -> None:
         await self._channel.close()
 
     async def connects(self, timeout_s: float) -> bool:
-        """Does a process of this mesh answer at the address? Nothing is asked of it."""
+        """Whether a process of this mesh accepts connections at the address. Makes no call."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._channel.channel_ready()
@@ -105,7 +105,7 @@ class ControlClient:
         return True
 
     async def is_refused(self, timeout_s: float) -> bool:
-        """Does the machine answer that nobody listens at the address? False without an answer."""
+        """Whether the machine refuses connections at the address. False without an answer."""
         host, _, port = self.address.rpartition(":")
         try:
             async with asyncio.timeout(timeout_s):
@@ -119,12 +119,12 @@ class ControlClient:
 
     @property
     def is_idle(self) -> bool:
-        """No call or stream is under way."""
+        """Whether no call and no stream is running."""
         return self._calls == 0
 
     async def close_when_idle(self) -> None:
-        """Close once nobody follows the reports of a stage through this client: a verdict of the membership must not
-        end a ring whose streams are well. Unanswered pings end the stream of a peer that is really gone."""
+        """Close once no stage reports are followed through this client: a verdict of the membership must not end a ring
+        with healthy streams. Unanswered pings end the stream of a peer that is really gone."""
         await self._no_report.wait()
         await self.close()
 
@@ -139,9 +139,9 @@ class ControlClient:
         except StrangerError:
             raise
         except TransportError as exc:
-            if self._credentials is None and "Socket closed" in str(exc):  # how TLS answers to plain HTTP/2
+            if self._credentials is None and "Socket closed" in str(exc):  # how a TLS server answers plain HTTP/2
                 raise StrangerError(
-                    f"the node at {self.address} hangs up: its mesh has a secret, this node none"
+                    f"the node at {self.address} closed the connection: its mesh has a secret, but this node has none"
                 ) from exc
             raise
         return reply
@@ -162,7 +162,7 @@ class ControlClient:
         await self._call(self._stub.Goodbye, request, timeout_s)
 
     async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
-        """With an engine, the reply also has what that engine says of the model, and the card its legal cuts."""
+        """With an engine, the reply also has that engine's survey of the model, and the card its legal cuts."""
         request = pb.DescribeModelRequest(model=model, engine=engine)
         deadline_s = SURVEY_S + CALL_S if engine else CALL_S
         reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, deadline_s)
@@ -185,7 +185,7 @@ class ControlClient:
         return reply
 
     async def release(self, request: pb.ReleaseRequest) -> None:
-        # a stage may need all of its 4 s to stop
+        # A stage may need all of its 4 s to stop.
         await self._call(self._stub.Release, request, 2 * CALL_S)
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
@@ -203,7 +203,7 @@ class ControlClient:
         return reply
 
     async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """There is no deadline: the answer has one at the peer where it entered."""
+        """Without a deadline: the answer has one at the peer where it entered."""
         async with aclosing(self._items(self._stub.FollowStream, request, None)) as items:
             async for item in items:
                 yield item
@@ -279,7 +279,8 @@ class ControlClient:
             yield item
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        """Reports for as long as the stage lives: no deadline here, the receiver watches the time between reports."""
+        """Yields reports as long as the stage lives. Without a deadline: the receiver watches the time between
+        reports."""
         self._reports += 1
         self._no_report.clear()
         try:
@@ -314,7 +315,7 @@ class ControlClient:
                 call.cancel()
 
     def _translated(self, exc: BaseException) -> BaseException:
-        """What a failure means: a MeshError, or the cancellation of this task, which stays what it is."""
+        """The exception for a failed call: a MeshError, or the cancellation of this task unchanged."""
         if not isinstance(exc, grpc.aio.AioRpcError):
             closed = TransportError(f"the connection to {self.address} was closed")
             return exc if isinstance(exc, asyncio.CancelledError) and was_cancelled() else closed
@@ -334,7 +335,7 @@ class ControlClient:
 
 
 class _CarefulChannel:
-    """A channel for stubs, whose calls answer what `_reader` makes of a reply."""
+    """A channel for stubs that read replies by `_reader`, with limits."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -347,7 +348,8 @@ class _CarefulChannel:
 
 
 def _reader(path: str, deserializer: Any) -> Callable[[bytes], Message | TransportError]:
-    """Reads replies with limits. An error is answered and not raised: gRPC would log it and answer None."""
+    """A function that reads replies with limits. It returns an error instead of raising it: gRPC would log the error
+    and return None."""
     cls = deserializer.__self__
     max_bytes = _REPLY_BYTES.get(path.rpartition("/")[2], MAX_BYTES)
 

@@ -1,4 +1,4 @@
-"""Peers, instances, downloads, records and readings of the control plane to protobuf and back."""
+"""Converts peers, instances, downloads, records and telemetry of the control plane to protobuf and back."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ from exo_mesh.transport.settings_codec import settings_from_proto, settings_to_p
 MAX_REASON = 256  # characters
 MAX_KIND = 40
 MAX_ITEMS = 1024
-"""Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
+"""Most addresses, models or engines of one peer; the rest is cut off, so that one peer cannot fill the others'
+memory."""
 
 MAX_HOPS = 16
 
 MAX_NAMES_BYTES = 64 * 1024
-"""Names of models that one peer tells of, so that its hello stays below what a stranger may send."""
+"""Most bytes of model names that one peer publishes, so that its hello stays below the limit for strangers."""
 
 MAX_ENGINES = 32
-"""Engines of one peer about which it says more than their names, and dtypes of one engine."""
+"""Most engines of one peer with details beyond their names, and most dtypes of one engine."""
 
 MAX_PORTS = 32
-"""Thunderbolt ports of one peer: a Mac Studio has six."""
+"""Most Thunderbolt ports of one peer; a Mac Studio has six."""
 
 _STATES = {
     InstanceState.LOADING: pb.INSTANCE_STATE_LOADING,
@@ -99,9 +100,9 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
 
 
 def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
-    """Raises TransportError if it has no id."""
+    """Raises TransportError if the id is missing or too long."""
     if not message.id or len(message.id) > 64:
-        raise TransportError(f"a peer introduced itself with the id {message.id[:80]!r}")
+        raise TransportError(f'a peer sent an invalid id: "{message.id[:80]}"')
     return PeerInfo(
         id=message.id,
         incarnation=message.incarnation,
@@ -133,7 +134,7 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
 
 
 def _num_within(names: Sequence[str]) -> int:
-    """How many of the names may be told of."""
+    """How many of the names fit into MAX_NAMES_BYTES."""
     sizes = accumulate(len(name.encode("utf-8", "replace")) for name in names[:MAX_ITEMS])
     return sum(size <= MAX_NAMES_BYTES for size in sizes)
 
@@ -195,12 +196,12 @@ def instance_to_proto(instance: InstanceInfo) -> pb.InstanceInfo:
 
 
 def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
-    """Raises TransportError if the plan in it is no plan."""
+    """Raises TransportError if the message has no valid plan."""
     try:
         plan = plan_from_proto(message.plan)
     except ValueError as exc:
-        raise TransportError(f"a peer sent an impossible plan: {exc}") from exc
-    state = _STATES_BACK.get(message.state, InstanceState.LOADING)  # a newer version's step on the way to ready
+        raise TransportError(f"a peer sent an invalid plan: {exc}") from exc
+    state = _STATES_BACK.get(message.state, InstanceState.LOADING)  # a state of a newer version counts as loading
     adopted = ballot_from_proto(message.adopted) if message.HasField("adopted") else NO_BALLOT
     return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
 
@@ -241,18 +242,18 @@ def download_from_proto(message: pb.DownloadInfo) -> DownloadInfo:
 
 
 def card_info_from_proto(message: pb.Record) -> CardInfo:
-    """Raises TransportError if the card is longer than cards may be, or no text."""
+    """Raises TransportError if the card is too long or is not text."""
     toml = message.card.toml
     if len(toml) > MAX_CARD_BYTES or len(message.id) > MAX_REASON:
         raise TransportError(f"a peer sent a model card of {len(toml)} bytes; {MAX_CARD_BYTES} are allowed")
     try:
         return CardInfo(toml.decode())
     except UnicodeDecodeError as exc:
-        raise TransportError("a peer sent a model card that is no text") from exc
+        raise TransportError("a peer sent a model card that is not UTF-8 text") from exc
 
 
 def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
-    """deleted_s: how long ago it was deleted, if it is."""
+    """deleted_s: seconds since the deletion, for a deleted record."""
     if isinstance(record.value, ForeignInfo):
         return pb.Record.FromString(record.value.content)
     message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
@@ -270,7 +271,8 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
 
 
 def record_from_proto(message: pb.Record) -> Record:
-    """A kind that only a newer version knows is kept as it is. Raises TransportError if kind and content disagree."""
+    """A record of a kind that only a newer version knows is kept unchanged. Raises TransportError if kind and content
+    disagree."""
     key = RecordKey(message.kind, message.id, message.owner)
     if message.deleted:
         return Record(key, message.version, None)
@@ -286,12 +288,12 @@ def record_from_proto(message: pb.Record) -> Record:
         return Record(key, message.version, card_info_from_proto(message))
     if message.kind == "settings" and message.HasField("settings"):
         return Record(key, message.version, settings_from_proto(message.settings))
-    raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
+    raise TransportError(f'a peer sent a record of kind "{message.kind[:40]}" without its content')
 
 
 def _foreign_bytes(message: pb.Record) -> bytes:
     if message.ByteSize() > MAX_FOREIGN_BYTES or not 0 < len(message.kind) <= MAX_KIND:
-        raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} with {message.ByteSize()} bytes")
+        raise TransportError(f'a peer sent a record of kind "{message.kind[:40]}" with {message.ByteSize()} bytes')
     return message.SerializeToString()
 
 

@@ -1,4 +1,4 @@
-"""The entry peer's call to the driver of a ring: token ids in, token ids out (driver.proto)."""
+"""Calls the driver of a ring on behalf of the entry peer: token ids in, token ids out (driver.proto)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, prompt_from_proto, request_to_proto, trace_from_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto
 
-# Dial again at once after a break: how often and how long is decided by the caller, not by grpc's back-off of up to
-# 120 s. The "minimum" is also how long one attempt may take.
+# Redial at once after a break: the caller decides how often and how long, not grpc's back-off of up to 120 s. The
+# "minimum" is also the timeout of one attempt.
 _DIAL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
@@ -45,19 +45,20 @@ _DIAL_OPTIONS = [
 
 MAX_RETRY_AFTER_S = 30.0
 RECALL_S = 1.0
-"""For an answer from memory; the client waits, and without it the answer is only computed anew."""
+"""Deadline of a lookup in the driver's memory: the client waits, and without an answer the tokens are only computed
+again."""
 
 _Key = tuple[str, Credentials | None]
 
 
 class DriverStreamError(StageLostError):
-    """The stream from the driver broke, or could not be opened. The ring itself may be well."""
+    """The stream from the driver broke or could not be opened. The ring itself may be healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silences:
-    """The longest silences of a driver, in seconds. first_s: before the first token event (places in the queue and
-    prefill progress break it). next_s: after it. queue_s: how long the request may wait for its turn in the queue."""
+    """Timeouts for a silent driver, in seconds. first_s: before the first token event; queue positions and prefill
+    progress reset it. next_s: after the first token event. queue_s: how long the request may wait in the queue."""
 
     first_s: float
     next_s: float
@@ -65,9 +66,9 @@ class Silences:
 
 
 class DriverCall:
-    """One request on the stream from a driver: `read` until an event has `finish`, then `aclose`.
+    """One request on the stream from a driver: call `read` until an event has `finish`, then `aclose`.
 
-    It has no timers: whoever owns the call asks `overdue` from time to time, and ends a silent call by `interrupt`.
+    It has no timers: the owner of the call checks `overdue` from time to time, and ends a silent call by `interrupt`.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class DriverCall:
         self._started = False
         self._turn_by = math.inf
         self._next: Tokens | None = None
-        """What came in one message with the prompt's log-probabilities."""
+        """Tokens that arrived in one message with the prompt's log-probabilities."""
         self._error: BaseException | None = None
 
     async def read(self) -> DriverEvent:
         """The next event. Raises the driver's own error, DriverStreamError if the stream breaks, StageLostError if the
-        driver works under a lower ballot, and what `interrupt` was given."""
+        driver works under a lower ballot, and the error given to `interrupt`."""
         if self._next is not None:
             held_back, self._next = self._next, None
             return held_back
@@ -116,7 +117,7 @@ class DriverCall:
                 error.retry_after_s = min(message.wait_s, MAX_RETRY_AFTER_S)
             if not message.events and not message.prompt:
                 raise error
-            self._error = error  # after the tokens that came with it
+            self._error = error  # raised after the tokens of the same message
         tokens = Tokens(tuple(event_from_proto(event) for event in message.events)) if message.events else None
         self._started = self._started or tokens is not None
         if message.prompt:
@@ -131,7 +132,7 @@ class DriverCall:
 
     @property
     def deadline(self) -> float:
-        """When the driver's silence becomes an error, on the clock of the call; math.inf while nobody reads."""
+        """When the driver's silence becomes an error, on the clock of the call; math.inf while no `read` is waiting."""
         return math.inf if self._reading_since is None else min(self._turn_by, self._reading_since + self._limit_s)
 
     @property
@@ -139,22 +140,21 @@ class DriverCall:
         return self._silences.next_s if self._started else self._silences.first_s
 
     def overdue(self, now: float) -> MeshError | None:
-        """The error for a deadline that has passed; None if it has not.
+        """The error for a deadline that has passed; None before that.
 
-        OverloadError if the request's turn did not come, DeadlineError if the first token did not, StageLostError after
-        the first token.
+        OverloadError if the queue wait was too long, DeadlineError before the first token, StageLostError after it.
         """
         if now < self.deadline:
             return None
         if now >= self._turn_by:
             queue_s = self._silences.queue_s
             retry_after_s = min(MAX_RETRY_AFTER_S, queue_s)
-            return OverloadError(f"waited {queue_s:g} s for a turn on the ring", retry_after_s=retry_after_s)
+            return OverloadError(f"waited {queue_s:g} s in the queue of the ring", retry_after_s=retry_after_s)
         text = f"the ring has been silent for {self._limit_s:.0f} s"
         return StageLostError(text) if self._started else DeadlineError(text)
 
     def interrupt(self, error: BaseException) -> None:
-        """End the call: `read` raises the error, at once if it waits. Only the first error counts."""
+        """End the call: `read` raises the error, immediately if it is waiting. Only the first error counts."""
         if self._error is None:
             self._error = error
             self._call.cancel()
@@ -180,18 +180,18 @@ class DriverCall:
             self._reading_since = None
         if not isinstance(message, pb.GenerateEvents):
             instance_id = self._plan.instance_id
-            raise self._error or DriverStreamError(f"the driver of {instance_id} ended the stream before the request")
+            raise self._error or DriverStreamError(f"the driver of {instance_id} ended the stream too early")
         return message
 
     def _take_ballot(self, ballot: Ballot) -> None:
         if ballot < self._ballot:
-            raise StageLostError(f"the driver of {self._plan.instance_id} already works for another plan")
+            raise StageLostError(f"the driver of {self._plan.instance_id} has been replaced by a newer plan")
         self._ballot = ballot
         self._on_ballot(ballot)
 
     def _note_turn(self, message: pb.GenerateEvents) -> None:
-        """A request may wait queue_s from the first time that it hears its place; once it has had its turn it was
-        accepted, and is not refused any more."""
+        """Track the queue deadline. A request may wait queue_s from its first queue position. Once it has left the
+        queue it is accepted, and is not refused later."""
         if not message.queued:
             self._turn_by = math.inf
             self._silences = replace(self._silences, queue_s=math.inf)
@@ -200,7 +200,8 @@ class DriverCall:
 
 
 class DriverChannels:
-    """One channel per driver endpoint, kept while it is in use; a new one after our credentials were renewed."""
+    """Keeps one channel per driver endpoint while it is in use; opens a new one after this node's credentials were
+    renewed."""
 
     def __init__(self, credentials: CredentialSource | None = None) -> None:
         self._credentials = credentials
@@ -219,8 +220,8 @@ class DriverChannels:
     ) -> DriverCall:
         """Send a request to the driver at `endpoint`, "host:port". The caller closes the call.
 
-        on_trace: called with further laps of a traced request. on_ballot: called when the ring continues
-        under a higher ballot, in the same stream; what it raises, `DriverCall.read` raises.
+        on_trace: called with further laps of a traced request. on_ballot: called when the ring continues under a higher
+        ballot, in the same stream; `DriverCall.read` raises what it raises.
         """
         key = (endpoint, self._credentials.current if self._credentials else None)
         stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
@@ -231,7 +232,8 @@ class DriverChannels:
         return DriverCall(stream, plan, silences, give_back, on_trace=on_trace, on_ballot=on_ballot, clock=clock)
 
     async def recall(self, endpoint: str, key_hash: bytes) -> int | None:
-        """How many tokens of an answer the driver there keeps under a key; None if none, or if it does not say."""
+        """The number of tokens that the driver there keeps of an answer, by its key; None if it has none or does not
+        answer."""
         key = (endpoint, self._credentials.current if self._credentials else None)
         stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
         try:
@@ -243,7 +245,7 @@ class DriverChannels:
             await self._give_back(key)
 
     async def close(self) -> None:
-        """Close all channels; calls under way end."""
+        """Close all channels; running calls end."""
         channels = [channel for channel, _ in self._channels.values()]
         self._channels.clear()
         await asyncio.gather(*(channel.close() for channel in channels))

@@ -1,4 +1,4 @@
-"""The control endpoint of a node: grpc.aio in front of a handler that speaks the messages of control.proto."""
+"""Serves the control endpoint of a node: grpc.aio in front of a handler for the messages of control.proto."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from exo_mesh.transport.path_probe import PathProbeServicer
 from exo_mesh.transport.unknown_fields import require_known
 
 _FROM_PEERS = ("/exo_mesh.Control/Probe", "/exo_mesh.Control/Exchange")
-"""Calls whose first field is the id of the caller, and which carry records; all others are short."""
+"""Calls whose first field is the caller's id and which carry records; the messages of all other calls are short."""
 
 _HELLO = "/exo_mesh.Control/Hello"
 
@@ -40,16 +40,17 @@ _NEWS = (
     pb.GoodbyeRequest,
     pb.ShareKeysRequest,
 )
-"""Requests that tell something. What is unknown in them changes nothing; in all others it is refused."""
+"""Requests that carry news. Unknown fields in them are ignored; in all other requests they are refused."""
 
 NUM_PORTS = 65_536
-"""gRPC takes a higher port modulo this, so that 65536 would be any free one."""
+"""gRPC takes a higher port modulo this number, so that 65536 would mean any free port."""
 
 _log = logging.getLogger(__name__)
 
 
 class ControlHandler(Protocol):
-    """What a node answers to other nodes. Each method may raise a MeshError, which reaches the caller as such."""
+    """The calls that a node answers for other nodes. A MeshError raised by a method reaches the caller as the same
+    error."""
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply: ...
     async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply: ...
@@ -86,9 +87,9 @@ class ControlHandler(Protocol):
 
 
 class ControlServer:
-    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one.
+    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free port.
 
-    It also answers probes, in the name of peer_id. is_peer(id): a living peer may send longer messages than a stranger.
+    It also answers path probes with peer_id. is_peer(id): a living peer may send longer messages than a stranger.
     on_stranger(who, reason, id) is called when a node of another namespace says hello.
     """
 
@@ -114,16 +115,16 @@ class ControlServer:
         self.port = 0
 
     async def start(self, host: str, port: int, tries: int = 50) -> int:
-        """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
+        """Bind and serve. Returns the port. Raises TransportError if every port tried is taken."""
         last = min(port + (tries if port else 1), NUM_PORTS) - 1
         for candidate in range(port, last + 1):
-            doors = [self._handshakes, self._gate] if self._credentials else [self._gate]
-            server = new_server(doors, CONTROL_SERVER)
+            interceptors = [self._handshakes, self._gate] if self._credentials else [self._gate]
+            server = new_server(interceptors, CONTROL_SERVER)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
                 self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials, self._handshakes.knock)
-            except RuntimeError:  # grpc's word for "address in use"
+            except RuntimeError:  # grpc raises this for "address in use"
                 continue
             await server.start()
             self._server = server
@@ -134,14 +135,14 @@ class ControlServer:
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
-        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
         return self._tasks.ended
 
     def _max_bytes(self, method: str, data: bytes) -> int:
         return MAX_BYTES if method in _FROM_PEERS and self._is_peer(first_text(data)) else STRANGER_BYTES
 
     def _note_stranger(self, method: str, caller: str, data: bytes, reason: str) -> None:
-        """Only a hello says who calls."""
+        """Report a call from another namespace, if it is a hello: only a hello identifies its caller."""
         if method != _HELLO:
             return
         with contextlib.suppress(TransportError):
@@ -149,7 +150,7 @@ class ControlServer:
             self._on_stranger(f"{peer.name[:256]} at {host_of_peer(caller)}", reason, peer.id[:64])
 
     async def stop(self, grace_s: float = 0.2) -> None:
-        """Refuse new calls, end running ones after the grace period."""
+        """Refuse new calls, and end running ones after the grace period."""
         await self._tasks.close()
         if self._server is not None:
             await self._server.stop(grace_s)
@@ -157,15 +158,16 @@ class ControlServer:
 
 
 def host_of_peer(peer: str) -> str:
-    """The address in what grpc calls the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
-    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local one with its interface."""
+    """The address in gRPC's name for the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
+    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local address with its interface."""
     kind, _, rest = peer.partition(":")
     host = unquote(rest.rpartition(":")[0]).strip("[]")
     return host if kind in ("ipv4", "ipv6") else ""
 
 
 class _Servicer(rpc.ControlServicer):
-    """Translates MeshErrors to gRPC statuses; anything else is our own bug, which grpc logs and answers UNKNOWN."""
+    """Translates MeshErrors to gRPC statuses. Any other exception is a bug of exo-mesh, which grpc logs and answers
+    with UNKNOWN."""
 
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler

@@ -1,4 +1,4 @@
-"""Requests and token events to driver.proto and back."""
+"""Converts requests and token events to driver.proto and back."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from exo_mesh.domain.request import (
     TokenLogprob,
 )
 from exo_mesh.errors import PeerVersionError
+from exo_mesh.printable import printable
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
@@ -77,7 +78,7 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
 
 
 def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
-    """Raises ValueError if the request makes no sense: it may come from any peer, and shares its frames with others."""
+    """Raises ValueError for an invalid request: it may come from any peer, and it shares frames with other requests."""
     sampling = message.sampling
     _check_sampling(sampling)
     if message.prompt_logprobs > MAX_LOGPROBS:
@@ -119,20 +120,22 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 
 def _grammar(message: pb.Grammar) -> GrammarSpec:
     if message.kind not in get_args(GrammarKind):
-        raise ValueError(f"{message.kind!r} is no kind of grammar")
+        raise ValueError(f'"{message.kind}" is not a kind of grammar')
     return GrammarSpec(cast(GrammarKind, message.kind), message.text.decode())
 
 
 def _thinking(message: pb.ThinkingBudget) -> ThinkingBudget:
     ids = (*message.end_ids, *message.start_ids)
     if len(ids) > MAX_MARKER_IDS or max(ids, default=0) > MAX_TOKEN_ID:
-        raise ValueError(f"the markers of thoughts have {len(ids)} token ids, more than {MAX_MARKER_IDS}, or too large")
+        raise ValueError(
+            f"the thinking markers have {len(ids)} token ids, more than {MAX_MARKER_IDS}, or too large ones"
+        )
     return ThinkingBudget(tuple(message.end_ids), message.tokens, tuple(message.start_ids))
 
 
 def _hash(value: bytes) -> bytes:
     if len(value) not in (0, HASH_BYTES):
-        raise ValueError(f"a hash has {HASH_BYTES} bytes, not {len(value)}")
+        raise ValueError(f"a hash must have {HASH_BYTES} bytes, not {len(value)}")
     return value
 
 
@@ -160,7 +163,7 @@ def _check_sampling(sampling: pb.Sampling) -> None:
         if not (math.isfinite(value) and least <= value <= most):
             raise ValueError(f"{name} is {value}, not between {least:g} and {most:g}")
     if not all(math.isfinite(entry.bias) for entry in sampling.logit_bias):
-        raise ValueError("logit_bias has a bias that is no finite number")
+        raise ValueError("every bias in logit_bias must be a finite number")
     if sampling.logprobs > MAX_LOGPROBS:
         raise ValueError(f"logprobs is {sampling.logprobs}, more than {MAX_LOGPROBS}")
 
@@ -212,7 +215,7 @@ def trace_from_proto(message: pb.FrameTrace) -> FrameTrace:
 
 
 def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
-    """Raises PeerVersionError for an end that only a newer version knows."""
+    """Raises PeerVersionError for a finish reason that only a newer version knows."""
     return TokenEvent(
         index=message.index,
         token_id=message.token_id if message.HasField("token_id") else None,
@@ -224,5 +227,7 @@ def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
 
 def _finish(text: str) -> FinishReason:
     if text not in set(FinishReason):
-        raise PeerVersionError(f"the driver ended the answer with {text[:40]!r}, which this version does not know")
+        raise PeerVersionError(
+            f'the driver sent the finish reason "{printable(text, 40)}", which this version does not know'
+        )
     return FinishReason(text)

@@ -1,6 +1,6 @@
-"""Checks every call to a gRPC server before its handler sees it: the namespace of the caller, and the message.
+"""Checks every call to a gRPC server before its handler sees it: the caller's namespace, and the message.
 
-A handler gets a message that was read by `read_message`. What cannot be read is answered RESOURCE_EXHAUSTED or
+A handler gets a message that was read by `read_message`. An unreadable message is answered with RESOURCE_EXHAUSTED or
 INVALID_ARGUMENT; gRPC's own deserializer would answer UNKNOWN and print a traceback.
 """
 
@@ -24,13 +24,13 @@ from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
 from exo_mesh.transport.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
 
 CODE_KEY = "exo-mesh-code"
-"""Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
+"""Trailing metadata with the `code` of the MeshError that ended a call; its message is in the status details."""
 
 NAMESPACE_KEY = "exo-mesh-namespace"
-"""Metadata of every control call. A caller that names no namespace is of the default one."""
+"""Metadata of every control call. A caller without this metadata belongs to the default namespace."""
 
 MAX_LARGE_WAITING = 16
-"""Large messages that may wait for their turn; the caller of one more is sent an error that asks to try again."""
+"""Most large messages that wait to be processed; the caller of a further one gets an error that asks for a retry."""
 
 REPORT_EVERY_S = 60.0
 
@@ -39,10 +39,11 @@ _Continuation = Callable[[Any], Awaitable[Any]]
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """In front of the servicers of one server.
+    """Checks calls before the servicers of one server.
 
-    max_bytes(method, data): the longest message for this call. namespace: None lets callers of any namespace in.
-    on_stranger(method, caller, data, reason) is called for each call from another namespace; caller: as gRPC calls it.
+    max_bytes(method, data): the longest message for this call. namespace: None admits callers of any namespace.
+    on_stranger(method, caller, data, reason) is called for each call from another namespace; caller: gRPC's name for
+    the peer.
     """
 
     def __init__(
@@ -116,12 +117,12 @@ class Gate(grpc.aio.ServerInterceptor):
 
     @contextlib.asynccontextmanager
     async def _turn(self, method: str, data: bytes, context: Any) -> AsyncIterator[None]:
-        """Large messages are read and handled one after the other."""
+        """Processes large messages one at a time."""
         if len(data) <= LARGE_BYTES:
             yield
             return
         if self._num_large > MAX_LARGE_WAITING:
-            reason = f"{self._num_large} large messages wait already"
+            reason = f"{self._num_large} large messages are already waiting; try again"
             await self._refuse(method, context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         self._num_large += 1
         try:
@@ -131,10 +132,10 @@ class Gate(grpc.aio.ServerInterceptor):
             self._num_large -= 1
 
     async def _refuse(self, method: str, context: Any, code: grpc.StatusCode, reason: str) -> None:
-        """Abort the call. The log has one line a minute, however many calls are refused."""
+        """Abort the call. Logs at most one line per minute, however many calls are refused."""
         self._num_refused += 1
         if self._now() >= self._due:
             caller, what = printable(context.peer(), 80), method.rpartition("/")[2]
-            _log.warning("refused %d calls; the last, %s from %s: %s", self._num_refused, what, caller, reason)
+            _log.warning("refused %d calls; the last one was %s from %s: %s", self._num_refused, what, caller, reason)
             self._due, self._num_refused = self._now() + REPORT_EVERY_S, 0
         await context.abort(code, reason, ((CODE_KEY, TransportError.code),))

@@ -1,8 +1,8 @@
-"""Counts who knocks at a closed mesh without its secret.
+"""Counts connections to a closed mesh that did not prove knowledge of its secret.
 
-gRPC ends a connection whose TLS handshake fails without telling anybody, and this node's operator would never learn
-that a peer has another secret. But gRPC asks for the certificate whenever a connection begins, and an admitted client
-calls something at once: a knock that no first call follows within PATIENCE_S was refused.
+gRPC ends a connection whose TLS handshake fails without any report, so that this node's operator would never learn that
+a peer has another secret. But gRPC requests the certificate for each new connection, and an admitted client makes a
+call at once: a connection without a first call within PATIENCE_S was refused.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ LOOK_EVERY_S = 1.0
 REPORT_EVERY_S = 60.0
 MAX_KNOCKS = 4096
 MAX_INSIDE = 1024
-"""Bounds under a flood of connections: older ones are forgotten, the count is then too low."""
+"""Limits for a flood of connections: the oldest are dropped, and the count is then too low."""
 
 _log = logging.getLogger(__name__)
 
 
 class HandshakeCounter(grpc.aio.ServerInterceptor):
-    """`knock` may be called from any thread, the rest belongs to the event loop."""
+    """`knock` may be called from any thread; all other methods belong to the event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._knocks: deque[float] = deque(maxlen=MAX_KNOCKS)
         self._inside: OrderedDict[str, None] = OrderedDict()
         self._due = float("-inf")
-        self._unsaid = 0
+        self._unreported = 0
         self.refused = 0
 
     def knock(self) -> None:
-        """A connection begins."""
+        """Record a new connection."""
         self._knocks.append(self._now())
 
     def entered(self, peer: str) -> None:
-        """A client, by what gRPC calls the peer, makes a call."""
+        """Record a call of a client, given by gRPC's name for the peer."""
         if peer in self._inside:
             return
         self._inside[peer] = None
@@ -54,7 +54,7 @@ class HandshakeCounter(grpc.aio.ServerInterceptor):
             self._knocks.popleft()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """gRPC's hook at the start of every call: note who makes it, and go on."""
+        """gRPC's hook at the start of every call: records the caller."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
@@ -74,23 +74,24 @@ class HandshakeCounter(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(one, *codecs)
 
     def report(self) -> str:
-        """Count those who were refused since the last look; the line to log, or "" if nothing is to be said now."""
+        """Count the connections that were refused since the last call. Returns the line to log, or "" if none is
+        due."""
         now = self._now()
         while self._knocks and self._knocks[0] < now - PATIENCE_S:
             self._knocks.popleft()
-            self._unsaid += 1
+            self._unreported += 1
             self.refused += 1
-        if not self._unsaid or now < self._due:
+        if not self._unreported or now < self._due:
             return ""
         line = (
-            f"refused {self._unsaid} connection{'s' * (self._unsaid > 1)} to the control port: "
+            f"refused {self._unreported} connection{'s' * (self._unreported > 1)} to the control port: "
             "they did not prove that they know this mesh's secret"
         )
-        self._due, self._unsaid = now + REPORT_EVERY_S, 0
+        self._due, self._unreported = now + REPORT_EVERY_S, 0
         return line
 
     async def watch(self) -> None:
-        """Log what there is to report, until cancelled."""
+        """Log the reports until cancelled."""
         while True:
             await next_beat(LOOK_EVERY_S)
             if line := self.report():

@@ -1,4 +1,4 @@
-"""Readings of power, temperature and load, to and from their messages. What a peer sends is bounded."""
+"""Converts readings of power, temperature and load to protobuf and back, with limits on what a peer sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WHOLE = frozenset(name for name in VALUES if name.endswith("_bytes"))
 
 
 def hardware_to_proto(reading: HardwareReading) -> pb.HardwareReading:
-    """Without the parts, which only the node itself needs."""
+    """The reading as a message, without the parts, which only the node itself needs."""
     return pb.HardwareReading(
         machine=_values_to_proto(reading.machine),
         accelerators=[
@@ -29,7 +29,7 @@ def hardware_to_proto(reading: HardwareReading) -> pb.HardwareReading:
 
 
 def hardware_from_proto(message: pb.HardwareReading) -> HardwareReading:
-    """Texts are cut; figures that are not finite or below zero count as unknown."""
+    """The reading in a message. Texts are truncated; figures that are negative or not finite count as unknown."""
     return HardwareReading(
         _values_from_proto(message.machine),
         tuple(
@@ -67,8 +67,8 @@ def _values_from_proto(message: pb.DeviceValues) -> DeviceValues:
         if not (math.isfinite(value) and value >= 0):
             continue
         known[name] = int(value) if name in _WHOLE else value
-        for told in message.sources[: len(VALUES)]:
-            if told.values >> number & 1:
-                sources[name] = told.source[:MAX_SOURCE]
+        for entry in message.sources[: len(VALUES)]:
+            if entry.values >> number & 1:
+                sources[name] = entry.source[:MAX_SOURCE]
                 break
     return DeviceValues(**known, sources=sources)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Protobuf messages of other peers, read with limits: bytes, items on the wire, characters of each text.
+"""Reads protobuf messages of other peers with limits on their bytes, their items and the characters of each text.
 
 A parsed message takes up to 56 times the memory of its bytes, so its items are counted before it is parsed. Every text
-in it is made printable here, by the descriptor of its type: a new field of a message cannot be forgotten.
+in it is made printable here, by the descriptor of its type, so that no new field can be forgotten.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from exo_mesh.errors import TransportError
 from exo_mesh.printable import MAX_CHARS, printable
 
 MAX_BYTES = 1024 * 1024
-"""A message of a peer. The largest of a mesh of 200 peers has a fifth of that (docs/scale.md)."""
+"""Longest message of a peer. The largest in a mesh of 200 peers has a fifth of that (docs/scale.md)."""
 
 STRANGER_BYTES = 256 * 1024
-"""A message of somebody who is no peer yet: a hello with 1,024 models has about 100 KiB."""
+"""Longest message of a caller that is not a peer yet: a hello with 1,024 models has about 100 KiB."""
 
 LARGE_BYTES = 64 * 1024
-"""Longer messages are handled one at a time."""
+"""Longer messages are processed one at a time."""
 
 BYTES_PER_ITEM = 10
-"""A message of n bytes may have n / 10 fields, nested ones included. Real records have 11 bytes for each."""
+"""A message of n bytes may have n / 10 fields, including nested ones. Real records have 11 bytes per field."""
 
 SMALL_BYTES = 16 * 1024
-"""In so few bytes items need not be counted: parsed, they take less than 1 MiB."""
+"""Items of shorter messages are not counted: parsed, such a message takes less than 1 MiB."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _M = TypeVar("_M", bound=Message)
@@ -40,12 +40,12 @@ class OversizedError(TransportError):
 
 
 class MalformedError(TransportError):
-    """Bytes that are no message of the type that is due, or that contradict themselves."""
+    """Bytes that are not a message of the expected type, or that contradict themselves."""
 
 
 @dataclass(slots=True)
 class _Shape:
-    """A message type, by field number: which fields are messages themselves, and which have texts in them."""
+    """The fields of a message type by number: which are messages themselves, and which contain texts."""
 
     inner: dict[int, _Shape] = field(default_factory=dict)
     texts: set[int] = field(default_factory=set)
@@ -59,29 +59,30 @@ def read_message(cls: type[_M], data: bytes, max_bytes: int = MAX_BYTES) -> _M:
     """Parse a message and make its texts printable. Raises OversizedError or MalformedError."""
     name = cls.DESCRIPTOR.name
     if len(data) > max_bytes:
-        raise OversizedError(f"a {name} of {len(data)} bytes is longer than {max_bytes}")
+        raise OversizedError(f"a {name} of {len(data)} bytes is longer than the allowed {max_bytes}")
     shape = _shape_of(cls.DESCRIPTOR)
     max_items = max_bytes // BYTES_PER_ITEM
     if len(data) > SMALL_BYTES and has_more_items(data, shape, max_items):
-        raise OversizedError(f"a {name} has more than {max_items} items")
+        raise OversizedError(f"a {name} has more than the allowed {max_items} items")
     message = cls()
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
-        raise MalformedError(f"{len(data)} bytes are no {name}") from exc
+        raise MalformedError(f"{len(data)} bytes are not a {name}") from exc
     _make_printable(message, shape)
     return message
 
 
 def first_text(data: bytes) -> str:
-    """Field 1 of a message that has not been parsed, if it comes first and is a text of at most 64 bytes; else ""."""
+    """Field 1 of an unparsed message, if it comes first and is a text of at most 64 bytes; otherwise ""."""
     if len(data) < 2 or data[0] != 0x0A or data[1] > 64:
         return ""
     return data[2 : 2 + data[1]].decode("utf-8", "replace")
 
 
 def has_more_items(data: bytes, shape: _Shape, max_items: int) -> bool:
-    """Counts fields, into nested messages. What is malformed is left to the parser, which allocates nothing for it."""
+    """Whether the message has more than max_items fields, including nested ones. False for malformed data, which the
+    parser refuses without allocating memory."""
     num_items = 0
     parts = [(0, len(data), shape)]
     try:
@@ -102,7 +103,7 @@ def has_more_items(data: bytes, shape: _Shape, max_items: int) -> bool:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, where it ends). Raises IndexError at the end of the data, and ValueError after ten bytes."""
+    """(value, position after it). Raises IndexError at the end of the data, and ValueError after ten bytes."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -116,7 +117,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _extent(data: bytes, at: int, kind: int) -> tuple[int, int]:
-    """(length of a field's value, where it begins). Raises ValueError for groups, which no message of ours has."""
+    """(length of a field's value, its position). Raises ValueError for groups, which no message of exo-mesh uses."""
     if kind == _LENGTH:
         return _varint(data, at)
     if kind == _VARINT:
@@ -154,7 +155,7 @@ def _make_printable(message: Message, shape: _Shape) -> None:
 
 
 def _replace_text(message: Message, name: str, value: Any) -> None:
-    """Of a single field, or of each of a repeated one."""
+    """Make the text of a single field, or of each entry of a repeated field, printable."""
     if isinstance(value, str):
         if not _is_fine(value):
             setattr(message, name, printable(value))
@@ -165,7 +166,7 @@ def _replace_text(message: Message, name: str, value: Any) -> None:
 
 
 def _replace_entries(value: Any) -> None:
-    """Of a map with texts as keys, and texts or numbers as values: there is no other."""
+    """Make the entries of a map printable. Its keys are texts, and its values texts or numbers; no other maps exist."""
     mapping: Mapping[Any, Any] = value
     for key, held in list(mapping.items()):
         if isinstance(held, str) and not _is_fine(held):

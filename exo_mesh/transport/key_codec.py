@@ -1,4 +1,4 @@
-"""API keys, as salted hashes, to protobuf and back."""
+"""Converts API keys, as salted hashes, to protobuf and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def keys_to_proto(keys: Iterable[ApiKey]) -> list[pb.SharedKey]:
 
 
 def keys_from_proto(messages: Iterable[pb.SharedKey]) -> list[ApiKey]:
-    """Entries that this version does not understand are left out; so is what goes beyond a full table."""
+    """The valid entries. Entries that this version does not understand, and entries beyond a full table, are left
+    out."""
     found = (_from_proto(message) for message in islice(messages, MAX_KEYS + MAX_REVOKED))
     return [key for key in found if key is not None and key.is_well_formed]
 
@@ -36,7 +37,7 @@ def _from_proto(message: pb.SharedKey) -> ApiKey | None:
     if role not in set(Role):
         return None
     try:
-        require_known(message)  # what is unknown may be a limit of what the key allows
+        require_known(message)  # an unknown field may restrict the key
     except PeerVersionError:
         return None
     return ApiKey(message.id, Role(role), message.salt, message.digest, message.created, message.revoked)

@@ -1,4 +1,4 @@
-"""Answering probes: who is here, and how fast is the way (paths.proto)."""
+"""Answers path probes with this node's id and a payload, to measure the speed of a path (paths.proto)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PAYLOAD = bytes(MAX_PROBE_BYTES)
 
 
 class PathProbeServicer(rpc.PathsServicer):
-    """Answers from memory. Nothing compresses the zeros: gRPC does not unless told to."""
+    """Answers from memory. The zeros are not compressed: gRPC compresses only on request."""
 
     def __init__(self, peer_id: str) -> None:
         self._peer_id = peer_id

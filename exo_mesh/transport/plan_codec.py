@@ -1,4 +1,4 @@
-"""Plans and ballots to protobuf and back."""
+"""Converts plans and ballots to protobuf and back."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def rank_to_proto(wiring: RankWiring) -> pb.RankWiring:
 
 
 def rank_from_proto(message: pb.RankWiring) -> RankWiring:
-    """Raises ValueError if there is no such rank."""
+    """Raises ValueError if the rank is invalid."""
     return RankWiring(
         cast(GroupBackend, message.backend), message.rank, tuple(message.endpoints), _rdma_from_proto(message.rdma)
     )

@@ -1,4 +1,4 @@
-"""The sending end of a hop: every frame reaches the next stage once and in order, over breaks of the connection."""
+"""The sending end of a hop: delivers every frame to the next stage once and in order, across broken connections."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from exo_mesh.transport.codec import Acknowledged, decode_ack, encode_frame, enc
 FRAMES_METHOD = "/exo_mesh.Ring/Frames"
 
 LOST_AFTER_S = 5.0
-"""A hop that cannot be re-established for this long is lost: ten times what a healthy redial needs (DESIGN 4)."""
+"""A hop that cannot be re-established within this time is lost: ten times what a healthy redial needs (DESIGN 4)."""
 
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.02, 0.5
 
 HELLO_DEADLINE_S = 60.0
-"""A stage answers a hello between two frames, and one prefill chunk on a slow device takes seconds. A stopped process
-is found by HTTP/2 pings within three seconds, not by this."""
+"""A stage answers a hello between two frames, and one prefill chunk takes seconds on a slow device. A stopped process
+is detected earlier, by HTTP/2 pings within three seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,15 +38,15 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 _REFUSED = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.INVALID_ARGUMENT)
 _BREAKS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TransportError, TimeoutError)
 
-# A machine that is off answers nothing; where the system has no TCP_USER_TIMEOUT, grpc would wait 20 s for it.
+# A machine that is off does not answer; on a system without TCP_USER_TIMEOUT, grpc would wait 20 s for it.
 _DIAL_OPTIONS = [("grpc.min_reconnect_backoff_ms", 2000)]
 
 
 class RingLink:
-    """A hop to the next stage.
+    """The sending end of a hop to the next stage.
 
-    Frames are kept until the receiver has acknowledged them, and sent again after a redial; the receiver drops
-    repeats by step. What is kept is bounded by the frames that the driver has in flight.
+    Frames are kept until the receiver has acknowledged them, and are sent again after a redial; the receiver drops
+    duplicates by step. The number of kept frames is bounded by the frames that the driver has in flight.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RingLink:
         self._credentials = credentials
         self._on_hop = on_hop
         self._sent_at: deque[tuple[int, float]] = deque()
-        """(step, time) of the frames sent on this stream that are not acknowledged."""
+        """(step, time) of the frames that were sent on this stream and are not acknowledged."""
         self._fastest_s = math.inf
         self._hello = encode_hello(hello)
         self._endpoint = ""
@@ -70,25 +70,25 @@ class RingLink:
         self._unacked: deque[Frame] = deque()
         self._unsent: deque[Frame] = deque()
         self.status = MemoryStatus()
-        """What the other end has said of its memory, if that is a rank of the same tensor group."""
+        """The memory status that the receiver reported, if it is a rank of the same tensor group."""
         self.frames_out = 0
         self.bytes_out = 0
 
     @property
     def linked(self) -> bool:
-        """The hop is up, and nothing waits to be sent again."""
+        """Whether the hop is up and no frame waits to be sent again."""
         return self._call is not None
 
     async def settle(self) -> None:
-        """Returns when every frame that `send` was given has been taken by the transport, as far as is known; while the
-        hop is down, when it is up again. It ends with `run`, not by itself."""
+        """Returns when the transport has taken every frame given to `send`, as far as known; if the hop is down, when
+        it is up again. Does not return by itself after `run` has ended."""
         await self._up.wait()
 
     def set_endpoint(self, endpoint: str, *, keep_stream: bool = False) -> None:
-        """Where the next stage listens, "host:port"; a change redials.
+        """Set where the next stage listens, "host:port"; a change redials.
 
-        keep_stream: it is the same stage by another way. A stream that is up stays; the next dial goes there, and one
-        that is under way to the old address is given up.
+        keep_stream: the address leads to the same stage by another path. An existing stream stays and the next dial
+        uses the new address; a dial in progress to the old address is aborted.
         """
         if endpoint != self._endpoint:
             self._endpoint = endpoint
@@ -96,11 +96,11 @@ class RingLink:
                 self._moved.set()
 
     async def send(self, frame: Frame) -> None:
-        """Returns when the transport has taken the frame; at once while the hop is down, for the frame is kept.
+        """Returns when the transport has taken the frame; immediately if the hop is down, because the frame is kept.
 
-        One task at a time may send.
+        Only one task may send at a time.
         """
-        self._unacked.append(frame)  # before the write: the acknowledgement may overtake its return
+        self._unacked.append(frame)  # before the write, whose acknowledgement may be faster
         call = self._call
         if call is None:
             self._unsent.append(frame)
@@ -113,13 +113,13 @@ class RingLink:
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
-        if call is self._call:  # otherwise it has been noticed already
+        if call is self._call:  # otherwise already handled
             self._broken.set()
             self._up.clear()
 
     async def run(self) -> None:
         """Keep the hop up until cancelled. Raises StageLostError after LOST_AFTER_S without it, or at once if the next
-        stage cannot read what it is sent: sending it again would not help."""
+        stage cannot read a frame, because sending it again would not help."""
         await self._moved.wait()
         delay, broken_since, reason = REDIAL_FIRST_S, time.monotonic(), ""
         while time.monotonic() - broken_since < LOST_AFTER_S:
@@ -131,7 +131,7 @@ class RingLink:
                 reason = _reason(exc)
                 if isinstance(exc, grpc.aio.AioRpcError) and exc.code() in _REFUSED:
                     raise StageLostError(
-                        f"the next stage at {self._endpoint} refuses a frame: {exc.details()}"
+                        f"the next stage at {self._endpoint} refused a frame: {exc.details()}"
                     ) from exc
             except asyncio.CancelledError:
                 if was_cancelled():
@@ -140,13 +140,13 @@ class RingLink:
             self._up.clear()
             if self._call is not None:
                 self._call, delay, broken_since = None, REDIAL_FIRST_S, time.monotonic()
-                _log.warning("the hop to %s broke: %s; dialling again", self._endpoint, reason)
+                _log.warning("the connection to the next stage at %s broke: %s; redialling", self._endpoint, reason)
             await asyncio.sleep(delay)
             delay = min(delay * 2, REDIAL_MOST_S)
         raise StageLostError(f"the next stage at {self._endpoint} cannot be reached: {reason}")
 
     async def _stream(self, endpoint: str) -> None:
-        """One connection's life: hello, what was not acknowledged, then what `send` is given."""
+        """One connection: send the hello, the frames that were not acknowledged, then the frames given to `send`."""
         async with open_channel(endpoint, self._credentials, _DIAL_OPTIONS) as channel:
             call: _Call = channel.stream_stream(FRAMES_METHOD)()
             self._broken.clear()
@@ -185,7 +185,8 @@ class RingLink:
             self._time_hop(time.perf_counter() - sent_at)
 
     def _time_hop(self, round_trip_s: float) -> None:
-        """An acknowledgement is tiny: its way back took half of the fastest round trip, however large the frame is."""
+        """Estimate the time of a hop. An acknowledgement is tiny, so its way back takes half of the fastest round trip,
+        whatever the size of the frame."""
         self._fastest_s = min(self._fastest_s, round_trip_s)
         self._on_hop(round_trip_s - self._fastest_s / 2)
 

@@ -1,4 +1,4 @@
-"""The receiving end of a hop: checks who sends, drops repeats, refuses gaps, acknowledges what arrived."""
+"""The receiving end of a hop: checks the sender, drops duplicates, refuses gaps, and acknowledges frames."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from exo_mesh.transport.plan_codec import ballot_from_proto
 
 ACK_EVERY_FRAMES = 64
 ACK_EVERY_BYTES = 4 * 1024 * 1024
-"""An acknowledgement frees what the sender keeps for a redial; one for each small frame would double the messages."""
+"""An acknowledgement lets the sender drop the frames that it keeps for a redial; one per small frame would double the
+number of messages."""
 
 _log = logging.getLogger(__name__)
 
 
 class RingReceiver:
-    """Serves /exo_mesh.Ring/Frames for one stage. `deliver` is awaited with each new frame, in step order; it must
-    not wait for a later one. After a redial the next frame may come while the call with the one before still runs.
+    """Serves /exo_mesh.Ring/Frames for one stage. `deliver` is awaited with each new frame, in step order; it must not
+    wait for a later frame. After a redial it may be called with the next frame before the previous call has returned.
 
-    Only the stage before this one, with this instance and ballot, is let in; a second stream of it replaces the first.
+    Only the previous stage, with this instance and ballot, is admitted; its second stream replaces the first.
     """
 
     def __init__(
@@ -42,36 +43,36 @@ class RingReceiver:
         deliver: Callable[[Frame], Awaitable[None]],
         status: Callable[[], MemoryStatus] | None = None,
     ) -> None:
-        """status: of the memory here, where the sender is the leader of the same tensor group: it is told with the
-        acknowledgements, and at once when it has changed."""
+        """status: returns the memory status of this rank, if the sender leads the same tensor group. It is sent with
+        the acknowledgements, and at once after a change."""
         self._spoken = spoken
         self._expected = (instance_id, from_stage)
         self._ballot = ballot
         self._deliver = deliver
         self._status = status
-        self._told: MemoryStatus | None = None
+        self._reported: MemoryStatus | None = None
         self._in_order = asyncio.Lock()
         self._last_step = 0
         self._stream = 0
         self.frames_in = 0
         self.num_streams = 0
         self.alone_since = time.monotonic()
-        """While there is no stream: since when."""
+        """When the last stream ended; valid while there is no stream."""
 
     @property
     def was_called(self) -> bool:
-        """The stage before this one has been there."""
+        """Whether the previous stage has ever connected."""
         return self._stream > 0
 
     def change(self, ballot: Ballot, from_stage: int) -> None:
-        """From now on only that stage with that ballot is let in; steps begin anew."""
+        """From now on admit only that stage with that ballot; steps restart at 1."""
         self._expected = (self._expected[0], from_stage)
         self._ballot = ballot
         self._last_step = 0
         self._stream += 1
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The generic handler to add to a grpc.aio server; messages are raw bytes both ways."""
+        """The generic handler to add to a grpc.aio server; messages are raw bytes in both directions."""
         method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._frames)
         return grpc.method_handlers_generic_handler("exo_mesh.Ring", {"Frames": method})
 
@@ -93,12 +94,12 @@ class RingReceiver:
 
     async def _serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.write(self._ack())
-        # grpc cancels this task when the connection breaks; a frame that counts as arrived is delivered all the same
+        # grpc cancels this task when the connection breaks; a frame that counts as arrived must still be delivered.
         reading = asyncio.create_task(self._read(self._stream, context), name="ring reader")
         try:
             await _to_its_end(reading)
         except TransportError as exc:
-            _log.warning("a ring stream broke the protocol: %s", exc)
+            _log.warning("closed a ring stream that violated the protocol: %s", exc)
             is_malformed = isinstance(exc, MalformedError)
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT if is_malformed else grpc.StatusCode.DATA_LOSS, str(exc)
@@ -108,11 +109,11 @@ class RingReceiver:
         ballot = ballot_from_proto(hello.ballot)
         said = ProtocolRange.said(hello.protocol, hello.newest_protocol)
         if self._spoken.agreed(said) is None:
-            return f"stage {hello.from_stage} speaks protocol {said}, this stage {self._spoken}"
+            return f"stage {hello.from_stage} uses protocol {said}, but this stage uses {self._spoken}"
         if (hello.instance_id, hello.from_stage) != self._expected:
-            return f"stage {hello.from_stage} of {hello.instance_id!r} is not my neighbour"
+            return f'stage {hello.from_stage} of "{hello.instance_id}" is not the stage before this one'
         if ballot != self._ballot:
-            return f"ballot {ballot} is not in force here, {self._ballot} is"
+            return f"ballot {ballot} is not in force here; the ballot in force is {self._ballot}"
         return ""
 
     async def _read(self, stream: int, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -132,22 +133,22 @@ class RingReceiver:
                 await self._accept(frame, context)
             else:
                 await self._accept(frame)
-            if self._status is not None and self._status() != self._told:
+            if self._status is not None and self._status() != self._reported:
                 unacked_frames = unacked_bytes = 0
                 await context.write(self._ack())
 
     def _ack(self, *, at_once: bool = False) -> bytes:
-        self._told = None if self._status is None else self._status()
-        return encode_ack(self._last_step, self._told, at_once=at_once)
+        self._reported = None if self._status is None else self._status()
+        return encode_ack(self._last_step, self._reported, at_once=at_once)
 
     async def _accept(self, frame: Frame, context: grpc.aio.ServicerContext[Any, Any] | None = None) -> None:
-        """Deliver a frame unless it came before. context: acknowledge it there, before it is computed: its sender times
-        the hop by that."""
+        """Deliver a frame unless it is a duplicate. context: acknowledge the frame there before it is computed, so that
+        its sender can time the hop."""
         broken: BaseException | None = None
-        async with self._in_order:  # a stream that replaces this one delivers no later frame meanwhile
+        async with self._in_order:  # keeps a replacing stream from delivering a later frame
             if frame.ballot != self._ballot:
-                raise TransportError(f"a frame of ballot {frame.ballot} where {self._ballot} is in force")
-            is_new = frame.step > self._last_step  # else it was sent again after a redial
+                raise TransportError(f"got a frame of ballot {frame.ballot}, but {self._ballot} is in force")
+            is_new = frame.step > self._last_step  # otherwise a duplicate after a redial
             if is_new and frame.step != self._last_step + 1:
                 raise TransportError(f"frame {frame.step} follows frame {self._last_step}")
             if is_new:
@@ -156,7 +157,7 @@ class RingReceiver:
             if context is not None:
                 try:
                     await context.write(self._ack(at_once=is_new))
-                except BaseException as exc:  # noqa: BLE001 - raised below: what counts as arrived is delivered
+                except BaseException as exc:  # noqa: BLE001 - raised below, after delivery
                     broken = exc
         if is_new:
             await self._deliver(frame)

@@ -1,7 +1,7 @@
 """The pipe between a node and its runner child: u32 little-endian length, then one protobuf message (runner.proto).
 
-Both ends use asyncio streams over one half of a socket pair. End of file is the other side's death: it is an answer,
-not an error, so `read_message` returns None for it.
+Both ends use asyncio streams over one half of a socket pair. End of file means that the other side has ended; that is a
+result, not an error, so `read_message` returns None for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from exo_mesh.errors import TransportError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A StartStage carries a plan, which is a few KB; anything near this bound is garbage on the pipe."""
+"""Longest message. A StartStage carries a plan of a few KB; a length near this limit means garbage on the pipe."""
 
 _LENGTH = struct.Struct("<I")
 _M = TypeVar("_M", bound=Message)
@@ -34,14 +34,16 @@ async def open_pipe(end: socket.socket) -> tuple[asyncio.StreamReader, asyncio.S
 
 
 async def read_message(reader: asyncio.StreamReader, cls: type[_M]) -> _M | None:
-    """The next message, or None when the other side is gone (also in the middle of a message).
+    """The next message, or None if the other side is gone, even in the middle of a message.
 
-    Raises TransportError on a length above MAX_MESSAGE_BYTES or bytes that are no message of this type.
+    Raises TransportError on a length above MAX_MESSAGE_BYTES, or if the bytes are not a message of this type.
     """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_MESSAGE_BYTES:
-            raise TransportError(f"the runner pipe announces a message of {length} bytes, over {MAX_MESSAGE_BYTES}")
+            raise TransportError(
+                f"the runner pipe announces a message of {length} bytes, more than {MAX_MESSAGE_BYTES}"
+            )
         payload = await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
@@ -50,7 +52,7 @@ async def read_message(reader: asyncio.StreamReader, cls: type[_M]) -> _M | None
 
 async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
     """Write one message and wait until the buffer has drained. Raises TransportError if the other side is gone."""
-    # one write call, so that two tasks that write to one pipe cannot interleave halves of messages
+    # One write call, so that parts of messages of two writing tasks cannot interleave.
     writer.write(_framed(message))
     try:
         await writer.drain()
@@ -59,13 +61,13 @@ async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
 
 
 def receive_message(pipe: socket.socket, cls: type[_M]) -> _M | None:
-    """`read_message` for a thread: blocks for at most the socket's timeout. None when the other side is gone."""
+    """`read_message` for a thread: blocks for at most the socket's timeout. None if the other side is gone."""
     header = _receive_exactly(pipe, _LENGTH.size)
     if header is None:
         return None
     (length,) = _LENGTH.unpack(header)
     if length > MAX_MESSAGE_BYTES:
-        raise TransportError(f"the runner pipe announces a message of {length} bytes, over {MAX_MESSAGE_BYTES}")
+        raise TransportError(f"the runner pipe announces a message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
     payload = _receive_exactly(pipe, length)
     return None if payload is None else _parsed(payload, cls)
 
@@ -94,7 +96,7 @@ def _receive_exactly(pipe: socket.socket, size: int) -> bytes | None:
 def _framed(message: Message) -> bytes:
     payload = message.SerializeToString()
     if len(payload) > MAX_MESSAGE_BYTES:
-        raise TransportError(f"a {type(message).__name__} of {len(payload)} bytes is over {MAX_MESSAGE_BYTES}")
+        raise TransportError(f"a {type(message).__name__} of {len(payload)} bytes is longer than {MAX_MESSAGE_BYTES}")
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -103,5 +105,5 @@ def _parsed(payload: bytes, cls: type[_M]) -> _M:
     try:
         message.ParseFromString(payload)
     except DecodeError as exc:
-        raise TransportError(f"{len(payload)} bytes on the runner pipe are no {cls.__name__}") from exc
+        raise TransportError(f"{len(payload)} bytes on the runner pipe are not a {cls.__name__}") from exc
     return message

@@ -1,4 +1,4 @@
-"""What a peer says of its stage, as messages."""
+"""Converts the status of a peer's stage to protobuf and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
 
 
 def status_to_proto(status: StageStatus, why_not: str) -> pb.LookAtStageReply:
-    """why_not: why the stage of the plan that was asked for does not run here; "" if it does."""
+    """why_not: why the stage of the requested plan does not run here; "" if it does."""
     reply = pb.LookAtStageReply(
         runs=not why_not,
         reason=why_not,

@@ -1,4 +1,4 @@
-"""Credentials in the messages of the runner pipe."""
+"""Converts credentials to the messages of the runner pipe and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from exo_mesh.security.credentials import Credentials
 
 
 def tls_to_proto(own: Credentials | None) -> pb.TlsCredentials | None:
-    """None, an absent field, in an open mesh."""
+    """The message; None, an absent field, in an open mesh."""
     if own is None:
         return None
     return pb.TlsCredentials(authority=own.authority, certificate=own.certificate, private_key=own.private_key)

@@ -60,11 +60,11 @@ def test_every_form_is_read(text: str, peers: tuple[str, ...]) -> None:
         ({"peers": {"studio": {"address": "", "port": 1}}}, "f: peers.studio.address: must be a host"),
         ({"peers": {"studio": {"address": "a", "port": 0}}}, "f: peers.studio.port: must be a port from 1 to 65535"),
         ({"peers": {"studio": {"address": "a", "port": "1"}}}, "f: peers.studio.port: must be a port"),
-        (["a:b"], "f: [0]: 'a:b' is not host:port"),
+        (["a:b"], 'f: [0]: "a:b" is not host:port'),
         ([{"host": "a b"}], "f: [0].host: must be a host or an address"),
-        ("a:1\nb c\n", "f: line 2: 'b c' is not host:port"),
-        ("a:99999", "f: line 1: 'a:99999' is not host:port"),
-        ([f"h{n}:1" for n in range(1025)], "f: 1025 peers are more than 1024"),
+        ("a:1\nb c\n", 'f: line 2: "b c" is not host:port'),
+        ("a:99999", 'f: line 1: "a:99999" is not host:port'),
+        ([f"h{n}:1" for n in range(1025)], "f: names 1025 peers, more than 1024"),
     ],
 )
 def test_a_bad_file_is_refused_with_path_and_field(content: Any, message: str) -> None:
@@ -111,5 +111,5 @@ async def test_an_edit_takes_effect_and_a_bad_one_warns_once(tmp_path: Path, cap
     await until(lambda: "c:3" in heard)
     await discovery.stop()
     first, second = (record.getMessage() for record in caplog.records)
-    assert str(path) in first and "not valid JSON" in first and "the 2 peers named before stay in force" in first
+    assert str(path) in first and "not valid JSON" in first and "keeping the 2 peers of the last valid file" in first
     assert "cannot be read: No such file" in second

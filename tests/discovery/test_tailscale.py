@@ -119,7 +119,7 @@ async def test_a_key_without_the_scope_of_attributes_is_told_once_and_finds_peer
     await discovery.stop()
     texts = [record.getMessage() for record in caplog.records if record.name.startswith("exo_mesh")]
     assert len(texts) == 2 and all("devices:posture_attributes" in text for text in texts)
-    assert "peers do not learn that this node is on port 5007" in texts[0] and "only peers on port 5000" in texts[1]
+    assert "peers cannot find out that this node uses port 5007" in texts[0] and "only peers on port 5000" in texts[1]
 
 
 @pytest.mark.parametrize("port", [None, 0, 70000, "5000", True, -1, [5000], {}])

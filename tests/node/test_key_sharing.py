@@ -92,7 +92,7 @@ async def test_in_an_open_mesh_nobody_plants_a_key_and_none_is_told(tmp_path: Pa
         await until(lambda: takes(nodes[0], text))
         request = pb.ShareKeysRequest(keys=keys_to_proto([planted]))
         client = nodes[1].membership.client_at(f"127.0.0.1:{nodes[0].grpc_port}")
-        with pytest.raises(Exception, match="in a mesh with a secret only"):
+        with pytest.raises(Exception, match="only in a mesh with a secret"):
             await client.share_keys(request, 2.0)
         await client.close()
         assert not takes(nodes[0], planted_text) and not takes(nodes[1], text)

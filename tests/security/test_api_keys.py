@@ -75,7 +75,7 @@ def test_a_running_node_notices_new_removed_and_broken_keys(file: KeyFile) -> No
 )
 def test_a_file_that_makes_no_sense_is_refused(file: KeyFile, content: str) -> None:
     file.path.write_text(content)
-    with pytest.raises(InputError, match="not a file of API keys"):
+    with pytest.raises(InputError, match="not a valid file of API keys"):
         file.read()
 
 

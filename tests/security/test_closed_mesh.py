@@ -100,7 +100,7 @@ async def strangers(tmp_path: Path, *secrets: str) -> list[Node]:
             new_secret(),
             "",
             "to the control port: they did not prove",
-            "its mesh has a secret, this node none",
+            "its mesh has a secret, but this node has none",
             id="no secret",
             marks=pytest.mark.slow,
         ),

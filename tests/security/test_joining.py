@@ -103,7 +103,7 @@ def test_the_fifth_wrong_code_ends_the_invitation(invitation: Invitation, caplog
     assert invitation.state is InvitationState.WRONG_CODES
     with pytest.raises(NoInvitationError):
         late.join()
-    assert caplog.text.count("a wrong code for the invitation came from 10.0.0.9") == MAX_WRONG
+    assert caplog.text.count("wrong invitation code from 10.0.0.9") == MAX_WRONG
     assert invitation.password not in caplog.text
 
 

@@ -81,4 +81,4 @@ async def test_a_full_table_is_said(api: Served, file: KeyFile, monkeypatch: pyt
     monkeypatch.setattr("exo_mesh.security.api_keys.MAX_KEYS", 1)
     file.add(Role.USE, NOW)
     status, answer = await ask(api, "POST", "/v1/keys", TOKEN)
-    assert status == 400 and "there are 1 keys already" in answer["error"]["message"]
+    assert status == 400 and "there are already 1 keys" in answer["error"]["message"]

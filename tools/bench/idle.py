@@ -3,8 +3,9 @@
 `python -m tools.bench idle --nodes 8 --minutes 120`
 
 A mesh on this machine answers one request, so that its ring is there, and then has nothing to do. Each minute the
-resident memory of each node and all its children is read, with their CPU time and how often their threads woke up. The slope is that of the straight line nearest to the
-readings (least squares) after the first quarter, in which caches fill.
+resident memory of each node and all its children is read, with their CPU time and how often their threads woke up. The
+slope of the memory is that of the straight line nearest to the readings (least squares) after the first quarter, in
+which caches fill.
 """
 
 from __future__ import annotations
