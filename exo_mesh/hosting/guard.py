@@ -98,7 +98,7 @@ class Guard:
         return lifted
 
     def reasons(self) -> list[Reason]:
-        """What this node refuses now, for people."""
+        """The models that this node refuses now, with reasons for people."""
         loops = [
             Reason(
                 CrashLoopError.code,

@@ -46,7 +46,7 @@ class Case:
 
     @property
     def remedy(self) -> str:
-        """What an operator can do."""
+        """A remedy for an operator."""
         boot = "reboot this Mac, which frees what the GPU driver still holds; " if sys.platform == "darwin" else ""
         return (
             f"{boot}use another engine here (--model-engine {self.model}=NAME), or let it be tried again now: "

@@ -13,8 +13,7 @@ SLOWER = 8.0
 
 @dataclass(slots=True)
 class RunnerPace:
-    """How long the last starts and loads took on this machine. `scaled` only ever grants more time than the
-    defaults."""
+    """Durations of the last starts and loads on this machine. `scaled` only ever grants more time than the defaults."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     _bytes_per_s: dict[str, deque[float]] = field(default_factory=dict)

@@ -67,7 +67,8 @@ class HostLimits:
 
 @dataclass(frozen=True, slots=True)
 class RunnerHistory:
-    """What this node remembers of its runners after they ended: whether to try again, their last phases, their pids."""
+    """The memory of this node about its runners after they ended: whether to try again, their last phases, their
+    pids."""
 
     guard: Guard
     flights: FlightRecorder
@@ -161,7 +162,7 @@ class StageHost:
         return self._reservations.reserved_bytes
 
     def usable_bytes(self) -> int:
-        """What a new reservation could get now; nothing while this node drains."""
+        """Bytes that a new reservation could get now; 0 while this node drains."""
         if self.draining:
             return 0
         held = self._reservations
@@ -170,7 +171,7 @@ class StageHost:
         )
 
     def capacity_bytes(self) -> int:
-        """What models could take if nothing else ran here."""
+        """Bytes that models could take if nothing else ran here."""
         return capacity_bytes(self._read_memory(), self._settings.max_memory_bytes)
 
     def stages(self) -> dict[tuple[str, Ballot], bool]:
@@ -285,7 +286,8 @@ class StageHost:
         return replace(answer, collective=collective)
 
     def _usable_for(self, plan: Plan, index: int) -> int:
-        """What a new reservation of this stage could get: less after a stage of the same model ran out of memory."""
+        """Bytes that a new reservation of this stage could get: less after a stage of the same model ran out of
+        memory."""
         most = self._keep.guard.most_bytes(plan, index)
         return self.usable_bytes() if most is None else min(most, self.usable_bytes())
 
@@ -407,7 +409,7 @@ class StageHost:
         return await why_unwell(runner)
 
     async def status(self, instance_id: str) -> StageStatus:
-        """What this node has of an instance, of any plan."""
+        """The state of an instance on this node, for any plan of it."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
         promised = self._reservations.promised(instance_id)

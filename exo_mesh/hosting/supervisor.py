@@ -134,7 +134,7 @@ class Runner:
             self._gone.set()
 
     def _crash(self, message: str) -> End:
-        """How a crash with this last message counts."""
+        """The kind of a crash with this last message."""
         is_oom = self._was_killed_for_memory or OutOfMemory.is_said_by(message)
         return End.OOM if is_oom else End.CRASHED
 
