@@ -2,11 +2,11 @@
 
 A node or `exo-mesh bench` starts it in a process of its own, because it imports the engine's library and loads weights.
 
-   --what slice     one line: seconds of a few layers for 1 to 16 rows, of a prefill, and the memory's bandwidth
-   --what engine    loads the whole model and prints a line; then, for every line `PROMPT STEPS` on standard input,
-                    prints a line with the seconds for a prompt of PROMPT tokens and for STEPS decode steps
-   --what library   the same with the generate loop of the engine's own library
-   --what peak      one line: the most memory that loading layers A to B took
+    --what slice     one line: seconds of a few layers for 1 to 16 rows, of a prefill, and the memory's bandwidth
+    --what engine    loads the whole model and prints a line; then, for every line `PROMPT STEPS` on standard input,
+                     prints a line with the seconds for a prompt of PROMPT tokens and for STEPS decode steps
+    --what library   the same with the generate loop of the engine's own library
+    --what peak      one line: the most memory that loading layers A to B took
 
 If it fails, it prints {"error": …}. It ends with its standard input, or after --deadline seconds.
 """
