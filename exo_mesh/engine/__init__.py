@@ -1,1 +1,2 @@
-"""The contracts between exo-mesh and its engines. Engines import this package and the domain, nothing else of ours."""
+"""The contracts between exo-mesh and its engines. Engines import this package and the domain, and nothing else of
+exo-mesh."""

@@ -1,6 +1,6 @@
 """The oldest versions of Python, macOS and libraries that this version of exo-mesh works with.
 
-Those of libraries are the ones in the requirements of the installed package, so that pyproject.toml alone has them.
+The versions of libraries come from the requirements of the installed package, so that only pyproject.toml lists them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ MACOS_FLOOR = "14.0"
 GLIBC_FLOOR = "2.35"
 """The oldest glibc that MLX's wheels for Linux run on (their tag is manylinux_2_35)."""
 MLX_MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
-"""What MLX has wheels for."""
+"""The machines for which MLX has wheels."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?[^;]*?>=\s*([0-9][0-9.]*)[^;]*(;.*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """needed: the oldest version that will do. extra: the extra that asks for the library, "" for the node itself."""
+    """A library and the oldest version that works. extra: the extra that requires the library, "" for the node
+    itself."""
 
     library: str
     needed: str
@@ -34,7 +35,7 @@ class Floor:
 
 
 def is_older(version: str, needed: str) -> bool:
-    """Whether a version is below another; what follows the numbers, such as rc1, does not count."""
+    """Whether a version is below another; a suffix after the numbers, such as rc1, does not count."""
     return _numbers(version) < _numbers(needed)
 
 
@@ -47,7 +48,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def floors_in(requirements: Iterable[str]) -> list[Floor]:
-    """The floors that a package's requirements say, as `importlib.metadata` lists them."""
+    """The oldest versions in a package's requirements, as `importlib.metadata` lists them."""
     found = {}
     for text in requirements:
         if match := _REQUIREMENT.fullmatch(text.strip()):
@@ -59,7 +60,7 @@ def floors_in(requirements: Iterable[str]) -> list[Floor]:
 
 @cache
 def own_floors() -> tuple[Floor, ...]:
-    """The floors of the installed package; none where it was not installed."""
+    """The oldest versions for the installed package; none if it is not installed."""
     try:
         return tuple(floors_in(metadata.requires(PACKAGE) or ()))
     except metadata.PackageNotFoundError:
@@ -67,7 +68,7 @@ def own_floors() -> tuple[Floor, ...]:
 
 
 def installed(library: str) -> str:
-    """The version that is installed; "" if there is none."""
+    """The installed version of a library; "" if there is none."""
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
@@ -77,9 +78,9 @@ def installed(library: str) -> str:
 def too_old(
     extra: str = "", floors: Iterable[Floor] | None = None, version_of: Callable[[str], str] = installed
 ) -> str:
-    """A sentence about the libraries of an extra (by default those of the node) that are too old; "" if none is.
+    """A sentence about the libraries of an extra (by default those of the node) that are too old; "" if there are none.
 
-    A library that is missing is not named: whoever needs it says so.
+    A missing library is not named: the code that needs it reports it.
     """
     old: Mapping[str, str] = {
         floor.library: f"{floor.library} {version} is too old, {floor.needed} or newer is needed"
@@ -108,14 +109,14 @@ def mlx_obstacle(system: str, machine: str, libc: tuple[str, str], macos: str) -
 
 @cache
 def mlx_obstacle_here() -> str:
-    """The same for this machine."""
+    """As mlx_obstacle, for this machine."""
     return mlx_obstacle(sys.platform, platform.machine(), platform.libc_ver(), platform.mac_ver()[0])
 
 
 OTHER_ENGINES = f'the engine numpy runs without it; pip install "{PACKAGE}[torch]" is faster, where PyTorch has a wheel'
-"""What to do where MLX has no wheel."""
+"""Remedy where MLX has no wheel."""
 
 
 def upgrade(extra: str = "") -> str:
-    """The command that mends it."""
+    """The command that upgrades libraries which are too old."""
     return f'pip install --upgrade "{PACKAGE}[{extra}]"' if extra else f"pip install --upgrade {PACKAGE}"

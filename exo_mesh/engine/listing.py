@@ -1,4 +1,4 @@
-"""What is known about every engine that is installed here, as JSON values."""
+"""Describes every installed engine as JSON values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from exo_mesh.errors import MeshError
 
 
 def describe_engines() -> list[dict[str, Any]]:
-    """Every engine installed here, by name. `chosen` marks what `--engine auto` takes."""
+    """Every installed engine, by name. `chosen` marks the one that `--engine auto` takes."""
     registry = load_registry()
     try:
         chosen = registry.choose().name
     except MeshError:
-        chosen = ""  # none can run here: each row says why
+        chosen = ""  # no engine can run here: each row has its reason
     found: list[dict[str, Any]] = []
     for name, provider in sorted(registry.providers.items()):
         look = provider.availability()

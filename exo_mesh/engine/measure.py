@@ -1,4 +1,4 @@
-"""Measure an engine through its contract, whatever it is: a slice of few layers in seconds, or a whole model.
+"""Measures any engine through its contract: a slice of few layers in seconds, or a whole model.
 
 Runs in a process of its own (exo_mesh/runner/measure.py), because it loads weights and imports heavy libraries.
 """
@@ -27,17 +27,17 @@ ROWS = (1, 2, 4, 8, 16)
 DEPTH = 64
 """Positions that each sequence holds while its decode steps are timed."""
 PREFILLS = (32, 64, 128, 256)
-"""The longest of these that a slow machine gets done within its share of the budget."""
+"""Prompt lengths; a slow machine is measured with the longest one that fits its share of the budget."""
 PREFILL_CHUNK = 512
-"""As the scheduler cuts prompts by default."""
+"""The scheduler's default size of a prompt chunk."""
 BUDGET_S = 2.0
-"""For the timed forwards of a slice, all together; importing and loading come on top."""
+"""Seconds for the timed forwards of a slice, all together; importing and loading come on top."""
 MAX_REPEATS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SliceFigures:
-    """Seconds of a forward of layers `[start, stop)` and what belongs to it.
+    """Seconds of a forward of layers `[start, stop)`, and the figures that belong to it.
 
     decode_s: by number of rows of one token each. prefill_s: of one row of prefill_tokens. held_bytes: what the slice
     takes, as the engine counts.
@@ -55,7 +55,7 @@ class SliceFigures:
 
 
 class TimedGeneration(NamedTuple):
-    """What one answer took: the prompt until its first token, then `num_steps` steps of one token each."""
+    """Seconds of one answer: the prompt until its first token, then `num_steps` steps of one token each."""
 
     prefill_s: float
     decode_s: float
@@ -63,15 +63,15 @@ class TimedGeneration(NamedTuple):
 
 
 Loop = Callable[[Sequence[int], int], TimedGeneration]
-"""Answer a prompt of token ids greedily with one token and so many steps more, whatever the tokens are."""
+"""Answers a prompt of token ids greedily with one token and `steps` more, whatever the tokens are."""
 
 
 def measure_slice(
     provider: EngineProvider, model_dir: Path, options: Mapping[str, str], budget_s: float = BUDGET_S
 ) -> SliceFigures:
-    """Load the smallest slice in the middle of a model and time it on made-up activations.
+    """Load the smallest slice in the middle of a model and time it on random activations.
 
-    An engine that declares no inputs, or refuses made-up ones, is timed on its first slice, which needs none. Raises
+    An engine that declares no inputs, or refuses random ones, is timed on its first slice, which needs none. Raises
     ModelError or EngineError as the engine does.
     """
     card = read_card(model_dir, model_dir.name)
@@ -93,7 +93,7 @@ def measure_slice(
 
 
 def open_loop(provider: EngineProvider, model_dir: Path, options: Mapping[str, str]) -> tuple[Loop, StageEngine]:
-    """Load a whole model as one stage; answers a greedy loop over it, and the stage."""
+    """Load a whole model as one stage; returns a greedy loop over it, and the stage."""
     card = read_card(model_dir, model_dir.name)
     engine = provider.create()
     shard = Shard(card.name, 0, card.num_layers, card.num_layers)
@@ -102,14 +102,14 @@ def open_loop(provider: EngineProvider, model_dir: Path, options: Mapping[str, s
 
 
 def decode_bytes(card: ModelCard, held_bytes: int) -> int:
-    """What a decode step reads, of what is held: everything but the embedding, of which it reads one row."""
+    """The part of held_bytes that a decode step reads: everything but the embedding, of which it reads one row."""
     read = sum(card.layer_bytes) + card.head_bytes
     total = sum(card.layer_bytes) + card.head_bytes + (0 if card.tied else card.embed_bytes)
     return held_bytes * read // total
 
 
 def share_bytes(provider: EngineProvider, model_dir: Path, shard: Shard, options: Mapping[str, str]) -> int:
-    """What a shard's tensors take as the engine holds them, if it says so; else as they are in the files."""
+    """Bytes of a shard's tensors as the engine holds them, if it has a survey; otherwise as they are in the files."""
     survey = provider.survey(model_dir, options) if isinstance(provider, Surveyor) else None
     if survey is None or not survey.layer_bytes:
         return read_card(model_dir, shard.model).shard_bytes(shard.start, shard.stop)
@@ -118,7 +118,7 @@ def share_bytes(provider: EngineProvider, model_dir: Path, shard: Shard, options
 
 
 def made_up(specs: Sequence[TensorSpec], num_tokens: int, rng: np.random.Generator) -> dict[str, Tensor]:
-    """Activations as a stage before might hand on: normal deviates, and zeros for what is no number to compute with."""
+    """Random activations in place of a previous stage: normal deviates, and zeros for tensors that hold no floats."""
     return {spec.name: _made_up(spec.dtype, (num_tokens, *spec.item_shape), rng) for spec in specs}
 
 
@@ -138,7 +138,7 @@ def _time_slice(
     engine.load(request, lambda done, total: None)
     load_s, held = time.perf_counter() - begin, engine.memory_bytes()
     if not shard.is_first and not engine.capabilities.inputs:
-        raise EngineError(f"a stage of {shard} does not declare what it takes")
+        raise EngineError(f"a stage of {shard} does not declare its inputs")
     feed = _Feed(engine, card.vocab_size, int(shard.is_last))
     decode_s = {rows: feed.decode_s(rows, budget_s / (len(ROWS) + 2)) for rows in ROWS}
     prefill, prefill_s = feed.prefill_s(card.context_length, 2 * budget_s / (len(ROWS) + 2))
@@ -156,7 +156,7 @@ def _time_slice(
 
 
 class _Feed:
-    """Feeds a stage with rows of random tokens and made-up activations, and takes the time."""
+    """Feeds a stage with rows of random tokens and activations, and times it."""
 
     def __init__(self, engine: StageEngine, vocab_size: int, num_logits: int) -> None:
         self._engine = engine
@@ -230,5 +230,5 @@ def _generate(engine: StageEngine, prompt: Sequence[int], num_steps: int) -> Tim
 def _next_token(engine: StageEngine, row: Row, ids: Sequence[int]) -> int:
     output = engine.forward(StageInput((row,), tuple(ids), {}))
     if output.faults or output.logits is None:
-        raise EngineError(f"a row was refused: {[fault.message for fault in output.faults]}")
+        raise EngineError(f"a row was refused: {'; '.join(fault.message for fault in output.faults)}")
     return int(output.logits[-1].argmax()) if row.num_logits else 0

@@ -1,7 +1,8 @@
-"""Find engines. They are packages under the entry-point group `exo_mesh.engines`; ours come through the same door."""
+"""Finds engines: packages under the entry-point group `exo_mesh.engines`, those shipped with exo-mesh included."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,19 +18,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The engines found. `broken` has those whose plugin failed to import, with the reason."""
+    """The engines found. `broken` has the engines whose plugin failed to import, with the reason."""
 
     providers: Mapping[str, EngineProvider]
     broken: Mapping[str, str]
 
     def provider(self, name: str) -> EngineProvider:
-        """The engine called `name`. Raises InputError that lists what there is."""
+        """The engine called `name`. Raises InputError that lists the installed engines."""
         if name in self.providers:
             return self.providers[name]
         if name in self.broken:
             raise EngineError(f"engine {name} is installed but does not import: {self.broken[name]}")
         installed = ", ".join(sorted(self.providers)) or "none"
-        raise InputError(f"no engine {name!r}; installed: {installed}", param="engine")
+        raise InputError(f"no engine {json.dumps(name)}; installed: {installed}", param="engine")
 
     def choose(self, preference: str = "auto") -> EngineProvider:
         """The engine named, which must be available; or with "auto" the available one with the highest preference.
@@ -60,7 +61,7 @@ def load_registry(entry_points: Iterable[metadata.EntryPoint] | None = None) -> 
         try:
             loaded = entry_point.load()
             found[loaded.name] = loaded
-        except Exception as exc:  # noqa: BLE001 - a foreign plugin may fail in any way; the others must still be found
+        except Exception as exc:  # noqa: BLE001 - a foreign plugin may raise anything; the others must still be found
             logger.warning("engine plugin %s does not import: %s", entry_point.name, exc)
             broken[entry_point.name] = f"{type(exc).__name__}: {exc}"
     return Registry(found, broken)

@@ -1,1 +1,1 @@
-"""What runs on this machine, for any plan: stages, supervision, reservations, limits."""
+"""Runs this machine's part of any plan: stages, supervision, reservations, limits."""

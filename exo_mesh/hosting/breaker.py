@@ -1,4 +1,5 @@
-"""Runners that crash again and again: after a few in a row this node refuses, for a while, to start another. Pure."""
+"""Stops restarting runners that crash in a loop: after a few crashes in a row this node refuses new ones for a while.
+Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 
 CRASHES = 3
 WINDOW_S = 60.0
-"""So many crashes within this are a loop."""
+"""CRASHES crashes within this time are a loop."""
 
 OPEN_S = 60.0
 MOST_OPEN_S = 600.0
@@ -16,7 +17,7 @@ MOST_OPEN_S = 600.0
 MAX_KEYS = 256
 
 Key = tuple[str, str]
-"""(model digest, engine): the breaker belongs to one node."""
+"""(model digest, engine). Each node has its own breaker."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A model and engine that are refused now. left_s: for how much longer."""
+    """A model and engine that are refused now. left_s: seconds until the refusal ends."""
 
     model: str
     engine: str
@@ -45,14 +46,14 @@ class Loop:
 
 
 class Breaker:
-    """Closed: runners may start. Open, after CRASHES within WINDOW_S: none may. When that has passed one may try; if it
-    crashes within WINDOW_S the breaker opens again, for twice as long."""
+    """A circuit breaker per model and engine. Closed: runners may start. Open, after CRASHES within WINDOW_S: none may.
+    When the time has passed, one may try; if it crashes within WINDOW_S the breaker opens again, for twice as long."""
 
     def __init__(self) -> None:
         self._records: dict[Key, _Record] = {}
 
     def crashed(self, key: Key, model: str, cause: str, now: float) -> bool:
-        """A runner has; True if that opens the breaker now."""
+        """Count a crash; returns True if it opens the breaker."""
         record = self._records.setdefault(key, _Record())
         record.model, record.cause = model, cause
         record.crashes.append(now)
@@ -67,7 +68,7 @@ class Breaker:
         return True
 
     def loop(self, key: Key, now: float) -> Loop | None:
-        """Why no runner may start now, or None."""
+        """The loop that keeps a runner from starting now, or None."""
         record = self._records.get(key)
         if record is None or now >= record.open_until:
             return None

@@ -14,7 +14,8 @@ from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.settings.config import Settings
 
 LOOK_EVERY_S = 60.0
-"""A certificate is renewed months before its end; but a clock that has just been set may make it old at once."""
+"""Seconds between checks. A certificate is renewed months before it expires, but a clock that has just been set may
+make it old at once."""
 
 Now = Callable[[], datetime.datetime]
 
@@ -26,19 +27,19 @@ def utc_now() -> datetime.datetime:
 
 
 def own_credentials(settings: Settings) -> RenewedCredentials | None:
-    """With a new certificate for this start of the node; None in an open mesh."""
+    """Credentials with a new certificate for this start of the node; None in an open mesh."""
     return RenewedCredentials(_issued(settings, utc_now())) if settings.secret else None
 
 
 def _issued(settings: Settings, now: datetime.datetime) -> Credentials:
-    from exo_mesh.security.certificates import issue  # an open mesh does without cryptography, which imports slowly
+    from exo_mesh.security.certificates import issue  # an open mesh needs no cryptography, which imports slowly
 
     hosts = [address.rpartition(":")[0] for address in this_machine.addresses(settings.host, 0)]
     return issue(settings.secret, settings.name, hosts, now)
 
 
 class Renewal:
-    """Keeps the certificate of a node, and of its runners, valid. Connections that are open stay as they are."""
+    """Keeps the certificate of a node, and of its runners, valid. Open connections stay as they are."""
 
     def __init__(
         self,
@@ -57,13 +58,13 @@ class Renewal:
         self._now = now
 
     async def keep(self) -> None:
-        """Until cancelled, renew what is due."""
+        """Renew the certificate whenever it is due, until cancelled."""
         while True:
             await next_beat(LOOK_EVERY_S)
             await self.renew_if_due()
 
     async def renew_if_due(self) -> bool:
-        """Renew the certificate if it is time to; True if it was."""
+        """Renew the certificate if it is due; returns whether it was."""
         from exo_mesh.security.certificates import is_due
 
         now = self._now()
@@ -73,9 +74,9 @@ class Renewal:
         return True
 
     async def renew(self, now: datetime.datetime) -> None:
-        """Use a new certificate for all connections that begin from now on."""
+        """Use a new certificate for all connections from now on."""
         self._own.replace(_issued(self._settings, now))
-        for peer in self._membership.peers:  # a channel dials with what it was opened with, also years later
+        for peer in self._membership.peers:  # a channel dials with the credentials it was opened with, also years later
             peer.use(peer.client.at(peer.client.address))
         self._renew_files()
         await self._host.show_new_certificate()

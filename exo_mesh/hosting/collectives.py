@@ -1,4 +1,4 @@
-"""Where the collectives of a rank on this machine listen, and whether the wiring that the owner sends fits the rank."""
+"""Finds where the collectives of a rank on this machine listen, and checks the wiring that the owner sends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from exo_mesh.errors import ReservationError
 
 
 def collective_endpoint(group: TensorGroup, rank: int, own_id: str, host_of: Callable[[str], str | None]) -> str:
-    """ "address:port" where the collectives of our rank would listen: that of the link to those who dial it, and a port
-    that is free now, another one each time. "" for a rank that nobody dials.
+    """ "address:port" where the collectives of this node's rank would listen: the address on the link to the peers that
+    dial it, and a free port, another one each time. Empty for a rank that no peer dials.
 
     May block for a name look-up. host_of: where this node reaches a peer. Raises ReservationError if this machine has
     no IPv4 address that the others could dial.
@@ -27,7 +27,7 @@ def collective_endpoint(group: TensorGroup, rank: int, own_id: str, host_of: Cal
     if not address:
         others = ", ".join(peer_id[:8] for peer_id in dialers)
         raise ReservationError(
-            f"no IPv4 address here that {others} could dial, and the collectives of MLX speak no other", peer_id=own_id
+            f"this node has no IPv4 address that {others} could dial; the collectives of MLX need one", peer_id=own_id
         )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))
@@ -35,14 +35,16 @@ def collective_endpoint(group: TensorGroup, rank: int, own_id: str, host_of: Cal
 
 
 def _dialers(group: TensorGroup, rank: int) -> tuple[str, ...]:
-    """All meet at rank 0, over RDMA at its coordinator; over TCP each rank is dialled by the one before it, too."""
+    """The peers that dial a rank. All ranks dial rank 0, over RDMA as the coordinator; over TCP each rank is also
+    dialled by the one before it."""
     if rank == 0:
         return group.peers[1:]
     return (group.peers[rank - 1],) if group.backend == "ring" else ()
 
 
 def _address_for(hosts: Iterable[str], interfaces: Iterable[Interface]) -> str:
-    """Our address on the way to all of these hosts; if the ways differ, one that does not belong to a single cable."""
+    """This machine's address on the way to all of these hosts; if the ways differ, one that does not belong to a single
+    cable."""
     found = {_local_address(host) for host in hosts} - {""}
     if len(found) == 1:
         return found.pop()
@@ -56,7 +58,7 @@ def _address_for(hosts: Iterable[str], interfaces: Iterable[Interface]) -> str:
 
 
 def _local_address(host: str) -> str:
-    """The address by which this machine would speak to a host over IPv4; "" if it would not. Sends nothing."""
+    """The address from which this machine would reach a host over IPv4; "" if it has none. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
@@ -67,16 +69,18 @@ def _local_address(host: str) -> str:
 
 
 def wiring_fault(group: TensorGroup | None, rank: int, wiring: RankWiring | None) -> str:
-    """Why this is not the wiring of that rank; "" if it is."""
+    """The reason why this is not the wiring of that rank; "" if it is."""
     if group is None:
-        return "" if wiring is None else "it is for a tensor group, and the stage is none"
+        return "" if wiring is None else "it is for a tensor group, but the stage is not one"
     if wiring is None:
         return "it is missing: the stage is a tensor group"
     if (wiring.backend, wiring.rank, wiring.size, wiring.rdma) != (group.backend, rank, group.size, group.rdma):
-        return f"it is of rank {wiring.rank} of {wiring.size} by {wiring.backend}, not of rank {rank} of {group.size}"
+        return (
+            f"it is for rank {wiring.rank} of {wiring.size} over {wiring.backend}, not for rank {rank} of {group.size}"
+        )
     for endpoint in filter(None, wiring.endpoints):
         try:
             IPv4Address(endpoint.rpartition(":")[0])
         except AddressValueError:
-            return f"{endpoint!r} is no IPv4 address with a port"
+            return f'"{endpoint}" is not an IPv4 address with a port'
     return ""

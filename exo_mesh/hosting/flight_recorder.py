@@ -1,4 +1,4 @@
-"""What each runner here went through: its last phases with their times, kept past its death. No text, no tokens."""
+"""Records the last phases of each runner on this node with their times, also after it has ended. No text, no tokens."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 from exo_mesh.proto.runner_pb2 import Heartbeat
 
 MAX_ENTRIES = 128
-"""Of one runner; the oldest go first."""
+"""Entries of one runner; the oldest are dropped first."""
 
 MAX_RUNNERS = 32
-"""Runners that are remembered; those that ended first go first."""
+"""Runners that are remembered; those that ended first are dropped first."""
 
 MAX_DETAIL = 300
-"""Characters: a last word of a library may be long."""
+"""Characters: the last message of a library may be long."""
 
 Value = str | int | float
 
 
 @dataclass(slots=True)
 class FlightEntry:
-    """at, until: Unix seconds; a phase that lasts is one entry. count: how often it was noted."""
+    """One phase or event of a runner. at, until: Unix seconds; a phase that lasts is one entry. count: how often it was
+    noted."""
 
     at: float
     phase: str
@@ -45,7 +46,7 @@ class FlightEntry:
 
 
 class FlightLog:
-    """Of one runner."""
+    """The log of one runner."""
 
     def __init__(self, label: str, now: Callable[[], float] = time.time) -> None:
         self.label = label
@@ -59,11 +60,11 @@ class FlightLog:
         return len(self._entries)
 
     def note(self, phase: str, detail: str = "", **attrs: Value) -> None:
-        """A phase begins, or something has happened."""
+        """Record that a phase begins, or that something has happened."""
         self._entries.append(FlightEntry(self._now(), phase, detail[:MAX_DETAIL], attrs))
 
     def goes_on(self, phase: str, **attrs: Value) -> None:
-        """The same phase as before if it is that, with newer figures; else a new one begins."""
+        """Extend the last entry with newer figures if it is of the same phase; otherwise begin a new entry."""
         last = self._entries[-1] if self._entries else None
         if last is None or last.phase != phase:
             self._entries.append(FlightEntry(self._now(), phase, attrs=attrs))
@@ -72,7 +73,8 @@ class FlightLog:
             last.count += 1
 
     def beat(self, beat: Heartbeat) -> None:
-        """What it has done since the last heartbeat: prefill, decode or nothing; a phase that lasts stays one entry."""
+        """Record the runner's work since the last heartbeat: prefill, decode or idle; a phase that lasts stays one
+        entry."""
         prefill = beat.prefill_frames - self._before.prefill_frames
         decode = beat.decode_frames - self._before.decode_frames
         self._before = beat  # not a copy into one message: its arena would grow with each copy
@@ -90,12 +92,12 @@ class FlightLog:
         )
 
     def describe(self) -> list[dict[str, Any]]:
-        """Oldest first."""
+        """The entries, oldest first."""
         return [entry.describe() for entry in self._entries]
 
 
 class FlightRecorder:
-    """The logs of the runners that run here, and of the last ones that have ended."""
+    """The logs of the runners on this node, and of the last ones that have ended."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -103,7 +105,7 @@ class FlightRecorder:
         self._count = 0
 
     def open(self, label: str) -> FlightLog:
-        """For a runner that is about to start. The oldest that has ended makes room."""
+        """Begin the log of a runner that is about to start. The oldest ended runner makes room."""
         self._count += 1
         log = self._logs[self._count] = FlightLog(label, self._now)
         for number in [number for number, one in self._logs.items() if one.ended]:
@@ -114,5 +116,5 @@ class FlightRecorder:
 
     @property
     def logs(self) -> list[FlightLog]:
-        """In the order of their starts."""
+        """All logs, in the order of their starts."""
         return list(self._logs.values())

@@ -1,4 +1,4 @@
-"""Whether a stage may be tried on this node, by what became of those before it."""
+"""Decides whether a stage may be tried on this node, from the fate of earlier runners."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from exo_mesh.hosting.quarantine import Quarantine, flags_of
 from exo_mesh.hosting.runner_exit import End
 
 WORKED_FRAMES = 100
-"""A prompt and some dozens of tokens, as of the last heartbeat."""
+"""Frames after which a stage counts as having worked: a prompt and some dozens of tokens, as of the last heartbeat."""
 
 OOM_SHRINKS = 0.8
-"""A stage that ended for want of memory may have so much of what it had for weights and KV, the next time."""
+"""The part of its memory for weights and KV that a stage may have the next time, after it ran out of memory."""
 
 OOM_S = 600.0
-"""How long that is remembered; a quarantine lasts as long."""
+"""Seconds that this limit lasts; a quarantine lasts as long."""
 
 MAX_SHRUNK = 256
 
@@ -39,7 +39,7 @@ class _Shrunk:
 
 
 class Guard:
-    """Crashes and stalls are counted; what got stuck before it worked goes into quarantine at once."""
+    """Counts crashes and stalls; a runner that got stuck before it worked goes into quarantine at once."""
 
     def __init__(self, own_id: str, quarantine: Quarantine, options: Mapping[str, str], clock: Clock) -> None:
         self._own_id = own_id
@@ -50,7 +50,7 @@ class Guard:
         self._shrunk: dict[tuple[str, str], _Shrunk] = {}
 
     def check(self, plan: Plan, index: int) -> None:
-        """Raises ReservationError, with the code of why, if this stage is not to be tried here now."""
+        """Raises ReservationError, with the code of the reason, if this stage must not be tried here now."""
         engine = plan.stages[index].engine
         if (case := self._quarantine.find(plan.model_digest, engine, self._flags)) is not None:
             raise ReservationError(with_remedy(str(case), case.remedy), peer_id=self._own_id, why=QuarantinedError.code)
@@ -58,9 +58,9 @@ class Guard:
             raise ReservationError(str(loop), peer_id=self._own_id, why=CrashLoopError.code)
 
     def ended(self, plan: Plan, index: int, end: End, cause: str, frames: int = 0) -> None:
-        """A runner of a stage has come to its end, after so many frames. One that had worked is no part of a loop: a
-        request that kills it is given up after a few rings, and what kills it from outside is not its fault. But one
-        that took more memory than there was will do so again: its next plan gets less here."""
+        """Record how a runner of a stage ended, after `frames` frames. A runner that had worked does not count as part
+        of a crash loop: a request that kills it is given up after a few rings, and a kill from outside is not its
+        fault. But a runner that took more memory than there was will do so again, so its next plan gets less here."""
         engine = plan.stages[index].engine
         if end is End.OOM:
             self._shrink(plan, index, cause)
@@ -71,10 +71,11 @@ class Guard:
         elif end in (End.CRASHED, End.STALLED, End.OOM) and self._breaker.crashed(
             (plan.model_digest, engine), plan.model, cause, self._clock()
         ):
-            _log.warning("no runner of %s with %s is started here for a while: %s", plan.model, engine, cause)
+            _log.warning("%s with %s keeps crashing: this node refuses it for a while: %s", plan.model, engine, cause)
 
     def most_bytes(self, plan: Plan, index: int) -> int | None:
-        """What a stage of this model may reserve here at most, after one was too large; None if none was."""
+        """The most that a stage of this model may reserve here after one ran out of memory; None if there is no
+        limit."""
         shrunk = self._shrunk.get((plan.model_digest, plan.stages[index].engine))
         return shrunk.most_bytes if shrunk is not None and self._clock() < shrunk.until else None
 
@@ -87,24 +88,24 @@ class Guard:
         self._shrunk[key] = _Shrunk(plan.model, most, self._clock() + OOM_S)
         while len(self._shrunk) > MAX_SHRUNK:
             del self._shrunk[next(iter(self._shrunk))]
-        _log.warning("%s gets at most %s here for %.0f s: %s", plan.model, gigabytes(most), OOM_S, cause)
+        _log.warning("%s may take at most %s on this node for %.0f s: %s", plan.model, gigabytes(most), OOM_S, cause)
 
     def lift(self) -> int:
-        """Forget the quarantine and the crashes; answers how many models and engines may be tried again."""
+        """Forget the quarantine and the crashes; returns how many models and engines may be tried again."""
         lifted = self._quarantine.lift() + len(self._breaker.loops(self._clock()))
         self._breaker = Breaker()
         self._shrunk.clear()
         return lifted
 
     def reasons(self) -> list[Reason]:
-        """What is refused here now, for people."""
+        """The models that this node refuses now, with reasons for people."""
         loops = [
             Reason(
                 CrashLoopError.code,
                 HealthLevel.DEGRADED,
                 str(loop),
-                "its log has the lines before each crash, GET /v1/diagnostics/node its last phases; another engine may "
-                f"do (--model-engine {loop.model}=NAME)",
+                "the node's log has the lines before each crash, GET /v1/diagnostics/node the last phases; another "
+                f"engine may work (--model-engine {loop.model}=NAME)",
             )
             for loop in self._breaker.loops(self._clock())
         ]
@@ -116,8 +117,8 @@ class Guard:
             Reason(
                 "oom",
                 HealthLevel.DEGRADED,
-                f"a runner of {one.model} ended for want of memory; it gets at most {gigabytes(one.most_bytes)} here "
-                f"for another {one.until - self._clock():.0f} s",
+                f"a runner of {one.model} ran out of memory; the model may take at most {gigabytes(one.most_bytes)} "
+                f"here for another {one.until - self._clock():.0f} s",
                 "end other programs, or ask for a shorter context (--context-limit)",
             )
             for one in self._shrunk.values()

@@ -1,4 +1,4 @@
-"""The models on this machine's disk as a stage needs them, and whether a stage of a plan could ever run here."""
+"""Gives a stage its model files on this machine, and decides whether a stage of a plan could ever run here."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def _all_is_here(plan: Plan, index: int) -> AsyncGenerator[FetchStep, None
 
 @dataclass(frozen=True, slots=True)
 class LocalModels:
-    """What a stage host asks of the models on disk.
+    """The functions by which a stage host gets models on disk.
 
     card, find: may raise UnknownModelError or ModelError, and block. introduce: gets config, tokenizer and headers of a
     model, by name and digest, from peers if they are not here; may raise FetchError or ModelError. fetch: brings the
-    weights of a stage of a plan, and says how far it is until they are here; may raise FetchError.
+    weights for a stage of a plan, and reports its progress until they are here; may raise FetchError.
     """
 
     card: Callable[[str], ModelCard]
@@ -43,10 +43,10 @@ async def refuse_misfit(
 ) -> None:
     """Raises ReservationError if a stage can never run here: wrong peer, model, digest or engine.
 
-    `can_run(engine, architecture)` says why it cannot, or "".
+    `can_run(engine, architecture)` returns the reason why it cannot, or "" if it can.
     """
     if not 0 <= index < len(plan.stages) or own_id not in plan.stages[index].peers:
-        raise ReservationError(f"stage {index} of the plan is not of this peer", peer_id=own_id)
+        raise ReservationError(f"stage {index} of the plan does not belong to this peer", peer_id=own_id)
     try:
         await models.introduce(plan.model, plan.model_digest)
         card = await asyncio.to_thread(models.card, plan.model)
@@ -56,7 +56,7 @@ async def refuse_misfit(
         raise ReservationError(str(exc), peer_id=own_id) from exc
     if card.digest != plan.model_digest:
         raise ReservationError(
-            f"the files of {plan.model} here have digest {card.digest[:12]}, the plan means "
+            f"the files of {plan.model} here have digest {card.digest[:12]}, the plan needs "
             f"{plan.model_digest[:12]}: the peers hold different versions of the model",
             peer_id=own_id,
         )

@@ -1,4 +1,4 @@
-"""Whether a runner has ended for want of memory: by the kernel's hand, or because an allocation failed."""
+"""Decides whether a runner ran out of memory: the kernel killed it, or an allocation failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAILED_ALLOCATION = re.compile(
     r"|insufficient memory",
     re.IGNORECASE,
 )
-"""How Python, C++, the kernel, CUDA, ROCm and Metal say that they could not get memory."""
+"""The messages of Python, C++, the kernel, CUDA, ROCm and Metal for a failed allocation."""
 
 LOOK_EVERY_S = 5.0
 
@@ -22,7 +22,8 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 class OutOfMemory:
-    """Signs of one runner, looked for as long as it runs. level: how short of memory the node last said it was."""
+    """Watches one runner for signs that it ran out of memory. level: the last memory pressure that the node
+    reported."""
 
     def __init__(self, vmstat: Path = _VMSTAT) -> None:
         self._vmstat = vmstat
@@ -31,13 +32,13 @@ class OutOfMemory:
         self.level = 0
 
     def look(self, now: float) -> None:
-        """The process lives now: what the kernel has killed until now was another one."""
+        """Note that the process is alive now: all kills of the kernel so far were of other processes."""
         if now - self._seen_at >= LOOK_EVERY_S:
             self._seen_at, self._kills_before = now, _num_kills(self._vmstat)
 
     def killed(self, returncode: int | None) -> bool:
-        """Whether the kernel killed the process for memory. Linux counts its kills; where nobody counts, a SIGKILL
-        while the machine was critically short of memory is one."""
+        """Whether the kernel killed the process for memory. Linux counts such kills; on other systems a SIGKILL while
+        the machine was critically short of memory counts as one."""
         if returncode != -signal.SIGKILL:
             return False
         kills = _num_kills(self._vmstat)
@@ -47,7 +48,7 @@ class OutOfMemory:
 
     @staticmethod
     def is_said_by(message: str) -> bool:
-        """Whether the last words of a process or engine are of an allocation that failed."""
+        """Whether the last message of a process or engine is about a failed allocation."""
         return _FAILED_ALLOCATION.search(message) is not None
 
 

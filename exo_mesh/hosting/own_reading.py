@@ -1,4 +1,4 @@
-"""What this node tells its peers of itself with every probe."""
+"""The figures about itself that this node sends its peers with every probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.transport.control_codec import MAX_HOPS
 
 MAX_OWN_HOPS = 8
-"""In a mesh of more than MAX_HOPS others."""
+"""Hops in a reading, in a mesh of more than MAX_HOPS others."""
 
 
 def own_reading(
@@ -27,7 +27,7 @@ def own_reading(
     fetch_room_bytes: int,
     headroom_bytes: int,
 ) -> Telemetry:
-    """Reads nothing that blocks: it is made for each probe."""
+    """The current reading of this node. Reads nothing that blocks, because each probe makes one."""
     hardware = machine.meter.last
     return Telemetry(
         membership.own.id,
@@ -55,8 +55,8 @@ def own_reading(
 
 
 def own_hops(membership: Membership, host: StageHost) -> tuple[HopReading, ...]:
-    """The ways to all peers of a small mesh, so that each peer can show all links; in a mesh of more than MAX_HOPS
-    others only those to peers with which this node shares a ring, so that readings stay short."""
+    """The ways to all peers of a small mesh, so that each peer can show all links. In a mesh of more than MAX_HOPS
+    others only the ways to peers that share a ring with this node, so that readings stay short."""
     if membership.num_peers <= MAX_HOPS:
         return tuple(map(_hop, membership.peers))
     partners = sorted({peer_id for lease in host.leases for peer_id in lease.plan.member_ids} - {membership.own.id})

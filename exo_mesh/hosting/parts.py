@@ -1,4 +1,4 @@
-"""The parts of a node that run stages on this machine."""
+"""Builds the parts of a node that run stages on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from exo_mesh.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class HostingParts:
-    """The stages here, what is kept of their runners, and who tells them how short of memory the machine is."""
+    """The stages here, the history of their runners, and the monitor that reports memory pressure to them."""
 
     host: StageHost
     runner_history: RunnerHistory

@@ -1,4 +1,4 @@
-"""What an admin asks of a single peer through any node: to take nothing new, and its last log records."""
+"""Passes an admin's requests for a single peer through any node: drain it, or read its last log records."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from exo_mesh.printable import printable_values
 from exo_mesh.telemetry.log_ring import MAX_CHARS, MAX_RECORDS, RECENT
 
 MAX_LOG_BYTES = 2 * MAX_RECORDS * MAX_CHARS
-"""Of a peer's answer."""
+"""Largest answer of a peer."""
 
 _log = logging.getLogger(__name__)
 
 
 class PeerDesk:
-    """A peer is named by its id or its name; "" is this node. All methods raise MeshErrors."""
+    """Drains a peer or reads its log. A peer is named by its id or its name; "" is this node. All methods raise
+    MeshErrors."""
 
     def __init__(self, membership: Membership, host: StageHost) -> None:
         self._membership = membership
         self._host = host
 
     def drain_here(self, *, on: bool) -> None:
-        """Finish what there is and take nothing new; or take requests again."""
+        """Finish what runs and take nothing new; or take requests again."""
         self._host.draining = on
-        _log.info("draining: nothing new is taken" if on else "taking requests again")
+        _log.info("draining: this node takes no new requests" if on else "this node takes requests again")
 
     async def drain(self, peer: str, *, on: bool) -> str:
-        """As drain_here, at any peer. Returns its id; "" if there is no such peer."""
+        """As drain_here, at any peer. Returns the peer's id; "" if there is no such peer."""
         if self._is_own(peer):
             self.drain_here(on=on)
             return self._membership.own.id
@@ -56,12 +57,12 @@ class PeerDesk:
         try:
             lines = msgspec.json.decode(raw, type=list[dict[str, Any]])
         except (msgspec.DecodeError, RecursionError) as exc:
-            raise TransportError(f"the peer's log is no JSON: {exc}") from exc
+            raise TransportError(f"the peer's log is not JSON: {exc}") from exc
         shown: list[dict[str, Any]] = printable_values(lines[-records:])
         return shown
 
     def log_here(self, records: int) -> bytes:
-        """As JSON, for this node's callers and its peers."""
+        """This node's last log records as JSON, for its callers and its peers."""
         return msgspec.json.encode([line.describe() for line in RECENT.last(min(records, MAX_RECORDS))])
 
     def _is_own(self, peer: str) -> bool:

@@ -1,7 +1,7 @@
-"""Which processes this node has started: written down, so that its next start can end what a crash has left behind.
+"""Records the processes that this node has started, so that its next start can end those that a crash left behind.
 
-A runner ends with its node by itself (its pipe closes; on Linux the kernel kills it). This is for one that could not:
-stopped by a debugger, or stuck in a driver on a system without such a signal.
+A runner ends with its node by itself: its pipe closes, and on Linux the kernel kills it. These files are for a runner
+that could not end: stopped by a debugger, or stuck in a driver on a system without such a signal.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import psutil
 from exo_mesh.machine.disk import Disk
 
 SAME_S = 2.0
-"""Two readings of when one process began differ by less: the boot time is read anew, and clocks are set."""
+"""Two readings of the start of one process differ by less: the boot time is read again, and clocks are set."""
 
 KILLED_S = 2.0
-"""How long the kernel may take to end a killed process."""
+"""Seconds that the kernel may take to end a killed process."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,24 +35,25 @@ class PidFiles:
     disk: Disk
 
     def note(self, pid: int, label: str) -> None:
-        """A process has started, which leads a session of its own. A disk that is full is no reason not to run it."""
+        """Record a process that has started and leads a session of its own. A full disk does not keep it from
+        running."""
         with contextlib.suppress(psutil.Error):
             began = psutil.Process(pid).create_time()
             text = json.dumps({"pid": pid, "began": began, "label": label})
             self.disk.write(self.directory / f"{pid}.json", text, "the list of runners")
 
     def forget(self, pid: int) -> None:
-        """It has ended."""
+        """Forget a process that has ended."""
         with contextlib.suppress(OSError):
             (self.directory / f"{pid}.json").unlink(missing_ok=True)
 
     def reap(self) -> list[str]:
-        """End what is left of an earlier start of this node; answers the labels. Blocks for up to KILLED_S."""
+        """Kill what an earlier start of this node left behind; returns the labels. Blocks for up to KILLED_S."""
         ended = []
         for file in self._files():
             process, label = _left_behind(file)
             if process is not None:
-                _log.warning("ending %s (pid %d), which an earlier start of this node has left", label, process.pid)
+                _log.warning("killing %s (pid %d), left over from an earlier start of this node", label, process.pid)
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
                 with contextlib.suppress(psutil.Error):
@@ -69,7 +70,7 @@ class PidFiles:
 
 
 def _left_behind(file: Path) -> tuple[psutil.Process | None, str]:
-    """The process that a file speaks of, if it still runs; a pid that was given to another program since is not it."""
+    """The process of a file, if it still runs; a newer process with the same pid does not count."""
     try:
         noted = json.loads(file.read_text())
         pid, began, label = int(noted["pid"]), float(noted["began"]), str(noted["label"])[:200]

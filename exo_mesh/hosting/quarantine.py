@@ -1,7 +1,8 @@
-"""What got stuck here before it ever worked: never tried again on this node until its time is up, restarts included.
+"""Remembers what got stuck here before it ever worked: not tried on this node until its time is up, also after a
+restart.
 
-A crash frees what it held. A wedge in a driver may not: on some machines each one keeps gigabytes of memory until the
-next boot, so that trying again makes everything worse.
+A crash frees what the process held. A driver that hangs may not: on some machines each hang keeps gigabytes of memory
+until the next boot, so that trying again makes everything worse.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """digest: of the model. flags: of the engine's options. since, until: Unix seconds."""
+    """One quarantined model and engine. digest: of the model. flags: of the engine's options. since, until: Unix
+    seconds."""
 
     model: str
     digest: str
@@ -44,10 +46,10 @@ class Case:
 
     @property
     def remedy(self) -> str:
-        """What an operator can do."""
+        """A remedy for an operator."""
         boot = "reboot this Mac, which frees what the GPU driver still holds; " if sys.platform == "darwin" else ""
         return (
-            f"{boot}use another engine here (--model-engine {self.model}=NAME), or have it tried again now: "
+            f"{boot}use another engine here (--model-engine {self.model}=NAME), or let it be tried again now: "
             "DELETE /v1/diagnostics/node/quarantine"
         )
 
@@ -58,7 +60,7 @@ def flags_of(options: Mapping[str, str]) -> str:
 
 
 class Quarantine:
-    """Kept in `file`; without room for that, in memory."""
+    """The cases, kept in `file`; in memory alone if the disk is full."""
 
     def __init__(self, file: Path, disk: Disk, now: Callable[[], float] = time.time, ttl_s: float = TTL_S) -> None:
         self._file = file
@@ -68,7 +70,7 @@ class Quarantine:
         self._cases = _read(file)
 
     def put(self, model: str, digest: str, engine: str, flags: str, cause: str) -> None:
-        """From now on, for the time to live."""
+        """Quarantine a model and engine from now on, for the time to live."""
         now = self._now()
         others = [case for case in self.cases if (case.digest, case.engine, case.flags) != (digest, engine, flags)]
         case = Case(model, digest, engine, flags, cause[:400], now, now + self._ttl_s)
@@ -77,18 +79,18 @@ class Quarantine:
         self._keep()
 
     def find(self, digest: str, engine: str, flags: str) -> Case | None:
-        """The case that stands in the way, or None."""
+        """The case that forbids this model and engine, or None."""
         wanted = (digest, engine, flags)
         return next((case for case in self.cases if (case.digest, case.engine, case.flags) == wanted), None)
 
     @property
     def cases(self) -> list[Case]:
-        """Those in force. A clock that was set back does not make one last longer than its time to live."""
+        """The cases in force. A clock that was set back does not make a case last longer than its time to live."""
         now = self._now()
         return [case for case in self._cases if now < case.until <= now + self._ttl_s]
 
     def lift(self) -> int:
-        """Forget all; answers how many there were."""
+        """Forget all cases; returns how many there were."""
         lifted = len(self.cases)
         self._cases = []
         self._keep()
@@ -104,5 +106,5 @@ def _read(file: Path) -> list[Case]:
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
-        _log.warning("%s cannot be read, so nothing is in quarantine: %s", file, exc)
+        _log.warning("cannot read %s, so nothing is in quarantine: %s", file, exc)
         return []

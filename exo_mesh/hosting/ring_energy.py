@@ -11,11 +11,12 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 
 WINDOW_S = 2.0
-"""As often as the meters of the machines are read: a shorter window would often see no new energy."""
+"""Seconds of a window, as often as the meters of the machines are read: a shorter one would often see no new energy."""
 
 
 async def keep_ring_energy(membership: Membership, host: StageHost, metrics: HardwareMetrics) -> None:
-    """A window every WINDOW_S, for ever; the sums are among the metrics. It costs nothing where no driver runs."""
+    """Take a window every WINDOW_S, until cancelled; the sums are among the metrics. Costs nothing where no driver
+    runs."""
     energy = RingEnergy()
     metrics.sources.append(energy.samples)
     while True:

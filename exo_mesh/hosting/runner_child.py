@@ -12,13 +12,14 @@ from exo_mesh.domain.wiring_rules import MLX_VARIABLES
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.transport import runner_pipe
 
-# gRPC's event engine reads a socket in one thread, handles it in another and tells a third of it; without the engine
-# the third does it all, as it used to. That is a quarter of a hop, measured; on other systems nobody has.
+# gRPC's event engine reads a socket in one thread, handles it in another and notifies a third; without the engine the
+# third thread does it all, as older versions did. That saves a quarter of a hop on Linux, measured; other systems are
+# not measured.
 _QUICK_POLLING = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"} if sys.platform == "linux" else {}
 
 RUNNER_ENVIRONMENT = {
-    # glibc maps and faults in fresh pages for every large message unless told otherwise: half of the cost of a
-    # 16 MiB hop, measured.
+    # By default glibc maps and faults in fresh pages for every large message: half of the cost of a 16 MiB hop,
+    # measured.
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "MALLOC_TOP_PAD_": "268435456",
@@ -28,14 +29,14 @@ RUNNER_ENVIRONMENT = {
 
 @dataclass(slots=True)
 class RunnerChild:
-    """`open` comes before `reader` and `writer`."""
+    """A runner's process and the node's end of its pipe. Call `open` before `reader` and `writer`."""
 
     process: asyncio.subprocess.Process
     pipe: socket.socket
     _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def open(self) -> None:
-        """Wrap the pipe in streams; a second time nothing."""
+        """Wrap the pipe in streams; a second call does nothing."""
         if self._streams is None:
             self._streams = await runner_pipe.open_pipe(self.pipe)
 
@@ -50,7 +51,7 @@ class RunnerChild:
         return self._streams[1]
 
     def close(self) -> None:
-        """This end of the pipe; the process ends by that, if it has not already."""
+        """Close this end of the pipe; the process ends by that, if it has not already."""
         if self._streams is not None:
             self._streams[1].close()
         else:
@@ -58,7 +59,7 @@ class RunnerChild:
 
 
 async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> RunnerChild:
-    """A new runner process, in a session of its own. Raises OSError."""
+    """Start a new runner process, in a session of its own. Raises OSError."""
     ours, theirs = runner_pipe.socket_pair()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -81,6 +82,6 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Runne
 
 
 def _for_runner(environment: Mapping[str, str]) -> dict[str, str]:
-    """A runner gets a certificate over its pipe, and has no use for what made it; nor for the rank of a node that was
-    started by `mlx.launch`."""
+    """The environment without the mesh secret and the variables of MLX: a runner gets a certificate over its pipe and
+    does not need the secret, nor the rank of a node that was started by `mlx.launch`."""
     return {name: value for name, value in environment.items() if name not in (SECRET_VARIABLE, *MLX_VARIABLES)}

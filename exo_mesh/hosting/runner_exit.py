@@ -1,4 +1,4 @@
-"""How a runner's process comes to its end: what that means, and how it is brought about."""
+"""Ends the process of a runner, and classifies how a runner ended."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from exo_mesh.errors import (
 from exo_mesh.hosting.flight_recorder import FlightLog
 
 STACKS_S = 0.2
-"""faulthandler needs no more than some milliseconds, whatever the interpreter is doing."""
+"""Seconds to wait for the stacks: faulthandler needs a few milliseconds, whatever the interpreter is doing."""
 
 EXIT_POLL_S = 0.02
-"""How often is looked whether a process has ended, where the kernel gives no handle that tells."""
+"""Seconds between checks whether a process has ended, where the kernel offers no handle for that."""
 
 
 class End(StrEnum):
-    """How a runner came to its end. Whether it may be tried again here is decided by it; see `guard`."""
+    """The way a runner ended. It decides whether the stage may be tried again here; see `guard`."""
 
-    STOPPED = "stopped"  # as it was asked to
-    LOST = "lost"  # another stage of its ring was, or another rank; nothing was wrong with this one
-    REFUSED = "refused"  # what it was asked for cannot be: bad options, an unusable model
+    STOPPED = "stopped"  # as requested
+    LOST = "lost"  # another stage of its ring was lost, or another rank; this runner was healthy
+    REFUSED = "refused"  # the request cannot be served: bad options, an unusable model
     CRASHED = "crashed"  # the process ended, or its engine failed; the next one may do better
-    OOM = "oom"  # there was no memory for it: killed for that, or an allocation failed
-    STALLED = "stalled"  # it worked, and then came back no more from one frame, or fell silent
+    OOM = "oom"  # there was too little memory: the kernel killed it, or an allocation failed
+    STALLED = "stalled"  # it worked, and then did not finish a frame, or fell silent
     WEDGED = "wedged"  # it got stuck before it ever worked: the next one would, too
 
 
@@ -48,15 +48,15 @@ REPORTED = {
     StageLostError.code: End.LOST,
     TransportError.code: End.LOST,
     RankLostError.code: End.LOST,
-    CanaryError.code: End.REFUSED,  # these peers cannot be a group; who placed it counts that
+    CanaryError.code: End.REFUSED,  # these peers cannot be a group; the peer that placed it counts that
     InputError.code: End.REFUSED,
     ModelError.code: End.REFUSED,
 }
-"""What a runner's own last word means; anything else is a failure of its engine or ours."""
+"""The meaning of the last error that a runner reports; any other code is a failure of its engine or of exo-mesh."""
 
 
 class StuckError(DeadlineError):
-    """A runner does not get on."""
+    """A runner makes no progress."""
 
     def __init__(self, message: str, end: End) -> None:
         super().__init__(message)
@@ -64,14 +64,15 @@ class StuckError(DeadlineError):
 
 
 def post_mortem(returncode: int | None, last_lines: Sequence[str], *, is_oom: bool = False) -> str:
-    """What became of a process that nobody had asked to end, and its last words. is_oom: it was killed for memory."""
+    """Describe how a process ended that was not asked to end, with the last line of its output. is_oom: it was killed
+    for memory."""
     if returncode == -signal.SIGKILL:
         how = "was killed by SIGKILL (" + ("by the system, which was out of memory)" if is_oom else "by hand)")
     elif returncode is not None and returncode < 0:
         how = f"was killed by {signal.Signals(-returncode).name}"
     else:
         how = f"ended with exit code {returncode}"
-    return f"{how}; its last words: {last_lines[-1]}" if last_lines else how
+    return f"{how}; its last output: {last_lines[-1]}" if last_lines else how
 
 
 async def end_process(
@@ -80,8 +81,8 @@ async def end_process(
     flight: FlightLog,
     ask: Callable[[], Awaitable[None]] | None,
 ) -> bool:
-    """End a process and all of its group, if it has not ended: a word, if `ask` is given, then SIGTERM, then SIGKILL.
-    One that is frozen hears only the last. False if not even that ends it in time."""
+    """End a process and all of its group, if it has not ended: by a message, if `ask` is given, then SIGTERM, then
+    SIGKILL. A frozen process reacts only to SIGKILL. Returns False if not even SIGKILL ends it in time."""
     patience_s = limits.terminate_s
     if ask is not None and not _is_deaf(process):
         await ask()
@@ -91,14 +92,14 @@ async def end_process(
         await _signal(process, signal.SIGTERM, patience_s, flight)
     if process.returncode is None:
         await _signal(process, signal.SIGKILL, limits.terminate_s, flight)
-    _signal_group(process.pid, signal.SIGKILL)  # what it has started itself ends with it
+    _signal_group(process.pid, signal.SIGKILL)  # ends the runner's own children, too
     flight.note("exit", code="none" if process.returncode is None else process.returncode)
     return process.returncode is not None
 
 
 async def say_where_it_stands(process: asyncio.subprocess.Process, flight: FlightLog) -> None:
-    """Have a runner that is stuck write the stacks of its threads (no values) into the log before it is ended: whoever
-    looks for the cause has nothing else. One that is stopped by a signal does not hear it."""
+    """Make a stuck runner write the stacks of its threads (no values) into the log before it is ended: there is no
+    other trace of the cause. A process that is stopped by a signal does not react."""
     if not _is_deaf(process):
         flight.note("stacks", "in the log of the node")
         with contextlib.suppress(ProcessLookupError):
@@ -107,27 +108,27 @@ async def say_where_it_stands(process: asyncio.subprocess.Process, flight: Fligh
 
 
 async def ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    """Wait for the end of a process, or no longer than that."""
+    """Wait for the end of a process, at most patience_s."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             await exit_of(process)
 
 
 async def exit_of(process: asyncio.subprocess.Process) -> None:
-    """Returns once the process itself has ended. `process.wait` also waits for its pipes, which a child of it may hold
-    open for as long as it likes."""
+    """Return once the process itself has ended. `process.wait` also waits for its pipes, which a child of the process
+    may hold open for any time."""
     pidfd = _open_pidfd(process.pid) if process.returncode is None else -1
     if pidfd >= 0:
         loop = asyncio.get_running_loop()
         readable = loop.create_future()
-        loop.add_reader(pidfd, readable.cancel)  # which may come twice, and is the same as a result here
+        loop.add_reader(pidfd, readable.cancel)  # may be called twice; cancelling counts as a result here
         try:
             await asyncio.wait((readable,))
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
     pause_s = 0.001 if pidfd >= 0 else EXIT_POLL_S
-    while process.returncode is None:  # noqa: ASYNC110 - the event loop reaps it and says so to nobody
+    while process.returncode is None:  # noqa: ASYNC110 - the event loop reaps the process and notifies no one
         await asyncio.sleep(pause_s)
 
 
@@ -139,7 +140,7 @@ def _open_pidfd(pid: int) -> int:
 
 
 async def shielded(work: Coroutine[Any, Any, None]) -> None:
-    """Finish `work` even when this task is cancelled meanwhile; the cancellation goes on afterwards."""
+    """Finish `work` even when this task is cancelled meanwhile; then raise the cancellation."""
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -161,18 +162,18 @@ async def _signal(
 
 
 def _signal_group(pid: int, sign: signal.Signals) -> None:
-    """To the runner's process group: it is its leader, so this reaches what it started, too."""
+    """Send a signal to the runner's process group: the runner leads the group, so this reaches its children, too."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, sign)
 
 
 def _is_deaf(process: asyncio.subprocess.Process) -> bool:
-    """Has it ended, or is it stopped by a signal, so that nothing but SIGKILL reaches it?"""
+    """Whether only SIGKILL would have an effect: the process has ended, or is stopped by a signal."""
     return process.returncode is not None or is_stopped(process.pid)
 
 
 def is_stopped(pid: int) -> bool:
-    """Does the system show a process as stopped by a signal?"""
+    """Whether the system shows a process as stopped by a signal."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False

@@ -1,4 +1,4 @@
-"""The limits of the next runner, scaled by what starts and loads have taken on this machine."""
+"""Scales the limits of the next runner by how long recent starts and loads took on this machine."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, field, replace
 from exo_mesh.domain.runner_limits import RunnerLimits
 
 SLOWER = 8.0
-"""A load may be this much slower than the slowest of the last ones of its engine: the disk may be busy with others."""
+"""A load may be this much slower than the slowest of the last loads of its engine: other programs may use the disk."""
 
 
 @dataclass(slots=True)
 class RunnerPace:
-    """What starts and loads have taken on this machine of late. `scaled` only ever grants more time than the rules."""
+    """Durations of the last starts and loads on this machine. `scaled` only ever grants more time than the defaults."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     _bytes_per_s: dict[str, deque[float]] = field(default_factory=dict)
 
     def started(self, seconds: float) -> None:
-        """A runner gave its first report so long after its start."""
+        """Note the seconds from the start of a runner to its first report."""
         self._starts_s.append(seconds)
 
     def loaded(self, engine: str, num_bytes: int, seconds: float) -> None:
-        """A stage with so many bytes of weights was loaded."""
+        """Note the load of a stage with `num_bytes` of weights."""
         if num_bytes > 0 and seconds > 0:
             self._bytes_per_s.setdefault(engine, deque(maxlen=16)).append(num_bytes / seconds)
 
     def scaled(self, limits: RunnerLimits, engine: str) -> RunnerLimits:
-        """Limits for the next runner of an engine here."""
+        """The limits for the next runner of an engine here."""
         slowest = min(self._bytes_per_s.get(engine, ()), default=limits.load_bytes_per_s * SLOWER)
         return replace(
             limits,

@@ -1,4 +1,4 @@
-"""Runners that wait for a stage with their engine's library imported, so that a recovery need not wait for that."""
+"""Keeps idle runners with their engine's library imported, so that a recovery need not wait for the import."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from exo_mesh.proto import runner_pb2
 from exo_mesh.transport import runner_pipe
 
 IMPORT_S = 120.0
-"""How long an engine's library may take to import: torch on a slow board from an SD card takes half a minute."""
+"""Longest time to import an engine's library: torch on a slow board from an SD card takes half a minute."""
 
 REFILL_AFTER_S = 10.0
-"""After a spare was taken: its stage loads first."""
+"""Seconds to wait after a spare was taken: its stage loads first."""
 
 BROKEN_AFTER_S = 300.0
-"""A spare that has ended by itself is replaced after this: an engine that does not import will not the next time."""
+"""Seconds before a spare that has ended by itself is replaced: an engine that fails to import will fail again."""
 
 _log = logging.getLogger(__name__)
 
 
 class SparePool:
-    """Keeps `size` idle processes for one engine; `engine` answers which, "" while that is not known."""
+    """Keeps `size` idle processes for one engine; `engine` returns its name, "" while it is not known."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class SparePool:
         self._not_before = 0.0
 
     def head_start(self) -> HeadStart:
-        """For one stage; to be closed."""
+        """A head start for one stage; the caller must close it."""
         return HeadStart(self._command, self._environment)
 
     def take(self, engine: str) -> RunnerChild | None:
-        """A process that has imported this engine and waits for a stage; the caller owns it from now on."""
+        """Take a process that has imported this engine and waits for a stage; the caller owns it from now on."""
         for spare in self._idle:
             if spare[0] == engine and spare[1].process.returncode is None:
                 self._idle.remove(spare)
@@ -60,7 +60,7 @@ class SparePool:
         return None
 
     async def keep(self) -> None:
-        """Until cancelled, keep as many as wanted; then end them."""
+        """Keep the wanted number of spares until cancelled; then end them."""
         if not self._size:
             return
         try:
@@ -87,7 +87,7 @@ class SparePool:
         for spare in [spare for spare in self._idle if spare[1].process.returncode is not None]:
             self._idle.remove(spare)
             spare[1].close()
-            _log.warning("the spare runner of %s ended with %s", spare[0], spare[1].process.returncode)
+            _log.warning("the spare runner of %s ended with exit code %s", spare[0], spare[1].process.returncode)
             self._hold_off(BROKEN_AFTER_S)
 
     async def _fill(self) -> None:
@@ -100,12 +100,12 @@ class SparePool:
             try:
                 self._idle.append((engine, await _prepared(engine, self._command, self._environment)))
             except (MeshError, OSError, TimeoutError) as exc:
-                _log.warning("no spare runner of %s: %s", engine, exc)
+                _log.warning("cannot start a spare runner of %s: %s", engine, exc)
                 self._hold_off(BROKEN_AFTER_S)
 
 
 class HeadStart:
-    """The process of a stage whose files are still on their way: it imports the engine's library meanwhile."""
+    """The process of a stage whose files are still being fetched: it imports the engine's library meanwhile."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
@@ -114,7 +114,7 @@ class HeadStart:
         self._child: asyncio.Task[RunnerChild] | None = None
 
     def begin(self, engine: str) -> None:
-        """Start the process; a second time nothing."""
+        """Start the process; a second call does nothing."""
         if self._child is None:
             self._engine = engine
             self._child = asyncio.create_task(
@@ -122,18 +122,20 @@ class HeadStart:
             )
 
     async def ready(self) -> None:
-        """Wait until the engine is imported, or it is known that it cannot be."""
+        """Wait until the engine is imported, or its import has failed."""
         if self._child is not None:
             await asyncio.wait({self._child})
 
     def take(self) -> RunnerChild | None:
-        """The process that `ready` has waited for; the caller owns it. None if it was not begun, or has failed."""
+        """Take the process that `ready` has waited for; the caller owns it. None if it was not begun, or has failed."""
         begun = self._child
         if begun is None or not begun.done():
             return None
         self._child = None
         if (failure := begun.exception()) is not None:
-            _log.info("no head start of %s: %s", self._engine, failure)  # a new process says it again to its owner
+            _log.info(
+                "importing %s ahead of its stage failed: %s", self._engine, failure
+            )  # a new process says it again to its owner
             return None
         return begun.result()
 
@@ -149,7 +151,7 @@ class HeadStart:
 
 
 async def _prepared(engine: str, command: Sequence[str], environment: Mapping[str, str]) -> RunnerChild:
-    """A process that has imported the engine. Raises MeshError, OSError or TimeoutError."""
+    """Start a process that imports the engine. Raises MeshError, OSError or TimeoutError."""
     child = await spawn(command, environment)
     try:
         await child.open()
@@ -162,7 +164,7 @@ async def _prepared(engine: str, command: Sequence[str], environment: Mapping[st
         await _end(child)
         raise
     seconds, num_bytes = report.prepared.import_s, report.prepared.memory_bytes
-    _log.info("a spare runner of %s waits: imported in %.1f s, takes %d MB", engine, seconds, num_bytes / 1e6)
+    _log.info("started a spare runner of %s: imported in %.1f s, takes %d MB", engine, seconds, num_bytes / 1e6)
     return child
 
 

@@ -1,4 +1,4 @@
-"""How fast this machine's engines are, learnt from the stages that run here."""
+"""Measures how fast this machine's engines are, from the stages that run here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW = 32
 
 ENOUGH = 3
 MIN_STEPS = 4
-"""A heartbeat that covers fewer steps says more about its own moment than about the machine."""
+"""A heartbeat with fewer steps is ignored: it shows a moment, not the speed of the machine."""
 
 
 @dataclass(slots=True)
@@ -24,12 +24,12 @@ class SpeedMeter:
     _samples: dict[str, deque[float]] = field(default_factory=dict)
 
     def take(self, engine: str, step_bytes: int, busy_s: float, steps: int) -> None:
-        """A stage that reads so many bytes of weights for a step was busy for so long with so many steps since its last
-        heartbeat. See ModelCard.step_bytes."""
+        """Note a sample: a stage that reads `step_bytes` of weights per step was busy for `busy_s` with `steps` steps
+        since its last heartbeat. See ModelCard.step_bytes."""
         if steps >= MIN_STEPS and busy_s > 0 and step_bytes > 0:
             samples = self._samples.setdefault(engine, deque(maxlen=WINDOW))
             samples.append(busy_s / steps / (step_bytes / 1e9))
 
     def s_per_gb(self) -> dict[str, float]:
-        """What is known by now."""
+        """The speeds known so far."""
         return {engine: median(samples) for engine, samples in self._samples.items() if len(samples) >= ENOUGH}

@@ -1,4 +1,4 @@
-"""Picks the stacks that a runner writes on SIGUSR1 out of what else it prints."""
+"""Collects the stacks that a runner writes on SIGUSR1 from its output."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 from exo_mesh.tasks import ChangeSignal
 
 QUIET_S = 0.15
-"""faulthandler writes all threads within some milliseconds; after so long without a line it is done."""
+"""Seconds without a line after which the stacks are complete: faulthandler writes all threads within milliseconds."""
 
 WAIT_S = 1.0
-"""For the first line: the kernel may take its time to run a starved process."""
+"""Seconds to wait for the first line: the kernel may take some time to run a starved process."""
 
 MAX_LINES = 2000
 
 _STACK = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+ .*:$|  File \".*\", line \d+ in \S+$|  <.*>$|  \.\.\.$")
-"""What faulthandler writes (CPython, Python/traceback.c). Everything else that a runner prints may be anything."""
+"""The lines that faulthandler writes (CPython, Python/traceback.c). Any other line of a runner is ignored."""
 
 
 class StackListener:
-    """Hears every line that a runner prints. One `listen` at a time; a second one waits for lines of its own."""
+    """Reads every line that a runner prints. One `listen` at a time; a second one waits for lines of its own."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -31,7 +31,7 @@ class StackListener:
             self._heard.beat()
 
     async def listen(self) -> list[str]:
-        """The lines of the stacks that come now; [] if none do."""
+        """The lines of the stacks that come now; [] if none come."""
         lines: list[str] = []
         self._lines = lines
         if await self._heard.wait(WAIT_S):

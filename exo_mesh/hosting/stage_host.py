@@ -1,4 +1,4 @@
-"""The stages that run on this machine, for whoever's plan: reserve, commit, link, release."""
+"""Runs the stages of this machine for the plans of any peer: reserve, commit, link, release."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from exo_mesh.transport.tls_codec import tls_to_proto
 EXPIRE_EVERY_S = 1.0
 
 IN_USE_S = 5.0
-"""A stage through which a frame went within this is in use."""
+"""A stage that computed a frame within this time is in use."""
 
 STOOD_STILL_S = 2.0
-"""A round of the clock that is later than this means that this process was stopped, or the machine asleep."""
+"""If the periodic check runs this late, this process was suspended or the machine slept."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """How runners are started and how long they may take."""
+    """The way runners are started, and their time limits."""
 
     runner: RunnerLimits = field(default_factory=RunnerLimits)
     command: Sequence[str] = RUNNER_COMMAND
@@ -67,7 +67,8 @@ class HostLimits:
 
 @dataclass(frozen=True, slots=True)
 class RunnerHistory:
-    """What is kept of the runners here beyond their lives: whether to try again, what they went through, their pids."""
+    """The memory of this node about its runners after they ended: whether to try again, their last phases, their
+    pids."""
 
     guard: Guard
     flights: FlightRecorder
@@ -75,16 +76,16 @@ class RunnerHistory:
 
     @staticmethod
     def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> RunnerHistory:
-        """In the home of a node."""
+        """The history in the home of a node."""
         quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
         guard = Guard(own_id, quarantine, settings.engine_options, clock)
         return RunnerHistory(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
 
 
 class StageHost:
-    """At most one stage per instance: a peer has one position in a ring.
+    """The stages of this node, at most one per instance: a peer has one position in a ring.
 
-    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of,
+    `can_run(engine, architecture)` returns, without importing anything heavy, why it cannot, or "". hosts_of,
     is_out_of_reach: see Hops. engine: the one that spare runners are for. fence_of: the highest ballot of an instance
     that is void because the instance was deleted.
     """
@@ -161,7 +162,7 @@ class StageHost:
         return self._reservations.reserved_bytes
 
     def usable_bytes(self) -> int:
-        """What a new reservation could get now; nothing while this node drains."""
+        """Bytes that a new reservation could get now; 0 while this node drains."""
         if self.draining:
             return 0
         held = self._reservations
@@ -170,12 +171,12 @@ class StageHost:
         )
 
     def capacity_bytes(self) -> int:
-        """What models could take if nothing else ran here."""
+        """Bytes that models could take if nothing else ran here."""
         return capacity_bytes(self._read_memory(), self._settings.max_memory_bytes)
 
     def stages(self) -> dict[tuple[str, Ballot], bool]:
-        """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports, or
-        uses them: an owner that stands still does not follow them for a while."""
+        """The stages that run here, by (instance id, ballot in force), and whether each is watched or in use. An owner
+        that is suspended does not watch its stages for a while."""
         started, lately = self._started, self._clock() - IN_USE_S
         return {
             (instance_id, started[instance_id].ballot): runner.board.watchers > 0
@@ -190,7 +191,7 @@ class StageHost:
 
     @property
     def s_per_gb(self) -> dict[str, float]:
-        """How fast the engines here have shown themselves to be."""
+        """The measured speed of the engines here; see SpeedMeter."""
         return self._speed.s_per_gb()
 
     @property
@@ -217,7 +218,7 @@ class StageHost:
         return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}
 
     def promised(self, instance_id: str) -> Ballot:
-        """The highest ballot of an instance that this node has promised itself to."""
+        """The highest ballot of an instance that this node has promised."""
         return self._reservations.promised(instance_id)
 
     def beat(self, instance_id: str) -> runner_pb2.Heartbeat | None:
@@ -226,20 +227,21 @@ class StageHost:
         return runner.beat if runner is not None else None
 
     def needs(self) -> Needs:
-        """What the stages here still take of the memory that is counted as available."""
+        """The available memory that the stages here will still take."""
         loading = [lease for lease in self.leases if not lease.ready]
         weights = sum(min(lease.pending_bytes, lease.weights_bytes) for lease in loading)
         return Needs(weights, self._reservations.pending_bytes, len(self._runners))
 
     async def press(self, level: int, free_bytes: int) -> None:
-        """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer; and what
-        its KV may still take: of free_bytes as much as it may come to need of what all may."""
+        """Send every stage here the memory pressure of the machine (0: there is room, 1: no new requests, 2: fewer
+        requests) and the bytes that its KV may still take: its share of free_bytes, in proportion to what it may still
+        need."""
         pending = self._reservations.pending_bytes
-        told = []
+        sends = []
         for instance_id, runner in list(self._runners.items()):
             own = self._started[instance_id].pending_bytes
-            told.append(runner.press(level, free_bytes * own // pending if pending else free_bytes))
-        await asyncio.gather(*told)
+            sends.append(runner.press(level, free_bytes * own // pending if pending else free_bytes))
+        await asyncio.gather(*sends)
 
     @property
     def runners(self) -> Mapping[str, Runner]:
@@ -251,15 +253,15 @@ class StageHost:
         found = []
         for name, runner in self._runners.items():
             lease = self._started[name]
-            beat = runner.beat or runner_pb2.Heartbeat()  # it has not had the time to send one
+            beat = runner.beat or runner_pb2.Heartbeat()  # no heartbeat has come yet
             drives = lease.stage.shard.is_last and lease.stage.peer_id == self._own_id
             found.append(StageBeat(name, lease.index, drives, beat))
         return found
 
     async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
-        """Hold memory for a stage, or for our rank of it. A beaten plan's stage is ended first, so that its memory can
-        be given again, unless its process can go on by the new plan. Each time a rank is asked, its collectives get
-        another port.
+        """Hold memory for a stage, or for this node's rank of it. The stage of a replaced plan is ended first, so that
+        its memory can be used again, unless its process can continue under the new plan. Each time a rank is reserved,
+        its collectives get another port.
 
         Raises ReservationError if this stage can never run here: wrong peer, model, digest, engine or network.
         """
@@ -280,11 +282,12 @@ class StageHost:
                 elif (lease := self._reservations.lease(plan.instance_id, plan.ballot)) is not None:
                     lease.taken_bytes = kept.taken_bytes
         if not answer.granted:
-            _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
+            _log.info("refused to reserve %s for ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
         return replace(answer, collective=collective)
 
     def _usable_for(self, plan: Plan, index: int) -> int:
-        """What a new reservation of this stage could get: less than others where one of its model was too large."""
+        """Bytes that a new reservation of this stage could get: less after a stage of the same model ran out of
+        memory."""
         most = self._keep.guard.most_bytes(plan, index)
         return self.usable_bytes() if most is None else min(most, self.usable_bytes())
 
@@ -296,7 +299,7 @@ class StageHost:
         return await asyncio.to_thread(collective_endpoint, stage.group, rank, self._own_id, self._host_of)
 
     def _host_of(self, peer_id: str) -> str | None:
-        """Where this node reaches a peer best."""
+        """The best address of a peer from this node."""
         return next(iter(self._hosts_of(peer_id)), None)
 
     async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> ReserveAnswer:
@@ -309,12 +312,12 @@ class StageHost:
     async def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
     ) -> AsyncIterator[control_pb2.StageStatus]:
-        """Fetch what the stage lacks and start it, or let its process go on from a lower ballot, or join those who
-        watch it; reports for as long as it runs by this plan, the last one is `failed`. keep_kv_from: see ChangePlan;
-        None: no stage.
+        """Fetch the missing files of a stage and start it, or let its process continue from a lower ballot, or join
+        those who watch it. Reports as long as the stage runs under this plan; the last report is `failed`.
+        keep_kv_from: see ChangePlan; None: no stage.
 
-        wiring: of our rank, if the stage is a tensor group and has not been started. Raises StageLostError if the plan
-        is not in force here, InputError for a wiring that is not of our rank.
+        wiring: of this node's rank, if the stage is a tensor group and has not been started. Raises StageLostError if
+        the plan is not in force here, InputError for a wiring of another rank.
         """
         head_start = self._spares.head_start()
         try:
@@ -341,7 +344,7 @@ class StageHost:
         wiring: RankWiring | None,
         head_start: HeadStart,
     ) -> Runner:
-        """The process that runs by this plan, started if there is none."""
+        """The process that runs under this plan, started if there is none."""
         await head_start.ready()
         async with self._turn:
             if self._stopping:
@@ -349,18 +352,20 @@ class StageHost:
             lease = self._reservations.renew(instance_id, ballot, self._clock())
             if lease is None:
                 promised = self._reservations.promised(instance_id)
-                raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
+                raise StageLostError(
+                    f"ballot {ballot} of {instance_id} is not in force here; the promised ballot is {promised}"
+                )
             runner = self._runners.get(instance_id)
             if runner is None or self._started[instance_id].plan.ballot != lease.plan.ballot:
                 runner = await self._bring_in(lease, keep_kv_from, wiring, head_start)
             return runner
 
     async def _fetch(self, instance_id: str, ballot: Ballot, head_start: HeadStart) -> AsyncGenerator[FetchStep, None]:
-        """Bring the files of a stage that is to be started, and hold its lease meanwhile. Raises FetchError, and
+        """Fetch the files of a stage that is to be started, and hold its lease meanwhile. Raises FetchError, and
         StageLostError if the plan is given up. head_start: begun as soon as there is something to wait for."""
         lease, started = self._reservations.lease(instance_id, ballot), self._started.get(instance_id)
         if lease is None or (started is not None and started.plan.ballot == lease.plan.ballot):
-            return  # `commit` says what is wrong, or joins those who watch it
+            return  # `commit` reports the error, or joins those who watch the stage
         if self._to_go_on(lease.plan, lease.index) is not None:
             return
         async with aclosing(self._models.fetch(lease.plan, lease.index)) as steps:
@@ -368,15 +373,15 @@ class StageHost:
                 if self._stopping or self._reservations.renew(instance_id, ballot, self._clock()) is not lease:
                     raise StageLostError(f"ballot {ballot} of {instance_id} was given up while its files were fetched")
                 if lease.stage.group is None:
-                    # what a rank has to find in its environment must be there before its engine's library is imported
+                    # a rank's environment variables must be set before its engine's library is imported
                     head_start.begin(lease.stage.engine)
                 yield step
 
     async def link(
         self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: Sequence[str] = ()
     ) -> None:
-        """Tell the stage where the next one listens, at next_peer, and the leader of a tensor group where its other
-        ranks do. Raises StageLostError if this plan runs not here."""
+        """Set where the next stage listens, at next_peer, and, for the leader of a tensor group, where the other ranks
+        listen. Raises StageLostError if this plan does not run here."""
         runner = self._runners.get(instance_id)
         if runner is None or self._reservations.lease(instance_id, ballot) is None:
             raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
@@ -385,24 +390,26 @@ class StageHost:
         await self._hops.link(instance_id, runner, endpoint, next_peer)
 
     async def show_new_certificate(self) -> None:
-        """Our credentials were renewed: give them to the stages that run here, too."""
+        """Send this node's renewed credentials to the stages that run here."""
         assert self._credentials is not None, "an open mesh has none"
         tls = tls_to_proto(self._credentials.current)
         assert tls is not None, "made from credentials"
-        told = (runner.show(tls) for runner in self._runners.values())
-        for outcome in await asyncio.gather(*told, return_exceptions=True):
-            if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):  # that one ends just now
+        sends = (runner.show(tls) for runner in self._runners.values())
+        for outcome in await asyncio.gather(*sends, return_exceptions=True):
+            # a MeshError means that the runner is ending
+            if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):
                 raise outcome
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
-        """Why the stage of the plan of this ballot does not run here; "" if it does, whoever has adopted it since."""
+        """Check the stage of this plan: why it does not run here, or "" if it does, whichever peer has adopted it
+        since."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         if runner is None or lease is None or lease.plan.ballot != ballot:
             return f"ballot {ballot} of {instance_id} does not run here"
         return await why_unwell(runner)
 
     async def status(self, instance_id: str) -> StageStatus:
-        """What this node has of an instance, of whatever plan."""
+        """The state of an instance on this node, for any plan of it."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
         promised = self._reservations.promised(instance_id)
@@ -415,7 +422,7 @@ class StageHost:
     async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone.
 
-        beaten_by: promise this ballot, too, so that the owner of the stage hears of it when it asks.
+        beaten_by: promise this ballot, too, so that the owner of the stage learns of it with its next request.
         """
         async with self._turn:
             self._reservations.release(instance_id, ballot)
@@ -425,7 +432,7 @@ class StageHost:
                 await self._end_runner(instance_id)
 
     def _to_go_on(self, plan: Plan, index: int) -> Lease | None:
-        """What the process of this instance was started for, if it is well and can go on by this plan."""
+        """The lease of this instance's process, if the process is healthy and can continue under this plan."""
         runner, started = self._runners.get(plan.instance_id), self._started.get(plan.instance_id)
         if runner is None or started is None or not goes_on(started, plan, index):
             return None
@@ -434,13 +441,13 @@ class StageHost:
     async def _bring_in(
         self, lease: Lease, keep_kv_from: int | None, wiring: RankWiring | None, head_start: HeadStart
     ) -> Runner:
-        """A process for a lease: the one that is there if it can go on, else a new one."""
+        """A process for a lease: the running one if it can continue, else a new one."""
         plan, instance_id = lease.plan, lease.plan.instance_id
         started = self._to_go_on(plan, lease.index)
         if started is None and keep_kv_from is not None and lease.index >= keep_kv_from:
-            raise StageLostError(f"{lease.stage.shard} was to go on with its KV, and is gone")
+            raise StageLostError(f"{lease.stage.shard} should continue with its KV, but its runner is gone")
         if started is None:
-            await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
+            await self._end_runner(instance_id)  # the caller that started it may have disconnected before it was ready
             return await self._start_runner(lease, wiring, head_start)
         runner = self._runners[instance_id]
         lease.taken_bytes, lease.weights_bytes = started.taken_bytes, started.weights_bytes
@@ -449,14 +456,14 @@ class StageHost:
         self._hops.forget(instance_id, runner)
         keeps = len(plan.stages) if keep_kv_from is None else keep_kv_from
         await runner.change(plan_to_proto(plan), lease.index, keeps)
-        _log.info("%s goes on by ballot %s", runner.label, lease.ballot)
+        _log.info("%s continues under ballot %s", runner.label, lease.ballot)
         return runner
 
     async def _start_runner(self, lease: Lease, wiring: RankWiring | None, head_start: HeadStart) -> Runner:
         plan = lease.plan
         rank = lease.stage.peers.index(self._own_id)
         if fault := wiring_fault(lease.stage.group, rank, wiring):
-            raise InputError(f"the wiring for {lease.stage.shard} is not that of its rank here: {fault}")
+            raise InputError(f"the wiring for {lease.stage.shard} does not fit the rank of this node: {fault}")
         model_dir = await asyncio.to_thread(self._models.find, plan.model)
         start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
         card = await asyncio.to_thread(self._models.card, plan.model)
@@ -497,7 +504,8 @@ class StageHost:
             nonlocal before, lease
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]
-            if beat.frames_in + beat.laps != before.frames_in + before.laps:  # whoever can reach this node
+            # a working stage keeps its lease, even if its owner cannot reach this node
+            if beat.frames_in + beat.laps != before.frames_in + before.laps:
                 self._reservations.renew(instance_id, lease.ballot, self._clock())
                 lease.worked_at = self._clock()
             if lease.ready:
@@ -530,7 +538,7 @@ class StageHost:
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
 
     def _seat(self, lease: Lease) -> StageSeat:
-        """Where the runner of a lease is in its ring, for the metrics."""
+        """The place of a lease's runner in its ring, for the metrics."""
         plan, stage = lease.plan, lease.stage
         rank = stage.peers.index(self._own_id)
         passes_on = len(plan.stages) > 1 and rank == 0
@@ -561,12 +569,12 @@ class StageHost:
             due = self._clock() + EXPIRE_EVERY_S
             await next_beat(EXPIRE_EVERY_S)
             if self._clock() > due + STOOD_STILL_S:
-                continue  # nobody could follow a stage meanwhile, or renew its lease
+                continue  # this node was suspended: no owner could watch a stage or renew its lease
             async with self._turn:
                 await self._expire()
 
     async def _expire(self) -> None:
-        """Free what no owner holds any more; a stage that is watched is held."""
+        """Free what no owner holds any more; a watched stage is held."""
         now = self._clock()
         for lease in self._reservations.leases:
             runner = self._runners.get(lease.plan.instance_id)

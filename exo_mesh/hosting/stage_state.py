@@ -1,4 +1,5 @@
-"""A stage on this machine: what its process is told, whether it is well, and what another plan may go on with."""
+"""Decides about a stage on this machine: its start message, whether it is healthy, and whether it may continue under
+another plan."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from exo_mesh.transport.plan_codec import plan_to_proto, rank_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 SILENT_S = 2.0
-"""A runner reports twice a second. One that has missed four reports is not killed for it (see Limits.silence_s), but
-who asks whether it runs, because a connection to it broke, is told no."""
+"""Seconds of silence after which a runner counts as not running for callers that ask because a connection to it broke.
+It reports twice a second; it is not killed for missing four reports (see Limits.silence_s)."""
 
 LISTEN_S = 0.6
-"""... unless it reports within this: it may be this node that stood still, and has not read the reports yet."""
+"""Extra seconds for a report to arrive: this node may have been suspended itself, and not have read the reports yet."""
 
 
 def start_message(
@@ -32,8 +33,7 @@ def start_message(
     wiring: RankWiring | None = None,
     memory: MemoryReading | None = None,
 ) -> runner_pb2.StartStage:
-    """What a runner is told when it starts. wiring: of the rank of a tensor group that it is to be. memory: of this
-    machine, now."""
+    """The message that starts a runner. wiring: of its rank, in a tensor group. memory: of this machine, now."""
     first, last = settings.data_ports or (0, 0)
     return runner_pb2.StartStage(
         plan=plan_to_proto(lease.plan),
@@ -52,12 +52,12 @@ def start_message(
 
 
 def is_well(runner: Runner) -> bool:
-    """Is it loaded, and does it report?"""
+    """Whether a runner is loaded and reports."""
     return runner.board.ready and runner.board.failed is None and runner.silent_s <= SILENT_S
 
 
 async def why_unwell(runner: Runner) -> str:
-    """ "" if it is well, for which it may take a moment to report."""
+    """The reason why a runner is not healthy, or ""; may wait a moment for a report."""
     if (failed := runner.board.failed) is not None:
         return failed.message
     if not runner.board.ready:
@@ -68,7 +68,7 @@ async def why_unwell(runner: Runner) -> str:
 
 
 def goes_on(started: Lease, plan: Plan, index: int) -> bool:
-    """May a process that was started for one plan go on as stage `index` of another, with its weights?"""
+    """Whether a process that was started for one plan may continue as stage `index` of another, with its weights."""
     old, new = started.plan, plan
     alone = started.stage.group is None and plan.stages[index].group is None  # a group meets once per process
     return (

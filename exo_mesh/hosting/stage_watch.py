@@ -8,12 +8,12 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.proto import runner_pb2
 
 BEAT_MOST_S = 1.0
-"""What one heartbeat can add to a standstill: after a pause of this node, or of the whole machine, the time that has
-passed says nothing of the runner."""
+"""Most seconds that one heartbeat can add to a standstill: after a pause of this node or of the whole machine, the time
+that has passed is no measure of the runner."""
 
 
 class Phase(StrEnum):
-    """How far a runner has come."""
+    """The progress of a runner towards readiness."""
 
     STARTING = "starting"
     LOADING = "loading"
@@ -21,7 +21,8 @@ class Phase(StrEnum):
 
 
 class StageWatch:
-    """Progress is what counts: of a load, the part done and the runner's own counter; of a frame, that it ends."""
+    """Watches the progress of one runner: of a load, the part done and the runner's own counter; of a frame, that it
+    ends."""
 
     def __init__(self, limits: RunnerLimits, stage_bytes: int) -> None:
         self._limits = limits
@@ -37,17 +38,17 @@ class StageWatch:
 
     @property
     def stuck_s(self) -> float:
-        """How long it has made no progress although it has work, or has said nothing."""
+        """Seconds without progress although it has work, or without a report."""
         return max(self._still_s, self.silent_s)
 
     def silent(self, seconds: float) -> str:
-        """Nothing has come for so much longer; why that is too long, or ""."""
+        """Note that no report came for this many more seconds; returns why that is too long, or ""."""
         self.silent_s += seconds
         most_s = self._limits.first_message_s if self.phase is Phase.STARTING else self._limits.silence_s
         return f"has been silent for {most_s:.0f} s" if self.silent_s >= most_s else ""
 
     def heard(self, report: runner_pb2.FromRunner, gap_s: float) -> str:
-        """A report has come, gap_s after the last one; why the runner counts as stuck, or ""."""
+        """Note a report, gap_s after the last one; returns why the runner counts as stuck, or ""."""
         self.silent_s = 0.0
         kind = report.WhichOneof("message")
         if kind == "ready":
@@ -72,7 +73,7 @@ class StageWatch:
         else:
             self._still_s += gap_s
         limit_s = self._load_limit_s
-        return f"is not loaded, and has not got on for {limit_s:.0f} s" if self._still_s >= limit_s else ""
+        return f"is not loaded, and has made no progress for {limit_s:.0f} s" if self._still_s >= limit_s else ""
 
     def _stuck_in_frame(self) -> str:
         beat = self._beat
@@ -85,7 +86,7 @@ class StageWatch:
         if self._still_s < limit_s:
             return ""
         what = "a prefill frame" if beat.computing_prefill else "a decode frame"
-        return f"has been at {what} of {beat.computing_tokens} tokens for {limit_s:.0f} s"
+        return f"has been computing {what} of {beat.computing_tokens} tokens for {limit_s:.0f} s"
 
     def _load_moved(self, done: int) -> None:
         if done > self._loaded:
@@ -99,7 +100,8 @@ class StageWatch:
 
     @property
     def _load_limit_s(self) -> float:
-        """A load that has told of two steps tells of the next one, too; of others only its size is known."""
+        """Seconds for the next step of a load: from the steps so far once two are reported, before that from its size
+        alone."""
         by_size = self._limits.load_s(self._stage_bytes)
         if self._steps < 3 or not self._loaded:
             return by_size

@@ -1,4 +1,4 @@
-"""What is known of one stage, for any number of watchers."""
+"""Publishes the known status of one stage to any number of watchers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEVER_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StageBeat:
-    """The last heartbeat of a stage that runs here; is_driver: it is the last one of its ring."""
+    """The last heartbeat of a stage that runs here; is_driver: it is the last stage of its ring."""
 
     instance_id: str
     index: int
@@ -26,7 +26,7 @@ class StatusBoard:
     """The latest status of each kind ("listening", "loading", "ready", "failed"). "failed" is final."""
 
     watchers = 0
-    """How many watch just now."""
+    """Number of current watchers."""
 
     def __init__(self) -> None:
         self._latest: dict[str, tuple[int, pb.StageStatus]] = {}
@@ -44,18 +44,19 @@ class StatusBoard:
 
     @property
     def load_s(self) -> float:
-        """How long loading took; 0 before it is ready."""
+        """Seconds that loading took; 0 before it is ready."""
         entry = self._latest.get("ready")
         return entry[1].ready.load_s if entry else 0.0
 
     @property
     def all_reduce_s(self) -> float:
-        """Of a few bytes, as the tensor group measured it that this stage leads; 0 if it leads none."""
+        """Seconds of an all-reduce of a few bytes, as measured by the tensor group that this stage leads; 0 if it leads
+        none."""
         entry = self._latest.get("ready")
         return entry[1].ready.group.all_reduce_s if entry else 0.0
 
     def publish(self, status: pb.StageStatus) -> None:
-        """Tell all watchers. What comes after "failed" is dropped."""
+        """Publish a status to all watchers. A status after "failed" is dropped."""
         kind = status.WhichOneof("status")
         if kind is not None and self.failed is None:
             self._count += 1
@@ -67,7 +68,7 @@ class StatusBoard:
         self.publish(pb.StageStatus(failed=pb.StageFailed(code=code, message=message)))
 
     async def watch(self) -> AsyncIterator[pb.StageStatus]:
-        """What is known, then what comes, until the stage has failed; stale loading reports are skipped."""
+        """Yield the known statuses, then new ones, until the stage has failed; stale loading reports are skipped."""
         seen = 0
         self.watchers += 1
         try:

@@ -1,4 +1,4 @@
-"""One runner child: started, watched and ended by the node."""
+"""One runner child: the node starts, watches and ends it."""
 
 from __future__ import annotations
 
@@ -49,28 +49,29 @@ MAX_LINE_BYTES = 2000
 """Longer lines of a runner's stderr are cut; a native library may write megabytes without a line end."""
 
 CHANGE_S = 30.0
-"""How long a runner may take to go on by another plan: it does what it is computing first, and a chunk of prefill on a
-slow board takes seconds."""
+"""Seconds that a runner may take to change to another plan: it finishes its current frame first, and a chunk of prefill
+on a slow board takes seconds."""
 
 LISTEN_STEP_S = 0.25
-"""Silence is counted in steps of this: when this node itself stood still, it is not the runner that was silent."""
+"""Silence is counted in steps of this: if this node itself was suspended, the runner was not silent."""
 
 DRAIN_S = 0.2
-"""After the end of the process: how long its last words may take to get here."""
+"""Seconds that the last output may take to arrive after the end of the process."""
 
 EXIT_S = 3.0
-"""From the end of its pipe to the end of the process, whose exit code says why. Milliseconds, unless the machine is
-overloaded."""
+"""Seconds from the end of its pipe to the end of the process, whose exit code shows the cause. Milliseconds, unless the
+machine is overloaded."""
 
 OnBeat = Callable[[runner_pb2.Heartbeat], None]
 OnEnd = Callable[[End, str], None]
-"""How it came to its end, and why; called before anybody else hears of it, and not if the owner was cancelled."""
+"""Called with how the runner ended, and why; before any other notification, and not if the owner was cancelled."""
 
 _log = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs once. `board` has what is known; `beat` is the last heartbeat. `run` returns when the process is gone."""
+    """One runner process, which runs once. `board` has its status; `beat` is the last heartbeat. `run` returns when the
+    process is gone."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Runner:
         self.end: End | None = None
         self._on_end: OnEnd = lambda end, why: None
         self.started_s = 0.0
-        """From the start of the process to its first report, once that has come."""
+        """Seconds from the start of the process to its first report, once it has come."""
         self.flight = FlightLog(label) if flight is None else flight
         self._pid_files = pid_files
         self._memory = OutOfMemory()
@@ -119,8 +120,8 @@ class Runner:
         self._stacks_asked = 0
 
     async def run(self, on_beat: OnBeat = lambda beat: None, on_end: OnEnd = lambda end, why: None) -> None:
-        """Start the process, follow it, and see it off. Never raises a MeshError: failures go to the board, at once,
-        also if the process then has to be killed. `end` says how it came to its end, once this has returned."""
+        """Start the process, follow it, and end it. Never raises a MeshError: failures go to the board, at once, also
+        if the process then has to be killed. `end` says how it ended, once this has returned."""
         self._on_end = on_end
         try:
             await self._run(on_beat)
@@ -133,7 +134,7 @@ class Runner:
             self._gone.set()
 
     def _crash(self, message: str) -> End:
-        """What a crash with these last words is."""
+        """The kind of a crash with this last message."""
         is_oom = self._was_killed_for_memory or OutOfMemory.is_said_by(message)
         return End.OOM if is_oom else End.CRASHED
 
@@ -146,12 +147,12 @@ class Runner:
 
     @property
     def silent_s(self) -> float:
-        """How long ago its last report came; infinite before the first."""
+        """Seconds since its last report; infinite before the first."""
         return asyncio.get_running_loop().time() - self._heard_at if self._heard_at else math.inf
 
     async def stacks(self) -> list[str]:
-        """Where all threads of the process stand: files, lines and names, no values. [] if the process does not hear
-        the question: it has ended, is stopped by a signal, or has not reported yet."""
+        """The stacks of all threads of the process: files, lines and names, no values. [] if the process cannot react:
+        it has ended, is stopped by a signal, or has not reported yet."""
         if not self._can_be_asked:
             return []
         self._heard_stacks = self._heard_stacks or StackListener()
@@ -160,7 +161,7 @@ class Runner:
 
     @property
     def _can_be_asked(self) -> bool:
-        """Before its first report a process may not handle the signal yet, and would end by it."""
+        """Whether the process can be asked for its stacks: before its first report the signal could end it."""
         return bool(self._process and self._heard_at and not self._gone.is_set() and not is_stopped(self.pid))
 
     def _signal_for_stacks(self) -> None:
@@ -169,7 +170,7 @@ class Runner:
             self._process.send_signal(signal.SIGUSR1)
 
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
-        """Tell the stage where the next one listens. Raises StageLostError if it is gone.
+        """Set where the next stage listens. Raises StageLostError if the runner is gone.
 
         keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
         """
@@ -179,17 +180,17 @@ class Runner:
     def lose_hop(self, reason: str, *, is_out_of_reach: bool = False) -> None:
         """Report that this stage cannot reach the next one; the owner of the ring decides what follows.
 
-        is_out_of_reach: nor does this node reach the node of that one.
+        is_out_of_reach: this node cannot reach the node of that stage either.
         """
         self.flight.note("hop lost", reason)
         lost = control_pb2.StageHopLost(message=reason, is_out_of_reach=is_out_of_reach)
         self.board.publish(control_pb2.StageStatus(hop_lost=lost))
 
     async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
-        """Let the process go on by another plan, with the layers that it has; see ChangePlan. From now on `board` is
-        that plan's, and it is not ready before the process says so. Raises StageLostError if it is gone."""
+        """Let the process continue under another plan, with the layers that it has; see ChangePlan. From now on `board`
+        is for that plan, and is not ready before the process reports so. Raises StageLostError if it is gone."""
         old, self.board = self.board, StatusBoard()
-        old.fail(StageLostError.code, f"{self.label} goes on by ballot {plan.ballot.counter}")
+        old.fail(StageLostError.code, f"{self.label} continues under ballot {plan.ballot.counter}")
         self._ballot = plan.ballot
         self._changed_by = asyncio.get_running_loop().time() + CHANGE_S
         change = runner_pb2.ChangePlan(plan=plan, stage=stage, keep_kv_from=keep_kv_from)
@@ -197,17 +198,17 @@ class Runner:
         self.flight.note("change of plan", ballot=plan.ballot.counter, stage=stage, keep_kv_from=keep_kv_from)
 
     async def link_ranks(self, endpoints: Sequence[str]) -> None:
-        """Tell the leader of a tensor group where ranks 1 to N-1 listen. Raises StageLostError if it is gone."""
+        """Send the leader of a tensor group the endpoints of ranks 1 to N-1. Raises StageLostError if it is gone."""
         await self._tell(runner_pb2.ToRunner(ranks=runner_pb2.LinkRanks(endpoints=endpoints)))
 
     async def show(self, tls: runner_pb2.TlsCredentials) -> None:
         """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
-        self._start.tls.CopyFrom(tls)  # in case the process has not been told to start yet
+        self._start.tls.CopyFrom(tls)  # in case the process has not received its start message yet
         await self._tell(runner_pb2.ToRunner(tls=tls))
 
     async def press(self, level: int, free_bytes: int) -> None:
-        """Tell the stage how short of memory the machine is, and what its KV may still take; one that is gone need not
-        know."""
+        """Send the stage the memory pressure of the machine, and the bytes that its KV may still take; a runner that is
+        gone is ignored."""
         self._memory.level = level
         pressure = runner_pb2.Pressure(level=level, free_bytes=free_bytes)
         with contextlib.suppress(StageLostError):
@@ -222,7 +223,7 @@ class Runner:
             raise StageLostError(f"the runner of {self.label} is gone") from exc
 
     async def stop(self) -> None:
-        """End the process within 4 s, politely first; `run` then returns. Returns when it is gone."""
+        """End the process within 4 s, by a message first; `run` then returns. Returns when it is gone."""
         if not self._stopping.is_set():
             self.flight.note("stop asked")
         self._stopping.set()
@@ -255,16 +256,16 @@ class Runner:
         """Follow the process until it has ended, is stuck, or is to stop. The end is noted, or raised."""
         await child.open()
         process, reader, self._writer = child.process, child.reader, child.writer
-        with contextlib.suppress(TransportError):  # it has ended already, and its exit says more
+        with contextlib.suppress(TransportError):  # it has ended already, and its exit code says more
             await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")
-        # not only the end of its pipe: a child of the runner may hold that open
+        # not only the end of its pipe: a child of the runner may hold the pipe open
         exited = asyncio.create_task(exit_of(process), name=f"exit of {self.label}")
         try:
             await asyncio.wait((listener, stopped, exited), return_when=asyncio.FIRST_COMPLETED)
             if exited.done() and not self._stopping.is_set():
-                # its own last words say more than its exit code
+                # its last report and output say more than its exit code
                 await asyncio.wait((listener, output), timeout=DRAIN_S)
         finally:
             for task in (listener, stopped, exited):
@@ -281,7 +282,7 @@ class Runner:
             raise StageLostError(f"the runner of {self.label} {fate}")
 
     async def _listen(self, reader: asyncio.StreamReader, on_beat: OnBeat) -> None:
-        """Follow the reports until the pipe ends. Raises StuckError when the runner does not get on."""
+        """Follow the reports until the pipe ends. Raises StuckError when the runner makes no progress."""
         loop = asyncio.get_running_loop()
         watch = StageWatch(self._limits, self._stage_bytes)
         last = loop.time()
@@ -301,14 +302,14 @@ class Runner:
                 self._check(watch, watch.heard(report, gap_s))
                 self._ask_where_it_hangs(watch.stuck_s)
                 if last > self._changed_by:
-                    self._check(watch, f"did not go on by another plan within {CHANGE_S:.0f} s")
+                    self._check(watch, f"did not change to another plan within {CHANGE_S:.0f} s")
         finally:
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
     def _ask_where_it_hangs(self, stuck_s: float) -> None:
-        """With --hang-debug: have the stacks of a runner that makes no progress in the log, once per interval."""
+        """With --hang-debug: write the stacks of a runner without progress to the log, once per interval."""
         every_s = self._limits.stacks_every_s
         if not every_s or stuck_s < every_s:
             self._stacks_asked = 0
@@ -321,7 +322,7 @@ class Runner:
     def _check(self, watch: StageWatch, problem: str) -> None:
         if problem:
             ends = {Phase.STARTING: End.CRASHED, Phase.LOADING: End.WEDGED, Phase.READY: End.STALLED}
-            # a rank that gets on no more may wait for another one; whoever placed the group counts its failures
+            # a rank without progress may wait for another rank; the peer that placed the group counts its failures
             waits = self._start.HasField("rank") and watch.phase is not Phase.STARTING
             raise StuckError(f"the runner of {self.label} {problem}", End.LOST if waits else ends[watch.phase])
 
@@ -370,7 +371,7 @@ class Runner:
         self.board.publish(status)
 
     def _go_on(self, changed: runner_pb2.Changed) -> None:
-        """The process works for another plan now; of plans in quick succession only the last one counts."""
+        """Note that the process works for another plan now; of plans in quick succession only the last one counts."""
         if changed.ballot != self._ballot:
             return
         self._changed_by = math.inf
@@ -391,9 +392,7 @@ class Runner:
             if self._pid_files is not None:
                 self._pid_files.forget(process.pid)
         else:
-            _log.error(
-                "runner %s (pid %d) does not end though it was killed: its driver holds it", self.label, self.pid
-            )
+            _log.error("runner %s (pid %d) has not ended after SIGKILL: a device driver holds it", self.label, self.pid)
         if self._writer is not None:
             self._writer.close()
         with contextlib.suppress(TimeoutError):

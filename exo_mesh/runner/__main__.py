@@ -15,14 +15,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Parse the one argument, then run the stage that the pipe asks for."""
+    """Parse the one argument, then run the stage that the node asks for over the pipe."""
     parser = argparse.ArgumentParser(prog="exo_mesh.runner", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True, help="inherited socket to the node")
     args = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     quiet_libraries()
     _end_with_parent()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it stands, for the log of its node
+    # the node sends SIGUSR1 to get the stacks of all threads into its log
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to stop
 
     from exo_mesh.runner.process import run_process
@@ -31,8 +32,11 @@ def main() -> int:
 
 
 def _end_with_parent() -> None:
-    """Let the kernel kill this process when its node dies, where it can (Linux). The end of the pipe says so, too, but
-    the thread that would see it waits as long as an engine holds the interpreter's lock."""
+    """Ask the kernel to kill this process when its node dies, where the system can do that (Linux).
+
+    The closed pipe also shows that the node is gone, but the thread that reads the pipe has to wait while an engine
+    holds the interpreter's lock.
+    """
     if sys.platform == "linux":
         import ctypes
 
@@ -42,4 +46,4 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # engine threads of foreign libraries must not hold up the exit
+    os._exit(code)  # threads of foreign libraries must not delay the exit

@@ -1,4 +1,4 @@
-"""What holds the output of one request: a grammar, a thinking budget, or both."""
+"""Limits the output of one request by a grammar, a thinking budget, or both."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Allowed = npt.NDArray[np.bool_]
 
 
 class Constraint:
-    """Which tokens may come next, and which must. A function of the request and its output alone.
+    """Says which tokens may come next and which must, as a function of the request and its output alone.
 
-    Masks are made in another thread, from when a token is known until its row comes round; only then is anything here
-    called that reads or moves the matcher. All methods are for the event loop.
+    Another thread makes the masks, from the moment when a token is known until its row comes round. Methods that read
+    or move the matcher are called only after that. All methods are for the event loop.
     """
 
     def __init__(self, request: GenerateRequest, grammars: Grammars) -> None:
@@ -42,23 +42,23 @@ class Constraint:
         self._allowed: Allowed | None = None
         self._making: Future[None] | None = None
         self.is_complete = False
-        """Nothing can follow the output: the request ends."""
+        """True when nothing can follow the output: the request ends."""
         if request.grammar is not None:
             self._making = grammars.compile(request.grammar, self._begin)
 
     @property
     def is_ready(self) -> bool:
-        """What may come next is known."""
+        """Whether the tokens that may come next are known."""
         return self._making is None or self._making.done()
 
     def when_ready(self, callback: Callable[[], None]) -> None:
-        """Call back once on the event loop."""
+        """Call `callback` once on the event loop, as soon as `is_ready` is true."""
         assert self._making is not None, "it is not ready"
         self._making.add_done_callback(lambda _: self._grammars.wake(callback))
 
     def allowed(self) -> Allowed | None:
-        """By id, which tokens may come next; all others, also those beyond its end, may not. None: any may. Raises the
-        MeshError that ends the request."""
+        """The tokens that may come next, as a mask by id; ids beyond its end are not allowed. None: any token may come.
+        Raises the MeshError that ends the request."""
         self._settle()
         if self._one_by_one and self._thought is not None and (ids := self._possible(self._thought)):
             only = np.zeros(ids[0] + 1, np.bool_)
@@ -67,7 +67,7 @@ class Constraint:
         return self._allowed
 
     def accept(self, token_id: int) -> None:
-        """A token was drawn and is output. Raises a MeshError."""
+        """Record a token that was drawn and is output. Raises a MeshError."""
         self._settle()
         if self._thought is not None:
             self._thought.add(token_id)
@@ -75,8 +75,9 @@ class Constraint:
             raise self._broken(self._matcher)
 
     def follow(self, room: int) -> list[int]:
-        """Tokens that must come next, `room` at most; they are output from now on. Then begins to find out what may
-        come after them. With log-probabilities there are none: each token needs its own row. Raises a MeshError."""
+        """The tokens that must come next, at most `room`; they count as output from now on. Then starts to compute what
+        may come after them. With log-probabilities the answer is empty, because each token needs its own row. Raises a
+        MeshError."""
         self._settle()
         forced: list[int] = []
         while not self.is_complete and (ids := self._must_come()):
@@ -98,7 +99,7 @@ class Constraint:
         return () if self._matcher is None else self._matcher.compute_ff_tokens()
 
     def _possible(self, thought: ThoughtLimit) -> tuple[int, ...]:
-        """What must come to end a thought, if the grammar has it."""
+        """The tokens that must come to end a thought; none if the grammar does not allow them."""
         ids = thought.forced()
         if ids and self._matcher is not None and self._matcher.validate_tokens(list(ids)) < len(ids):
             thought.give_up()
@@ -106,7 +107,7 @@ class Constraint:
         return ids
 
     def _settle(self) -> None:
-        """Raise what went wrong in the other thread."""
+        """Raise the error of the other thread, if it had one."""
         if self._making is not None:
             making, self._making = self._making, None
             error = making.exception()
@@ -115,12 +116,12 @@ class Constraint:
             if error is not None:
                 raise EngineError(f"the grammar failed: {one_line(str(error))}") from error
 
-    # in other threads
+    # the methods below run in other threads
 
     def _begin(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
         resume_ids = list(self._request.resume_ids)
         if resume_ids and not matcher.consume_tokens(resume_ids):
-            raise InputError(f"the grammar has no place for the output so far: {one_line(matcher.get_error())}")
+            raise InputError(f"the grammar does not accept the output so far: {one_line(matcher.get_error())}")
         self._matcher, self._eos = matcher, eos_ids
 
     def _make_mask(self, matcher: LLMatcher) -> None:
@@ -133,7 +134,7 @@ class Constraint:
                 self.is_complete = True
             allowed[[token_id for token_id in self._ends if token_id < allowed.size]] = True
         elif not allowed.any():
-            raise InputError("the grammar cannot go on with any token of this model")
+            raise InputError("the grammar allows no token of this model to come next")
         self._allowed = allowed
 
     def _check(self, matcher: LLMatcher) -> None:
@@ -144,4 +145,4 @@ class Constraint:
 
     def _broken(self, matcher: LLMatcher) -> MeshError:
         why = matcher.get_error().partition("\n")[0]
-        return InputError(f"the grammar cannot be followed any further: {one_line(why)}")
+        return InputError(f"the grammar cannot continue after the output so far: {one_line(why)}")

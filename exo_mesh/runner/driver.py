@@ -1,4 +1,4 @@
-"""The driver: the runner of the last stage. It has the logits, so it schedules, samples and answers."""
+"""The driver: the runner of the last stage. It has the logits, so it schedules, samples and answers requests."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
 SIGN_OF_LIFE_S = 1.0
-"""How often a request that waits in the queue hears of its place, as long as frames come round; its entry peer gives up
-after 30 s of silence."""
+"""Seconds between two messages to a waiting request about its place in the queue, as long as frames come round. The
+entry peer gives up after 30 s of silence."""
 
 LEARN_EVERY_S = 0.005
-"""Decode laps are looked at no more often than this: of a ring as fast as that, a look at each would be a tenth."""
+"""Minimum time between samples of decode laps; sampling every lap of a fast ring would cost about 10 %."""
 
 _log = logging.getLogger(__name__)
 
 
 class Driver:
-    """Frames begin and end here. All methods run on the event loop; `send` starts a frame round the ring.
+    """Starts frames and takes them back after their lap. All methods run on the event loop; `send` starts a frame.
 
-    Invariant: a sequence is in the scheduler exactly as long as its generation is in `_live`; a stage that was told
-    Insert is told Remove, however the request ends.
+    Invariant: a sequence is in the scheduler exactly as long as its generation is in `_live`. A stage that got Insert
+    for a sequence also gets Remove, however the request ends.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class Driver:
         return self._scheduler.num_running
 
     def describe_load(self, beat: Heartbeat) -> None:
-        """Write into a heartbeat how the requests here are. From any thread: numbers of one moment or the next."""
+        """Write the load of this driver into a heartbeat. From any thread; the numbers may be of slightly different
+        moments."""
         scheduler = self._scheduler
         beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
         beat.kv_pool_tokens = scheduler.max_tokens
@@ -127,10 +128,10 @@ class Driver:
             told.sum_s = durations.sum_s
 
     def change(self, ballot: Ballot, limits: SchedulerLimits, kept_from: int) -> int:
-        """The ring goes on by this ballot with other stages; answers how many running requests do, at the head of the
-        queue. What was on its way is lost, and no token that was drawn.
+        """Continue under a new ballot with other stages. Answers how many running requests continue, at the head of the
+        queue. Frames that were on their way are lost; tokens that were drawn are not.
 
-        kept_from: stages from this one on keep the KV that they have; as many as stages: none does.
+        kept_from: stages from this one on keep the KV that they have; if it is the number of stages, no stage does.
         """
         held = self._came_round()
         if kept_from >= limits.num_stages:
@@ -149,12 +150,12 @@ class Driver:
         return resumed
 
     def reassure(self) -> None:
-        """Tell all callers that their requests live: of silence, entry peers think that it is the ring's end."""
+        """Notify all callers that their requests are alive: entry peers take silence for the end of the ring."""
         for generation in self._live.values():
             self._tell(generation, prefill_events, 0)
 
     def _came_round(self) -> dict[int, int]:
-        """By running sequence, the positions whose rows have been computed by every stage."""
+        """The positions whose rows every stage has computed, by running sequence."""
         held = {sequence.id: sequence.computed for sequence in self._scheduler.running}
         for work in self._in_flight.values():
             for row in work.rows:
@@ -194,11 +195,11 @@ class Driver:
                 self._tell_places(generation)
 
     def _take_over(self, request: GenerateRequest, kept: Kept, mailbox: Mailbox) -> GenerateRequest:
-        """Tell what is kept of an answer that the caller has not heard of, and end whoever works on it now. Answers
-        the request for the rest."""
+        """Send the caller what is kept of an answer and was not received yet, and end the sequence that works on it
+        now. Answers the request for the rest."""
         worker = self.replays.worker(request.key_hash)
         if worker is not None:
-            self._end(worker, SupersededError("the same request was asked for again, and goes on there"))
+            self._end(worker, SupersededError("the same request was sent again; the newer call continues it"))
         request, events = self.replays.begin(request, kept, self._last_sequence)
         for piece in pieces(kept.prompt if request.num_scores else ()):
             self._news.append((mailbox, partial(prompt_events, self._ballot_proto, piece)))
@@ -209,15 +210,15 @@ class Driver:
         return request
 
     def cancel(self, request_id: str, mailbox: Mailbox) -> None:
-        """Whoever waits at `mailbox` is gone: free the sequence everywhere. An unknown request changes nothing, and one
-        of the same id that somebody else waits for goes on."""
+        """Free the sequence everywhere: the caller behind `mailbox` is gone. An unknown request changes nothing;
+        neither does a request with the same id and another mailbox."""
         sequence_id = self._by_request.get(request_id)
         if sequence_id is not None and self._live[sequence_id].mailbox is mailbox:
             self._end(sequence_id, CancelledRequestError("the request was cancelled"))
             self.pump()
 
     def unpark(self, request_id: str, mailbox: Mailbox) -> None:
-        """Whoever waits at `mailbox` has taken all that was in it: the sequence goes on."""
+        """Continue a parked sequence: the caller behind `mailbox` has read all that was in it."""
         mailbox.parked = False
         sequence_id = self._by_request.get(request_id)
         if sequence_id is not None and self._live[sequence_id].mailbox is mailbox:
@@ -225,10 +226,11 @@ class Driver:
             self.pump()
 
     def returned(self, frame: Frame, logits: np.ndarray | None, *, is_apart: bool = False) -> None:
-        """A frame came round and the last stage has computed it; logits are float32 `[sum(num_logits), vocab]`.
+        """Take back a frame that came round and that the last stage has computed; logits are float32
+        `[sum(num_logits), vocab]`.
 
-        is_apart: the engine goes on meanwhile, in another thread. The next frame leaves before anything is learnt from
-        this one, for the ring waits for it.
+        is_apart: the engine computes meanwhile in another thread. The ring waits for the next frame, so that frame is
+        sent before anything is learnt from this one.
         """
         now = time.perf_counter()
         lap_s = self.laps.returned(frame.step, now)
@@ -263,14 +265,15 @@ class Driver:
             self._learn(work, lap_s + draw_s, frame, 0.0 if is_apart else draw_s)
 
     def shut_down(self) -> None:
-        """End all requests and tell every stage to stop."""
+        """End all requests and send every stage the op to stop."""
         for sequence_id in list(self._live):
             self._end(sequence_id, CancelledRequestError("the instance was stopped"))
         self._ops.append(Shutdown())
         self._start(Work((), ()))
 
     def deliver_news(self) -> None:
-        """Tell the callers what happened since the last call. Apart, so that the next frame can leave first."""
+        """Deliver all events since the last call to the callers. A step of its own, so that the next frame can leave
+        first."""
         for mailbox, make in self._news:
             mailbox.post(make())
         self._news.clear()
@@ -307,7 +310,7 @@ class Driver:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
     def _copy_ready(self) -> None:
-        """Begin the sequences that have waited for the prompt of another one."""
+        """Start the sequences that have waited for another one to compute the same prompt."""
         for sequence, source in self._shared.ready(self._scheduler.running):
             max_positions = self._live[sequence.id].max_positions
             if source is None:
@@ -317,8 +320,8 @@ class Driver:
                 self._scheduler.copied(sequence)
 
     def _take_fault(self, fault: Fault) -> None:
-        """A stage could not do a sequence. Copies of it are not trusted, and a copy that could not be made is no error:
-        these compute their prompts themselves."""
+        """End a sequence that a stage could not compute. Its copies are not trusted: they compute their prompts
+        themselves, and so does a sequence whose own copy could not be made, which is no error."""
         if fault.code == NO_COPY:
             self._begin_anew(fault.sequence)
             return
@@ -327,7 +330,8 @@ class Driver:
         self._end(fault.sequence, error_from_code(fault.code, fault.message))
 
     def _begin_anew(self, sequence_id: int) -> None:
-        """Compute all of a request again, under a new id: rows of the old one may be on their way, and have faults."""
+        """Compute all of a request again, under a new id: rows of the old id may still be on their way, and may have
+        faults."""
         generation = self._live.pop(sequence_id, None)
         if generation is None:
             return
@@ -343,7 +347,8 @@ class Driver:
         self._scheduler.submit(generation.sequence)
 
     def _tell_places(self, only: Generation | None = None) -> None:
-        """Tell those who wait, or one of them, how far they are: silence would mean that the ring does not move."""
+        """Report their places in the queue to all waiting requests, or to one: silence would mean that the ring does
+        not move."""
         now, length = time.perf_counter(), self._scheduler.num_waiting
         for place, sequence in self._scheduler.places():
             generation = self._live[sequence.id]
@@ -352,7 +357,7 @@ class Driver:
                 self._tell(generation, queue_events, place, length, self._turns.wait_s(place, now))
 
     def _overload(self) -> OverloadError:
-        """The refusal of one more request. Half of the queue will have moved on when the client tries again."""
+        """Make the error for one more request. Half of the queue will have moved on when the client tries again."""
         place = max(1, self._scheduler.num_waiting // 2)
         wait_s = self._turns.wait_s(place, time.perf_counter())
         kind = MemoryPressureError if self._scheduler.is_short_of_memory else OverloadError
@@ -382,7 +387,8 @@ class Driver:
                 generation.note_lap(frame, sent_at, lap_s)
 
     def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
-        """draw_s: what drawing kept the last stage from computing another frame, like its layers."""
+        """Feed one lap into the measured pace. draw_s: time for which drawing kept the last stage from computing
+        another frame, counted like its layers."""
         waited_s = sum(report.waited_s for report in frame.reports)
         if (num_stages := len(frame.reports)) > 1:
             on_links_s = lap_s - waited_s - sum(report.compute_s for report in frame.reports)
@@ -428,7 +434,7 @@ class Driver:
             self._begin_output(generation)
 
     def _finish_empty(self, generation: Generation) -> None:
-        """The end of a request that draws nothing."""
+        """Send the end of a request that draws nothing."""
         if generation.kept is not None:
             generation.kept.add(TokenEvent(generation.index, None, finish=FinishReason.LENGTH))
         self._tell_laps(generation)
@@ -453,7 +459,8 @@ class Driver:
         self._put_out(generation, drawn, num_drawn=1)
 
     def _put_out(self, generation: Generation, drawn: Drawn, *, num_drawn: int) -> None:
-        """Send tokens to the caller, and let the sequence go on or end. num_drawn: so many of them took a lap."""
+        """Send tokens to the caller, and let the sequence continue or end. num_drawn: how many of the tokens took a
+        lap."""
         index = generation.index - len(drawn.draws)
         self.tokens += len(drawn.draws)
         self.prompts += not index and bool(drawn.draws)
@@ -472,13 +479,13 @@ class Driver:
             generation.mailbox.parked = generation.sequence.parked = True
 
     def _constrain(self, generation: Generation) -> None:
-        """Let the output of a request that wants it be held by a grammar or a thinking budget, as soon as that can be
-        done; its prompt is computed meanwhile."""
+        """Attach a grammar or a thinking budget to a request that asks for one, as soon as it is ready; the prompt is
+        computed meanwhile."""
         request = generation.request
         if (request.grammar is None and request.thinking is None) or not generation.sequence.draws:
             return
         if self._grammars is None:
-            self._end(generation.sequence.id, InputError("this driver has no grammars"))
+            self._end(generation.sequence.id, InputError("this driver cannot apply grammars or thinking budgets"))
             return
         generation.constraint = Constraint(request, self._grammars)
         if generation.constraint.is_ready:
@@ -487,8 +494,8 @@ class Driver:
             generation.constraint.when_ready(partial(self._begin_output, generation))
 
     def _begin_output(self, generation: Generation) -> None:
-        """The grammar is compiled: what must come first, if anything, comes now, or once the row that is on its way
-        has come round; in any case after what is wanted of the prompt."""
+        """Start the constrained output, now that the grammar is compiled. Forced first tokens are output now, or after
+        the row that is on its way; in any case after the log-probabilities of the prompt."""
         if self._live.get(generation.sequence.id) is not generation or generation.sequence.wants_scores:
             return
         generation.constrained = True
@@ -511,14 +518,14 @@ class Driver:
             self._draw_late(generation)
 
     def _draw_late(self, generation: Generation) -> None:
-        """It is known now what may come next, and the logits have been waiting for it."""
+        """Draw from logits that waited until the allowed tokens were known."""
         logits, generation.late = generation.late, None
         if logits is not None and self._live.get(generation.sequence.id) is generation:
             self._draw_one(generation, logits)
             self.pump()
 
     def _end(self, sequence_id: int, error: MeshError | None) -> None:
-        """Forget a request; `error` is posted unless the request ended well. Unknown sequences change nothing."""
+        """Forget a request; `error` is posted unless the request ended well. An unknown sequence changes nothing."""
         generation = self._live.pop(sequence_id, None)
         if generation is None:
             return
@@ -534,7 +541,7 @@ class Driver:
             self._fail(generation, error)
 
     def _refuse(self, generation: Generation, error: MeshError | None) -> None:
-        """It never gets into the queue. error: None if there is nothing to do."""
+        """Answer a request that never enters the queue. error: None if there is nothing to do."""
         if error is None:
             self._finish_empty(generation)
         if generation.kept is not None:
@@ -546,7 +553,7 @@ class Driver:
         self._tell(generation, error_events, error)
 
     def _tell_laps(self, generation: Generation, least: int = 1) -> None:
-        """Send the laps of a traced request that were not sent yet, if there are so many."""
+        """Send the laps of a traced request that were not sent yet, if there are at least `least`."""
         if len(generation.laps) >= least:
             self._tell(generation, trace_events, generation.take_laps())
 
@@ -555,5 +562,5 @@ class Driver:
 
 
 def _the(message: GenerateEvents) -> GenerateEvents:
-    """News that is made already."""
+    """Returns a message that is already made."""
     return message

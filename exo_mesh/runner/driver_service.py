@@ -1,4 +1,4 @@
-"""The gRPC face of the driver: Generate streams token ids in answer to token ids."""
+"""The gRPC service of the driver: Generate streams token ids in answer to token ids."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from exo_mesh.transport.unknown_fields import require_known
 
 
 class DriverService(driver_pb2_grpc.DriverServicer):
-    """Hands requests to the worker, and its answers to the caller."""
+    """Passes requests to the worker, and its answers to the callers."""
 
     def __init__(self, plan: Plan, worker: Worker) -> None:
         self._plan = plan
         self._worker = worker
 
     def change(self, plan: Plan) -> None:
-        """From now on requests for this plan are taken, and those for the one before refused; calls go on."""
+        """Accept requests for this plan from now on, and refuse those for the plan before; running calls continue."""
         self._plan = plan
 
     async def Generate(
@@ -51,11 +51,11 @@ class DriverService(driver_pb2_grpc.DriverServicer):
                 if message.error_code or any(event.finish for event in message.events):
                     return
         finally:
-            # after a good end the driver no longer knows the request, and this changes nothing
+            # after a regular end the driver no longer knows the request, and this changes nothing
             self._worker.inbox.put_nowait(Cancel(wanted.request_id, mailbox))
 
     async def Recall(self, request: pb.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.RecallReply:
-        """Is an answer kept here?"""
+        """Says whether an answer is kept here, and how many tokens of it."""
         driver = self._worker.driver
         num_tokens = driver.replays.num_tokens(request.key_hash) if driver is not None else None
         return pb.RecallReply(found=num_tokens is not None, num_tokens=num_tokens or 0)

@@ -1,4 +1,4 @@
-"""A runner's place on the ring: its data-plane server and the hop to the next stage."""
+"""A runner's data-plane server, and its hop to the next stage."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from exo_mesh.transport.ring_link import RingLink
 from exo_mesh.transport.ring_receiver import RingReceiver
 
 HOP_LOST_S = 60.0
-"""How long a stage that has lost the next one waits for a plan without it: its weights are worth keeping, and whoever
-makes the plan may have to find out first that its owner has died."""
+"""Seconds that a stage without its next stage waits for a new plan. Its weights are worth keeping, and the peer that
+makes the plan may first have to notice that the owner of the instance has died."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Where to bind: `host`, and any free port (0, 0) or the first free one of a range."""
+    """An address to bind: `host`, and any free port (0, 0) or the first free port of a range."""
 
     host: str
     port_first: int
@@ -49,8 +49,9 @@ class Binding:
 
 
 class Endpoint:
-    """Made and used on the event loop; `heartbeat` may be called from any thread. on_hop_lost: told when the next stage
-    cannot be reached any more."""
+    """The data-plane server, its service, and the hops that begin at this runner. Made and used on the event loop;
+    `heartbeat` may be called from any thread. on_hop_lost: called with the reason when the next stage cannot be reached
+    any more."""
 
     def __init__(
         self,
@@ -88,16 +89,17 @@ class Endpoint:
         return port
 
     def _max_bytes(self, method: str, data: bytes) -> int:
-        """A request has at most 5 bytes for each token of the prompt, and as many for those that it resumes."""
+        """The size limit of a message: a request has at most 5 bytes for each prompt token, and as many for each token
+        that it resumes after."""
         return MAX_BYTES + 10 * self._setup.plan.context_limit
 
     def link_to(self, endpoint: str, keep_stream: bool) -> None:
-        """The next stage listens at `endpoint`. keep_stream: dial there only when the present stream breaks."""
+        """Set the endpoint of the next stage. keep_stream: dial there only when the present stream breaks."""
         self._link.set_endpoint(endpoint, keep_stream=keep_stream)
 
     def change(self, change: Change) -> None:
-        """Go on by another plan, in which this stage has the same layers. What comes of the old one is refused from now
-        on, and what was to be sent by it is dropped; the new hop waits for `link_to`."""
+        """Continue under another plan, in which this stage has the same layers. Frames and requests of the old plan are
+        refused from now on, and its unsent frames are dropped; the new hop waits for `link_to`."""
         self._setup, plan = change.setup, change.setup.plan
         link = RingLink(_hello(change.setup), self._credentials, self._hops.add)
         link.frames_out, link.bytes_out = self._link.frames_out, self._link.bytes_out
@@ -111,12 +113,14 @@ class Endpoint:
         """The hops to the other ranks of this leader's tensor group. Raises RankLostError unless there is one for each
         endpoint."""
         if self._ranks is None or len(self._ranks) != len(endpoints):
-            raise RankLostError(f"told of {len(endpoints)} ranks besides itself: the stage does not lead such a group")
+            raise RankLostError(
+                f"got the endpoints of {len(endpoints)} other ranks, which is not the size of this group"
+            )
         return self._ranks
 
     async def run(self) -> None:
-        """Work and keep the hops up, until the ring shuts down. Raises StageLostError if the next stage is gone and no
-        other plan comes within HOP_LOST_S, and RankLostError if another rank of this tensor group is."""
+        """Work and keep the hops up until the ring shuts down. Raises StageLostError if the next stage is lost and no
+        other plan comes within HOP_LOST_S, and RankLostError if another rank of this tensor group is lost."""
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(part) for part in self._beside()]
             await self._worker.run(self._send, None if self._ranks is None else self._ranks.hand_out)
@@ -124,7 +128,7 @@ class Endpoint:
                 task.cancel()
 
     def _beside(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What goes on while the worker works."""
+        """The coroutines that run beside the worker."""
         if self._setup.follows:
             yield watch_leader(self._receiver)
             return
@@ -139,14 +143,14 @@ class Endpoint:
             await self._link.send(frame)
 
     async def _reassure(self) -> None:
-        """While the hop is down, the callers of a driver hear of it from time to time."""
+        """While the hop is down, notify the callers of a driver from time to time that their requests are alive."""
         while True:
             await asyncio.sleep(SIGN_OF_LIFE_S)
             if self._worker.driver is not None and not self._link.linked:
                 self._worker.inbox.put_nowait(Reassure())
 
     async def _keep_hop(self) -> None:
-        """The hop of each plan in turn."""
+        """Run the hop of the current plan, and then of each plan that replaces it."""
         while True:
             self._changed.clear()
             changed = asyncio.create_task(self._changed.wait(), name="change of plan")
@@ -161,7 +165,7 @@ class Endpoint:
                 await asyncio.wait((hop, changed))
 
     async def _without_hop(self, hop: asyncio.Task[None], changed: asyncio.Task[bool]) -> None:
-        """The hop is lost: wait for another plan. Raises what the hop ended with if none comes."""
+        """Wait for another plan after the hop was lost. Raises the error of the hop if no plan comes."""
         error = hop.exception()
         if isinstance(error, StageLostError):
             _log.warning("%s; waiting for another plan", error)
@@ -176,12 +180,12 @@ class Endpoint:
 
     @property
     def _linked(self) -> bool:
-        """Every hop that begins here is up."""
+        """Whether every hop that begins here is up."""
         alone = self._setup.num_stages == 1 or self._setup.follows
         return (alone or self._link.linked) and (self._ranks is None or self._ranks.linked)
 
     def heartbeat(self) -> pb.Heartbeat:
-        """The counters of this moment. Raises RankLostError if this is a rank and hangs; see Worker.check_alive."""
+        """The counters of this moment. Raises RankLostError if this is a rank that hangs; see Worker.check_alive."""
         worker, link, driver = self._worker, self._link, self._worker.driver
         worker.check_alive()
         engine, clock = worker.engine, worker.clock

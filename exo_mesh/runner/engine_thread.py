@@ -1,4 +1,4 @@
-"""The one thread that calls the engine, and where the event loop runs: in it, or beside it."""
+"""The one thread that calls the engine; the event loop runs in the same thread or beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SWITCH_S = 0.0001
-"""Longest that one thread goes on with Python code while the other wants to. Python's own 5 ms are half a step."""
+"""Longest time that one thread runs Python code while the other one waits for the interpreter. Python's default of 5 ms
+is half a step."""
 
 Job = Callable[[], None]
 
@@ -37,7 +38,7 @@ class EngineThread:
     def run(
         self, main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     ) -> T:
-        """Run `main` to its end, whichever thread the loop is in by then; answers or raises what it does."""
+        """Run `main` to its end, whichever thread the loop is in by then; returns or raises what `main` does."""
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             loop = self._loop = runner.get_loop()
             task = loop.create_task(main)
@@ -76,11 +77,11 @@ class EngineThread:
             self._loop.stop()
 
     def submit(self, job: Job) -> None:
-        """Do `job` in the engine's thread after those before it; only once they are apart. It must not raise."""
+        """Run `job` in the engine's thread, after the jobs before it; only after `part`. The job must not raise."""
         self._jobs.put(job)
 
     def tell_loop(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call something on the loop, from the engine's thread. One that has ended takes no more."""
+        """Call something on the loop, from the engine's thread. A closed loop ignores the call."""
         assert self._loop is not None, "jobs run only inside `run`"
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
@@ -89,7 +90,8 @@ class EngineThread:
                 raise
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What `function` answers or raises in the engine's thread, after all that was submitted before."""
+        """Run `function` in the engine's thread after all jobs submitted before; returns or raises what the function
+        does."""
         if not self.apart:
             return function()
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -97,7 +99,7 @@ class EngineThread:
         def job() -> None:
             try:
                 result = function()
-            except Exception as exc:  # noqa: BLE001 - it is the caller's
+            except Exception as exc:  # noqa: BLE001 - passed on to the caller
                 self.tell_loop(_settle, answer.set_exception, answer, exc)
             else:
                 self.tell_loop(_settle, answer.set_result, answer, result)
@@ -114,5 +116,5 @@ class EngineThread:
 
 
 def _settle(setter: Callable[[Any], None], answer: asyncio.Future[Any], value: object) -> None:
-    if not answer.done():  # whoever asked may have given up
+    if not answer.done():  # the caller may have given up
         setter(value)

@@ -1,4 +1,5 @@
-"""How long the engine has been at one frame, and how long frames like it take: what a watchdog needs to know."""
+"""Measures how long the engine has been computing one frame, and how long such frames usually take: input of a
+watchdog."""
 
 from __future__ import annotations
 
@@ -6,16 +7,18 @@ import time
 from collections.abc import Callable
 
 ENOUGH = 8
-"""Frames of a kind before what they took says anything: the first ones compile kernels and touch cold pages."""
+"""Frames of a kind before their times count: the first ones compile kernels and touch cold pages."""
 
 WEIGHT = 0.1
-"""Of the newest frame in the running mean."""
+"""Weight of the newest frame in the running mean."""
 
 
 class FrameClock:
-    """`begin` and `end` by the thread that computes; the rest from any thread: numbers of one moment or the next.
+    """Times the frames of one engine.
 
-    Prefill counts per token, since its frames differ in size; decode per frame, since a few rows more cost little.
+    `begin` and `end` are called by the thread that computes. Everything else may be read from any thread; the numbers
+    may be of slightly different moments. Prefill counts per token, because its frames differ in size; decode counts per
+    frame, because a few more rows cost little.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -24,20 +27,20 @@ class FrameClock:
         self._mean_s = {False: 0.0, True: 0.0}
         self._seen = {False: 0, True: 0}
         self.prefill_tokens = 0
-        """Of all prefill frames since the start; prefill_s is the time that they took."""
+        """Tokens of all prefill frames since the start; prefill_s is the time that these frames took."""
         self.prefill_s = 0.0
         self.tokens = 0
-        """Of the frame that is being computed; 0 if none is."""
+        """Tokens of the frame that is being computed; 0 if there is none."""
         self.is_prefill = False
 
     def begin(self, tokens: int, *, is_prefill: bool) -> None:
-        """The engine gets a frame. One without tokens (ends of sequences) counts as one."""
+        """Note that the engine starts a frame. A frame without tokens (ends of sequences) counts as one token."""
         self._began = self._now()
         self.is_prefill = is_prefill
         self.tokens = max(1, tokens)
 
     def end(self) -> float:
-        """The engine has come back; answers the seconds that it took."""
+        """Note that the engine has finished its frame; answers the seconds that it took."""
         took_s = self._now() - self._began
         kind = self.is_prefill
         each_s = took_s / self.tokens if kind else took_s
@@ -54,7 +57,7 @@ class FrameClock:
 
     @property
     def prefill_frames(self) -> int:
-        """Computed since the start."""
+        """Prefill frames computed since the start."""
         return self._seen[True]
 
     @property
@@ -62,7 +65,7 @@ class FrameClock:
         return self._seen[False]
 
     def expected_s(self) -> float:
-        """How long the frame that is being computed should take, by those before it; 0 if that is not known."""
+        """Seconds that the current frame should take, judging by earlier ones; 0 if that is not known."""
         kind, tokens = self.is_prefill, self.tokens
         if self._seen[kind] < ENOUGH:
             return 0.0

@@ -1,4 +1,4 @@
-"""One request inside the driver: its sequence, its sampler, its output so far, and what its caller is told."""
+"""One request inside the driver: its sequence, sampler, output so far, and the messages to its caller."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from exo_mesh.runner.scheduler import Sequence
 from exo_mesh.transport.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
 
 MAX_LAPS = 1024
-"""Laps of a traced request that wait to be sent: the last ones, about 100 bytes each."""
+"""Laps of a traced request kept until they are sent: the newest ones, about 100 bytes each."""
 
 LAPS_AT_ONCE = 16
-"""So many are sent together, for the trace of a request that fails or is cancelled has no more than was sent."""
+"""Laps sent in one message. The trace of a request that fails or is cancelled ends with the laps that were sent."""
 
 
 class Drawn(NamedTuple):
-    """What one row of logits led to: output tokens in order, the first one drawn and the others forced, and why the
+    """The result of one row of logits: output tokens in order, the first one drawn and the others forced, and why the
     request ends, if it does."""
 
     draws: tuple[Draw, ...]
@@ -52,8 +52,8 @@ class Drawn(NamedTuple):
 
 @dataclass(slots=True)
 class Generation:
-    """Lives from submit to its end. `index` counts output tokens, those of an earlier plan included.
-    submitted_at: seconds of `time.perf_counter`."""
+    """The state of one request in the driver, from submit to its end. `index` counts output tokens, including tokens
+    from an earlier plan. submitted_at: seconds of `time.perf_counter`."""
 
     request: GenerateRequest
     sequence: Sequence
@@ -61,23 +61,24 @@ class Generation:
     mailbox: Mailbox
     index: int
     queued: bool = False
-    """Its caller was told that it waits."""
+    """Whether the caller got a message that the request waits."""
     submitted_at: float = field(default_factory=time.perf_counter)
     laps: deque[FrameTrace] = field(default_factory=partial(deque, maxlen=MAX_LAPS))
     kept: Kept | None = None
-    """Where its output is kept, if the client gave an idempotency key."""
+    """Where the output is kept, if the client gave an idempotency key."""
     constraint: Constraint | None = None
-    """What holds its output, if anything does."""
+    """The grammar or thinking budget that limits the output, if there is one."""
     constrained: bool = False
-    """The constraint has been asked for what comes first."""
+    """Whether the constraint has been asked for the first forced tokens."""
     forced: list[int] = field(default_factory=list)
-    """What comes first, while a row is on its way whose logits are of no use then."""
+    """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
     late: np.ndarray | None = None
-    """Logits that came round before it was known what may come next."""
+    """Logits that came round before the allowed tokens were known."""
 
     @staticmethod
     def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
-        """Prompt and already emitted tokens are context; the sampler counts the latter as output."""
+        """Start a request: prompt and already emitted tokens are context, and the sampler counts the latter as
+        output."""
         sampler = Sampler(request)
         tokens = [*request.prompt_ids, *request.resume_ids]
         sequence = Sequence(sequence_id, tokens, request.client, request.priority, request.resumed)
@@ -87,11 +88,12 @@ class Generation:
 
     @property
     def max_positions(self) -> int:
-        """KV positions that the sequence can come to hold."""
+        """The most KV positions that the sequence can hold."""
         return len(self.request.prompt_ids) + self.request.max_tokens
 
     def note_lap(self, frame: Frame, sent_at: float, lap_s: float) -> None:
-        """Keep what a frame with a row of this request took, if it is traced. sent_at: of `time.perf_counter`."""
+        """Keep the timing of a frame with a row of this request, if the request is traced. sent_at: of
+        `time.perf_counter`."""
         if self.request.trace_id:
             stages = tuple(StageSpan(report.waited_s, report.compute_s) for report in frame.reports)
             sent_s = sent_at - self.submitted_at
@@ -99,13 +101,13 @@ class Generation:
             self.laps.append(lap)
 
     def take_laps(self) -> tuple[FrameTrace, ...]:
-        """The laps since the last call."""
+        """Take the laps since the last call."""
         taken = tuple(self.laps)
         self.laps.clear()
         return taken
 
     def begin_anew(self, sequence_id: int) -> None:
-        """Go on as another sequence, which shares no prompt: the stages' KV of the one before is worthless."""
+        """Continue as another sequence that shares no prompt: the stages' KV of the old sequence is not usable."""
         old = self.sequence
         self.sequence = Sequence(
             sequence_id,
@@ -121,19 +123,19 @@ class Generation:
         )
 
     def take_kept(self, kept: Kept | None) -> None:
-        """Keep its output there; what is kept of its prompt is not sent again."""
+        """Keep the output in `kept`; prompt log-probabilities that are kept already are not sent again."""
         self.kept = kept
         if kept is not None:
             self.sequence.scored = min(len(kept.prompt), self.sequence.scores)
 
     @property
     def is_done(self) -> bool:
-        """Nothing is to be drawn, and what was wanted of the prompt has been sent."""
+        """Whether nothing is to be drawn and all log-probabilities of the prompt have been sent."""
         return not self.sequence.draws and not self.sequence.wants_scores
 
     def score(self, row: Row, logits: np.ndarray) -> list[PromptLogprob]:
-        """The log-probabilities of prompt tokens by a prefill row that have not been sent yet. logits: of the last
-        positions of the row. Raises EngineError if they are no numbers."""
+        """The log-probabilities of the prompt tokens in a prefill row that have not been sent yet. logits: of the last
+        positions of the row. Raises EngineError if they are not numbers."""
         sequence = self.sequence
         first = row.pos0 + row.n - len(logits)
         start, stop = max(sequence.scored, first), min(row.pos0 + row.n, sequence.scores)
@@ -146,10 +148,10 @@ class Generation:
         return entries
 
     def draw(self, logits: np.ndarray) -> Drawn:
-        """Draw the next token from float32 `[vocab]` logits, and add those that must follow it.
+        """Draw the next token from float32 `[vocab]` logits, and add the tokens that must follow it.
 
-        A stop id that was drawn is not output: `index` stays. Raises EngineError if there is nothing to draw from, and
-        what the constraint raises.
+        A stop id that was drawn is not output: `index` stays. Raises EngineError if there is no token to draw, and
+        whatever the constraint raises.
         """
         if self.constraint is None:
             allowed = None
@@ -165,12 +167,12 @@ class Generation:
         return self.add((draw,), self.follow())
 
     def follow(self) -> list[int]:
-        """Tokens that must come next. Raises what the constraint raises."""
+        """The tokens that must come next. Raises what the constraint raises."""
         assert self.constraint is not None, "nothing must come"
         return self.constraint.follow(self.request.max_tokens - self.index)
 
     def add(self, draws: tuple[Draw, ...], forced: Ordered[int]) -> Drawn:
-        """Make tokens that must come output, behind others that are."""
+        """Append forced tokens to the drawn ones; all of them become output."""
         assert self.constraint is not None, "nothing must come"
         for token_id in forced:
             self.sampler.add(token_id)
@@ -182,39 +184,40 @@ class Generation:
 
 
 def token_events(ballot: plan_pb2.Ballot, index: int, drawn: Drawn) -> pb.GenerateEvents:
-    """The message with tokens and the end; all of one row go together, so that a caller who loses the
-    driver knows all or none of them. index: of the first one."""
+    """The message with the tokens of one row and the end, if any. One message for all of them: a caller that loses the
+    driver then has all or none. index: of the first token."""
     return pb.GenerateEvents(ballot=ballot, events=map(event_to_proto, drawn.events(index)))
 
 
 def end_events(ballot: plan_pb2.Ballot, index: int) -> pb.GenerateEvents:
-    """The end of a request that draws nothing."""
+    """The message that ends a request that draws nothing."""
     return pb.GenerateEvents(ballot=ballot, events=[pb.TokenEvent(index=index, finish=FinishReason.LENGTH)])
 
 
 def prompt_events(ballot: plan_pb2.Ballot, entries: Iterable[PromptLogprob]) -> pb.GenerateEvents:
-    """Log-probabilities of prompt tokens; one piece of them is one message."""
+    """The message with the log-probabilities of some prompt tokens."""
     return pb.GenerateEvents(ballot=ballot, prompt=prompt_to_proto(entries))
 
 
 def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.GenerateEvents:
-    """What a traced request went through since the last of these events."""
+    """The message with the laps of a traced request since the last such message."""
     return pb.GenerateEvents(ballot=ballot, trace=traces_to_proto(laps))
 
 
 def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:
-    """How many prompt tokens have been computed."""
+    """The message with the number of prompt tokens that have been computed."""
     return pb.GenerateEvents(ballot=ballot, prefilled=tokens)
 
 
 def queue_events(
     ballot: plan_pb2.Ballot, place: int, length: int = 0, wait_s: float | None = None
 ) -> pb.GenerateEvents:
-    """Which place a request has in a queue of `length`, and how long until its turn; place 0: it waits no longer."""
+    """The message with a request's place in a queue of `length` and the time until its turn; place 0: it no longer
+    waits."""
     return pb.GenerateEvents(ballot=ballot, queued=place, queue_length=length, wait_s=wait_s or 0.0)
 
 
 def error_events(ballot: plan_pb2.Ballot, error: MeshError) -> pb.GenerateEvents:
-    """The end of a request that failed."""
+    """The message that ends a request that failed."""
     wait_s = error.retry_after_s if isinstance(error, OverloadError) else 0.0
     return pb.GenerateEvents(ballot=ballot, error_code=error.code, error_message=str(error), wait_s=wait_s)

@@ -1,4 +1,4 @@
-"""The grammars of the requests at one driver: a tokenizer for all of them, and the threads that they work in."""
+"""The grammars of the requests at one driver: one tokenizer for all of them, and the threads that compile and mask."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from exo_mesh.domain.grammar import GrammarSpec
 
 PREPARE_BYTES = 1 << 20
-"""A tokenizer.json of at least this size is read while the stage loads: that stops all Python code of the process, for
-0.7 s with 100,000 tokens. A smaller one is read when the first grammar comes, in less than a tenth of a second."""
+"""Size in bytes from which a tokenizer.json is read while the stage loads: reading stops all Python code of the
+process, for 0.7 s with 100,000 tokens. A smaller file is read with the first grammar, in less than 0.1 s."""
 
 MASK_THREADS = 4
-"""At most; a grammar whose masks take long keeps one of them busy, and the other grammars have the rest."""
+"""Most threads that make masks. A grammar with slow masks keeps one thread busy, and the other grammars use the
+rest."""
 
 Wake = Callable[[Callable[[], None]], None]
-"""Has something done on the event loop; called from any thread."""
+"""Runs a function on the event loop; called from any thread."""
 
 Begin = Callable[["LLMatcher", frozenset[int]], None]
 
@@ -38,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class Grammars:
-    """Made on the event loop at the driver; costs nothing before the first grammar, unless `prepare` was called."""
+    """Compiles grammars and makes masks in threads of its own. Made on the event loop of the driver; costs nothing
+    before the first grammar, unless `prepare` was called."""
 
     def __init__(self, model_dir: Path, wake: Wake) -> None:
         self.wake = wake
@@ -48,21 +50,21 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
 
     def prepare(self) -> None:
-        """Begin to read a large tokenizer: nobody is served yet, and nobody waits for it now."""
+        """Start to read a large tokenizer now, while no request is running yet and none waits for it."""
         try:
             if (self._model_dir / "tokenizer.json").stat().st_size >= PREPARE_BYTES:
                 self._compiler().submit(self._prepare)
         except OSError:
-            return  # the first grammar gets the error
+            return  # the first grammar reports the error
 
     def compile(self, spec: GrammarSpec, work: Begin) -> Future[None]:
-        """Have `work` done with a fresh matcher of the grammar and the ids that it takes for ends of text, in the
-        thread that compiles. The future raises what that raises, InputError if the grammar cannot be used, ModelError
-        if the tokenizer cannot."""
+        """Call `work` in the compiling thread with a fresh matcher of the grammar and the ids that the matcher takes
+        for end of text. The future raises what `work` raises, InputError if the grammar cannot be used, ModelError if
+        the tokenizer cannot be used."""
         return self._compiler().submit(partial(self._compile, spec, work))
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Have a mask made."""
+        """Run `work`, which makes a mask, in one of the mask threads."""
         if self._masking is None:
             threads = min(MASK_THREADS, os.cpu_count() or 1)
             self._masking = ThreadPoolExecutor(threads, thread_name_prefix="masks")
@@ -77,7 +79,7 @@ class Grammars:
         try:
             self._read_tokenizer()
         except MeshError as exc:
-            _log.warning("no grammars for this model: %s", exc)
+            _log.warning("grammars are not available for this model: %s", exc)
 
     def _compile(self, spec: GrammarSpec, work: Begin) -> None:
         tokenizer = self._read_tokenizer()
@@ -91,7 +93,7 @@ class Grammars:
         work(matcher, frozenset(tokenizer.eos_tokens))
 
     def _read_tokenizer(self) -> LLTokenizer:
-        """In the thread that compiles. Raises ModelError."""
+        """Read the tokenizer once, in the compiling thread. Raises ModelError."""
         if self._tokenizer is None:
             start = time.perf_counter()
             self._tokenizer = read_tokenizer(self._model_dir)
@@ -100,7 +102,7 @@ class Grammars:
 
 
 def read_tokenizer(model_dir: Path) -> LLTokenizer:
-    """The model's tokens as grammars need them. It blocks. Raises ModelError."""
+    """The model's tokens as grammars need them. Blocks. Raises ModelError."""
     from llguidance import LLTokenizer
 
     path = model_dir / "tokenizer.json"
@@ -110,9 +112,9 @@ def read_tokenizer(model_dir: Path) -> LLTokenizer:
             text = _uncut(text)
         return LLTokenizer(text)
     except FileNotFoundError as exc:
-        raise ModelError(f"{named(path)}: there is no such file, and grammars need one") from exc
+        raise ModelError(f"{named(path)}: the file does not exist, and grammars need it") from exc
     except BaseException as exc:
-        # The library raises ValueError for a fault of the file, and panics at some.
+        # The library raises ValueError for a bad file, and panics on some files.
         if isinstance(exc, MeshError) or not (isinstance(exc, Exception) or is_panic(exc)):
             raise
         raise ModelError(f"{named(path)}: cannot be used for grammars: {one_line(str(exc))}") from exc
@@ -122,7 +124,7 @@ _CUTS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
 
 
 def _uncut(text: str) -> str:
-    """Without truncation and padding, which would end in the tokens that a grammar forces."""
+    """The tokenizer without truncation and padding, which would add tokens to those that a grammar forces."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(text)

@@ -1,4 +1,4 @@
-"""How many KV positions a stage can hold, by what its engine really takes of the memory that the plan gave it."""
+"""Computes how many KV positions a stage can hold, from the memory that its engine really uses."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from exo_mesh.domain.frame import Copy, Frame, Remove, Retain
 from exo_mesh.engine.contract import StageEngine
 
 LOOK_EVERY = 32
-"""Frames between two questions to the engine how much it holds: it goes through all its tensors for that."""
+"""Frames between two measurements of the engine's memory: the engine visits all its tensors for each one."""
 
 _log = logging.getLogger(__name__)
 
 
 class KvBudget:
-    """Of one stage, used in the engine's thread only.
+    """The KV budget of one stage, used in the engine's thread only.
 
-    The plan reserved bytes for weights, the engine itself, and `planned` positions. What weights and KV take more than
-    that, because of buffers with room to grow or a dtype that the plan did not know, is missing for new positions,
-    which are counted at the plan's price. Where nothing was reserved the stage holds what was planned.
+    The plan reserved bytes for weights, the engine itself, and `planned` positions. Weights and KV may take more,
+    because of buffers with room to grow or a dtype that the plan did not know. Then fewer new positions fit, each
+    counted at the plan's price. If the plan reserved nothing, the stage holds the planned number of positions.
     """
 
     def __init__(self, engine: StageEngine, reserve_bytes: int, planned: int) -> None:
@@ -31,21 +31,21 @@ class KvBudget:
         self.plan(reserve_bytes, planned)
 
     def plan(self, reserve_bytes: int, planned: int) -> None:
-        """Another plan is in force: the engine is the same, what was reserved for it may not be."""
+        """Use the figures of another plan: the engine stays, but its reserved bytes may differ."""
         self._planned = planned
         self._kv_bytes = max(0, reserve_bytes - ENGINE_OVERHEAD_BYTES - self._weights_bytes)
         self._knows = reserve_bytes > 0
         self.tokens = planned
         if self._knows and not self._kv_bytes:
             _log.warning(
-                "weights of %d bytes leave nothing for KV of the %d that are reserved: requests run one by one",
+                "weights take %d bytes and leave nothing for KV of the %d bytes reserved: requests run one at a time",
                 self._weights_bytes, reserve_bytes,
             )  # fmt: skip
 
     def computed(self, frame: Frame, free_bytes: int | None = None) -> int:
-        """A frame has been computed; answers how many positions the stage can hold, those that it does included.
+        """Note a computed frame; answers how many positions the stage can hold, those that it holds now included.
 
-        free_bytes: what the machine has for them now, whatever was reserved; None: enough.
+        free_bytes: what the machine has free for KV now, whatever was reserved; None: enough.
         """
         for op in frame.ops:
             if isinstance(op, Remove):

@@ -1,4 +1,4 @@
-"""How long frames take to come round the ring."""
+"""Measures how long frames take to come round the ring."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
 
 MAX_SAMPLES = 4096
-"""Laps that the quantiles look back on."""
+"""Number of laps that the quantiles cover."""
 
 
 class LapTimes:
-    """Seconds per lap of the last MAX_SAMPLES laps, and of all of them in buckets. Written by the compute thread, read
-    by the I/O thread."""
+    """Seconds per lap of the last MAX_SAMPLES laps, and of all laps in buckets. Written by the compute thread, read by
+    the I/O thread."""
 
     def __init__(self) -> None:
         self._sent: dict[int, float] = {}
@@ -26,11 +26,11 @@ class LapTimes:
         self._sent[step] = now
 
     def forget_sent(self) -> None:
-        """What is on its way will not come round; steps are counted anew."""
+        """Forget the frames on their way: they will not come round, and step numbers restart."""
         self._sent.clear()
 
     def returned(self, step: int, now: float) -> float | None:
-        """A frame is back: how long its lap took, or None if its step is unknown."""
+        """Note that a frame is back; answers how long its lap took, or None if the step is unknown."""
         start = self._sent.pop(step, None)
         if start is None:
             return None

@@ -1,4 +1,4 @@
-"""A short-lived child process ends with the node that asked it, even if that node is killed."""
+"""Ends a short-lived child process with the node that started it, even if the node is killed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import threading
 
 TIED = "--tied"
-"""First argument of a child whose standard input is a pipe that its parent holds open while it wants an answer."""
+"""First argument of a child whose standard input is a pipe that the parent holds open while it wants an answer."""
 
 EXIT_ABANDONED = 3
 
 
 def tie(argv: list[str]) -> list[str]:
-    """The arguments without TIED; with it, this process ends at once when its standard input does."""
+    """The arguments without TIED; if TIED is given, this process ends as soon as its standard input closes."""
     if argv[:1] != [TIED]:
         return argv
     threading.Thread(target=_end_with_input, name="lifeline", daemon=True).start()

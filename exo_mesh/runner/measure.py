@@ -1,14 +1,14 @@
-"""`python -m exo_mesh.runner.measure ENGINE MODEL_DIR`: how fast an engine is here, as lines of JSON.
+"""`python -m exo_mesh.runner.measure ENGINE MODEL_DIR`: measures how fast an engine is here, as lines of JSON.
 
-Started by a node or by `exo-mesh bench`, in a process of its own: it imports the engine's library and loads weights.
+A node or `exo-mesh bench` starts it in a process of its own, because it imports the engine's library and loads weights.
 
     --what slice     one line: seconds of a few layers for 1 to 16 rows, of a prefill, and the memory's bandwidth
-    --what engine    loads the whole model and says so in a line; then, for every line `PROMPT STEPS` on standard input,
-                     a line with the seconds of a prompt of so many tokens and of so many decode steps
+    --what engine    loads the whole model and prints a line; then, for every line `PROMPT STEPS` on standard input,
+                     prints a line with the seconds for a prompt of PROMPT tokens and for STEPS decode steps
     --what library   the same with the generate loop of the engine's own library
     --what peak      one line: the most memory that loading layers A to B took
 
-A line is {"error": …} if it cannot be done. It ends with its standard input, or after --deadline seconds.
+If it fails, it prints {"error": …}. It ends with its standard input, or after --deadline seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_PROMPT, MAX_STEPS = 32768, 4096
 
 
 def main(argv: Sequence[str]) -> int:
-    """0, or 1 after an {"error": …} line."""
+    """Run the measurement; 0, or 1 after an {"error": …} line."""
     parser = argparse.ArgumentParser(prog="exo_mesh.runner.measure", description=__doc__.split("\n")[0])
     parser.add_argument("engine")
     parser.add_argument("model_dir", type=Path)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     except MeshError as exc:
         _say(out, {"error": str(exc)})
         return 1
-    except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the caller must hear of it
+    except Exception as exc:  # noqa: BLE001 - last handler of the process: the caller must get every error
         _say(out, {"error": f"{type(exc).__name__}: {exc}"})
         return 1
     return 0
@@ -71,17 +71,17 @@ def main(argv: Sequence[str]) -> int:
 def library_loop(provider: EngineProvider, model_dir: Path, options: Mapping[str, str]) -> Loop:
     """The generate loop of the engine's own library, to compare with.
 
-    It is what `open_loop(model_dir, options)` of a module `library_loop` in the provider's package answers. Raises
-    EngineError if there is none.
+    The loop is what `open_loop(model_dir, options)` returns, in the module `library_loop` of the provider's package.
+    Raises EngineError if there is no such module.
     """
     name = f"{type(provider).__module__.partition('.')[0]}.library_loop"
     if util.find_spec(name) is None:
-        raise EngineError(f"{provider.name} has no loop of its own library to compare with")
+        raise EngineError(f"engine {provider.name} has no library loop to compare with")
     return cast(Loop, import_module(name).open_loop(model_dir, options))
 
 
 def _serve(out: TextIO, provider: EngineProvider, model_dir: Path, options: Mapping[str, str], what: str) -> None:
-    """Load, say so, then do what each line of standard input asks for."""
+    """Load the model, print a line, then measure what each line of standard input asks for."""
     ready: dict[str, Any] = {"ready": True}
     if what == "engine":
         loop, engine = open_loop(provider, model_dir, options)
@@ -100,20 +100,21 @@ def _serve(out: TextIO, provider: EngineProvider, model_dir: Path, options: Mapp
 
 
 def _peak(provider: EngineProvider, model_dir: Path, options: Mapping[str, str], layers: str) -> dict[str, int]:
-    """peak_bytes: the most that was resident until the stage was loaded. share_bytes: its tensors as they are held."""
+    """Measure the memory of loading some layers. peak_bytes: the most that was resident until the stage was loaded.
+    share_bytes: the stage's tensors as the engine holds them."""
     start, stop = (int(number) for number in layers.split(":"))
     engine = provider.create()
     shard = Shard(model_dir.name, start, stop, read_card(model_dir, model_dir.name).num_layers)
     engine.load(LoadRequest(shard, model_dir, 512, options), lambda done, total: None)
     figures = {"peak_bytes": _peak_rss_bytes(), "held_bytes": engine.memory_bytes()}
-    # last: a survey takes memory as well
+    # last, because a survey takes memory as well
     return {**figures, "share_bytes": share_bytes(provider, model_dir, shard, options)}
 
 
 def _peak_rss_bytes() -> int:
-    """Most memory that this process ever had resident."""
+    """The most memory that this process ever had resident."""
     status = Path("/proc/self/status")
-    if status.is_file():  # ru_maxrss would count what the parent had before exec
+    if status.is_file():  # ru_maxrss would include the parent's memory before exec
         found = re.search(r"VmHWM:\s+(\d+)", status.read_text())
         return 1024 * int(found[1]) if found else 0
     import resource
@@ -129,7 +130,7 @@ def _options(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _own_output() -> TextIO:
-    """Standard output for our lines alone: whatever a library prints goes to standard error."""
+    """A standard output for our lines alone: everything that a library prints goes to standard error."""
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return own
@@ -141,7 +142,7 @@ def _say(out: TextIO, value: Mapping[str, Any]) -> None:
 
 
 def _end_at(deadline_s: float) -> None:
-    """A library that hangs must not keep this process for ever."""
+    """End this process at the deadline, even if a library hangs."""
     timer = threading.Timer(deadline_s, lambda: os._exit(EXIT_LATE))
     timer.daemon = True
     timer.start()
@@ -150,4 +151,4 @@ def _end_at(deadline_s: float) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # threads of foreign libraries must not hold up the exit
+    os._exit(code)  # threads of foreign libraries must not delay the exit

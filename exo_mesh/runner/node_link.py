@@ -1,4 +1,4 @@
-"""The pipe to the node, in a thread of its own: heartbeats, reports and commands, whatever the engine is doing."""
+"""The pipe to the node, in a thread of its own: heartbeats, reports and commands, even while the engine is busy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exo_mesh.transport.runner_pipe import receive_message, send_message
 HEARTBEAT_S = 0.5
 
 STOP_DEADLINE_S = 1.5
-"""From StopStage to the end of the process, whatever the engine is doing; the node kills after 2 s."""
+"""Seconds from StopStage to the end of the process, even while the engine is busy; the node kills it after 2 s."""
 
 EXIT_ORPHANED, EXIT_NO_PULSE = 3, 4
 
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 class NodeLink:
     """Owns the runner's end of the pipe. Ends the process when the node is gone, when a stop takes too long, and when
-    `heartbeat` raises; a MeshError of it is reported first.
+    `heartbeat` raises; a MeshError from `heartbeat` is reported first.
 
     `report` may be called from any thread. `on_command` is called in this thread with every message but StopStage, and
-    `on_stop` once when that comes. `before_exit` is called first by whatever ends the process here.
+    `on_stop` once with StopStage. `before_exit` is called just before this class ends the process.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class NodeLink:
         threading.Thread(target=self._run, name="node_link", daemon=True).start()
 
     def report(self, message: pb.FromRunner) -> None:
-        """Send one message to the node; without a node, end the process."""
+        """Send one message to the node; end the process if the node is gone."""
         try:
             with self._sending:
                 send_message(self._pipe, message)
@@ -65,8 +65,8 @@ class NodeLink:
         except MeshError as exc:
             self.report(pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
         except Exception:  # noqa: BLE001 - logged, and then the process ends
-            _log.exception("the heartbeat failed")
-        self._exit(EXIT_NO_PULSE)  # without this thread nothing would end the process with its node
+            _log.exception("the heartbeat failed; the runner ends")
+        self._exit(EXIT_NO_PULSE)  # without this thread nothing would end the process when its node dies
 
     def _exit(self, code: int) -> NoReturn:
         self._before_exit()
@@ -85,7 +85,7 @@ class NodeLink:
     def _command(self) -> None:
         message = receive_message(self._pipe, pb.ToRunner)
         if message is None:
-            self._exit(EXIT_ORPHANED)  # nobody would ever stop this process
+            self._exit(EXIT_ORPHANED)  # without a node, nobody would ever stop this process
         if message.HasField("stop"):
             timer = threading.Timer(STOP_DEADLINE_S, self._exit, (0,))
             timer.daemon = True

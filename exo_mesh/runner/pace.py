@@ -1,4 +1,5 @@
-"""How fast the ring is, learnt from frames that came round, and what follows: batches in flight, size of a chunk."""
+"""Learns the speed of the ring from frames that came round; decides the number of batches in flight and the chunk
+size."""
 
 from __future__ import annotations
 
@@ -7,38 +8,40 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 SMOOTHING = 0.2
-"""Weight of a new sample: a change of speed is believed after about ten laps."""
+"""Weight of a new sample: a change of speed counts fully after about ten laps."""
 
 OUTLIER = 3.0
-"""A step that the system interrupts for long says nothing of the others."""
+"""A sample counts at most this many times the known value: a step that the system interrupts is no measure of
+others."""
 
 FORGET_AFTER = 500
-"""Samples of other sizes: to try one anew takes some ten frames, a fiftieth of these."""
+"""Samples of other sizes after which a size is forgotten: trying it again takes about ten frames, 2 % of these."""
 
 TOLERANCE = 0.01
-"""Schedules whose predicted rates differ by less than this are equal."""
+"""Schedules whose predicted rates differ by less than this count as equal."""
 
 POINTS_PER_DOUBLING = 2
-"""Sizes that differ by less than a third are one point of a curve, more or less."""
+"""Sizes that differ by less than about a third share one point of a curve."""
 
 CHUNKS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIRST_CHUNK = 64
-"""Chunk sizes to choose from, and the one to begin with beside running streams while nothing has been measured."""
+"""Chunk sizes to choose from, and the first size beside running streams while nothing has been measured."""
 
 RECONSIDER_AFTER = 8
-"""Frames between two looks at how many should be on the ring, once some have come round: a look takes 0.1 ms."""
+"""Frames between two decisions how many frames should be on the ring, once some have come round: one takes 0.1 ms."""
 
 MAX_BATCHES_PER_STAGE = 4
-"""Links that are slow beside the stages ask for more frames than stages; more than this and each row waits for long."""
+"""Links that are slow beside the stages need more frames than stages; with more than this each row waits for long."""
 
 
 def shares(rows: int, batches: int) -> tuple[int, int]:
-    """`rows` over `batches` as equal as can be: the size of the larger ones, and how many of them there are."""
+    """Split `rows` over `batches` as evenly as possible: the size of the larger batches, and how many of them there
+    are."""
     return math.ceil(rows / batches), rows % batches or batches
 
 
 class Curve:
-    """Seconds against a size (rows, tokens), from noisy samples: POINTS_PER_DOUBLING smoothed points."""
+    """Seconds as a function of a size (rows, tokens), from noisy samples: POINTS_PER_DOUBLING smoothed points."""
 
     def __init__(self) -> None:
         self._points: dict[int, tuple[float, float]] = {}
@@ -46,8 +49,8 @@ class Curve:
         self._num_added = 0
 
     def add(self, size: int, seconds: float) -> None:
-        """A sample. One that is far above what is known counts as OUTLIER times that, and a point that has had no
-        sample for FORGET_AFTER is dropped: else a bad moment would be the reason never to try that size again."""
+        """Add a sample. A sample far above the known value counts as OUTLIER times that value. A point without a sample
+        for FORGET_AFTER is dropped: otherwise one bad moment would keep that size from ever being tried again."""
         key = round(POINTS_PER_DOUBLING * math.log2(size))
         x, y = self._points.get(key, (float(size), seconds))
         seconds = min(seconds, OUTLIER * y) if y else seconds
@@ -62,8 +65,8 @@ class Curve:
         return bool(self._points)
 
     def at(self, size: float) -> float:
-        """Between two points a straight line; before the first one as much as there; after the last one on the line
-        through the last two, or as much as there if it is the only one. Never less than at a smaller size."""
+        """Seconds at a size: linear between two points; before the first point its value; after the last one on the
+        line through the last two, or its value if it is the only one. Never less than at a smaller size."""
         points = sorted(self._points.values())
         if not points:
             return 0.0
@@ -80,8 +83,8 @@ class Curve:
         return y0 + slope * (size - x0)
 
     def proportional(self, size: float) -> float:
-        """As `at`, but in proportion to the size before the first point, and never more than that after any other: who
-        does something twice needs twice the time, whatever a bad moment at a larger size says."""
+        """As `at`, but in proportion to the size before the first point, and never more than in proportion after any
+        other: work done twice takes at most twice the time, whatever a bad sample at a larger size says."""
         points = sorted(self._points.values())
         if not points:
             return 0.0
@@ -91,7 +94,8 @@ class Curve:
 
 
 class Pace:
-    """Of one ring. Pure: it is told what was measured and answers what to do."""
+    """The measured speed of one ring, and the decisions that follow from it. Pure: takes measurements, answers
+    decisions."""
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
@@ -99,13 +103,13 @@ class Pace:
         self._hops_s = 0.0
         self._chunks = Curve()
         self._narrowest = 1.0
-        """Of a chunk's lap, the part in which it holds up another one that follows it."""
+        """The part of a chunk's lap in which it delays the chunk that follows it."""
         self._chosen: dict[int, int] = {}
         self._num_decoded = 0
 
     def decoded(self, rows: int, lap_s: float, compute_s: Sequence[float], waited_s: float) -> None:
-        """A decode frame came round. compute_s: of each stage, one number per stage or the frame says nothing.
-        waited_s: of all stages together; what is left of the lap is spent on the links."""
+        """Note a decode frame that came round. compute_s: one number per stage, or the frame is ignored. waited_s: of
+        all stages together; the rest of the lap is spent on the links."""
         if len(compute_s) != self._num_stages:
             return
         for curve, seconds in zip(self._stages, compute_s, strict=True):
@@ -117,8 +121,9 @@ class Pace:
         self._hops_s += (SMOOTHING if self._hops_s else 1.0) * (hops_s - self._hops_s)
 
     def prefilled(self, tokens: int, lap_s: float, waited_s: float, compute_s: Sequence[float] = ()) -> None:
-        """A prefill chunk came round; links included, for a slow link is a reason for small chunks. compute_s: of each
-        stage. Another chunk behind it is held up by the slowest stage, or by the links, which may be a single one."""
+        """Note a prefill chunk that came round. The lap includes the links, because a slow link is a reason for small
+        chunks. compute_s: of each stage. The slowest stage delays the next chunk, or the links do, which may be a
+        single one."""
         moved_s = max(0.0, lap_s - waited_s)
         self._chunks.add(tokens, moved_s)
         if moved_s and len(compute_s) == self._num_stages:
@@ -126,10 +131,10 @@ class Pace:
             self._narrowest += SMOOTHING * (min(1.0, narrowest_s / moved_s) - self._narrowest)
 
     def rate(self, rows: int, batches: int) -> float:
-        """Tokens a second if `rows` sequences decode in `batches` frames, as equal as can be; 0 while nothing is known.
+        """Tokens a second if `rows` sequences decode in `batches` even frames; 0 while nothing is known.
 
-        A frame is back after the sum of all stages and links, but not before the slowest stage has done all the others
-        (spec of pipelines: rows / max(latency of a lap, what all batches take at the bottleneck)).
+        A frame is back after the sum of all stages and links, but not before the slowest stage has computed all the
+        others (standard pipeline bound: rows / max(latency of a lap, time of all batches at the bottleneck)).
         """
         large, num_large = shares(rows, batches)
         lap_s, bottleneck_s = self._hops_s, 0.0
@@ -144,8 +149,8 @@ class Pace:
         return rows / lap_s if lap_s > 0 else 0.0
 
     def batches(self, rows: int) -> int:
-        """How many decode frames should be on the ring when `rows` sequences decode: the number of stages, unless what
-        was measured says that another number is faster."""
+        """The useful number of decode frames on the ring when `rows` sequences decode: the number of stages, unless
+        measurements show that another number is faster."""
         usual = max(1, min(rows, self._num_stages))
         if rows <= 1 or not self._stages[0]:
             return usual
@@ -160,8 +165,8 @@ class Pace:
     def chunk(self, budget_s: float, longest: int, tokens: int = 0) -> int:
         """Size of a prefill chunk whose lap should take no longer than budget_s, at most `longest`.
 
-        tokens: of a prompt that has the ring for itself; then of those sizes the one with which it is through first:
-        small chunks keep all stages busy, large ones do more at once. 0: the largest of them.
+        tokens: length of a prompt that has the ring for itself; the answer is then the size that finishes the prompt
+        first: small chunks keep all stages busy, large ones do more at once. 0: the answer is the largest size.
         """
         if not self._chunks:
             return min(FIRST_CHUNK, longest)
@@ -174,17 +179,19 @@ class Pace:
         return max(size for size in sizes if took_s[size] <= (1 + TOLERANCE) * min(took_s.values()))
 
     def _prompt_s(self, tokens: int, size: int) -> float:
-        """For all chunks of a prompt, one behind the other: the first one's lap, and what each other comes later."""
+        """Seconds for all chunks of a prompt, one behind the other: the lap of the first one, and the delay of each
+        other."""
         size = min(size, tokens)
         return self._chunks.at(size) * (1 + (tokens / size - 1) * self._narrowest)
 
     def chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
-        """How many prefill chunks should be on the ring beside running streams, and of how many tokens: those that get
-        most tokens through, and hold a stream up for no longer than budget_s. One while nothing is known.
+        """The number of prefill chunks on the ring beside running streams, and their tokens: the pair that
+        computes most tokens and delays a stream by no more than budget_s. One chunk while nothing is known.
 
-        Frames do not overtake each other, so that a stream waits for the lap of the chunk before it or for what all of
-        them take at the bottleneck, whichever is more; up to 1.6 times that (tests/runner/test_pace.py) where chunks
-        that come together after a pause meet it at more than one stage."""
+        Frames do not overtake each other. A stream therefore waits for the lap of the chunk before it, or for the time
+        that all chunks take at the bottleneck, whichever is more; up to 1.6 times that (tests/runner/test_pace.py)
+        where chunks that come together after a pause delay it at more than one stage.
+        """
         best = 1, self.chunk(budget_s, longest)
         if not self._chunks:
             return best
@@ -195,5 +202,5 @@ class Pace:
         return best
 
     def _prefill_rate(self, count: int, size: int) -> float:
-        """Tokens a second of so many chunks, no more than stages, that go round at the same time."""
+        """Tokens a second of `count` chunks on the ring at the same time, no more than stages."""
         return count * size / max(1e-9, self._chunks.proportional(size) * max(1.0, count * self._narrowest))

@@ -1,4 +1,4 @@
-"""The life of a runner process: told what to run, load, listen, work, stop."""
+"""The life of a runner process: get a stage from the node, load, listen, work, stop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from exo_mesh.transport.runner_pipe import receive_message, send_message
 from exo_mesh.transport.tls_codec import tls_from_proto
 
 START_DEADLINE_S = 20.0
-"""From the start of the process to its StartStage: the node sends it at once."""
+"""Seconds from the start of the process to its StartStage: the node sends it at once."""
 
 EXIT_STOPPED, EXIT_FAILED = 0, 1
 
@@ -66,7 +66,7 @@ def run_process(control_fd: int) -> int:
 
 
 def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
-    """Import what a stage of this engine will need; None if that fails, which the node has been told."""
+    """Import the library of this engine for a later stage; None if that fails, which is reported to the node."""
     begin = time.monotonic()
     try:
         made = provider(engine).create()
@@ -82,7 +82,7 @@ def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
 async def _serve(
     pipe: socket.socket, start: pb.StartStage, thread: EngineThread, prepared: PreparedEngine | None = None
 ) -> int:
-    """Load, listen, work. Every way to fail is reported to the node before the process ends."""
+    """Load, listen, work. Every failure is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     setup = _setup(start)
     worker = Worker(setup, thread, prepared)
@@ -122,8 +122,8 @@ async def _serve(
         await _until_first(endpoint.run(), stopped.wait())
     except MeshError as exc:
         return _failed(node_link, exc.code, without_paths(str(exc), setup.model_dir))
-    except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the node must hear of it
-        _log.exception("the stage failed")
+    except Exception as exc:  # noqa: BLE001 - last handler of the process: the node must get every error
+        _log.exception("the stage failed; the runner ends")
         return _failed(node_link, EngineError.code, without_paths(f"{type(exc).__name__}: {exc}", setup.model_dir))
     await endpoint.close()
     await worker.close()
@@ -143,7 +143,7 @@ def _setup(start: pb.StartStage) -> StageSetup:
 
 
 def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:
-    """Loading blocks the loop, so the endpoint opens after it: a caller is refused rather than left waiting."""
+    """Load before the endpoint opens: loading blocks the loop, and a caller is refused rather than left waiting."""
 
     def progress(done: int, total: int) -> None:
         files.remove()  # the ranks have met
@@ -154,7 +154,7 @@ def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:
     finally:
         files.remove()
     gc.collect()
-    gc.freeze()  # the libraries' objects live for ever; without this each full collection looks at them for 0.1 s
+    gc.freeze()  # the libraries' objects live for ever; without this each full collection scans them for 0.1 s
 
 
 async def _listen(worker: Worker, endpoint: Endpoint, node_link: NodeLink, binding: Binding) -> None:
@@ -179,7 +179,7 @@ def specs_to_proto(specs: Iterable[TensorSpec]) -> list[plan_pb2.TensorSpec]:
 
 
 async def _until_first(*parts: object) -> None:
-    """Run until one part ends; cancel the others; raise what it raised."""
+    """Run until one part ends; cancel the others; raise the error of the part that ended, if it had one."""
     tasks = [asyncio.ensure_future(part) for part in parts]  # type: ignore[call-overload]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -192,7 +192,7 @@ async def _until_first(*parts: object) -> None:
 
 
 def _raise_single(error: BaseException | None) -> None:
-    """What a task group raised, without the group if it holds one error."""
+    """Raise the error of a task group, without the group if it holds one error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if error is not None:

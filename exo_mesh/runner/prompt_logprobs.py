@@ -12,26 +12,27 @@ from exo_mesh.errors import EngineError
 from exo_mesh.runner.sampler import largest
 
 MAX_LOGITS_BYTES = 64 * 2**20
-"""Logits of one frame that are wanted for prompts: float32 rows of the whole vocabulary, which the last stage holds at
-once. 110 rows of 152,000 tokens."""
+"""Bytes of prompt logits in one frame: float32 rows of the whole vocabulary, which the last stage holds at once. 110
+rows of 152,000 tokens."""
 
 UNKNOWN_VOCABULARY = 2**20
-"""What a vocabulary is taken for until the first logits have come: 16 rows, then."""
+"""Assumed size of the vocabulary until the first logits have come: that allows 16 rows."""
 
 BLOCK = 256
-"""Tokens of the vocabulary whose maximum is taken before the likeliest ones are looked for."""
+"""Tokens of the vocabulary per block; the maximum of each block is computed before the most likely tokens are
+searched."""
 
 AT_ONCE = 128
 """Prompt tokens of one message: with 20 alternatives each that is about 40 KiB."""
 
 
 def max_logit_rows(vocab_size: int = UNKNOWN_VOCABULARY) -> int:
-    """Rows of prompts whose logits one frame may be asked for."""
+    """The most rows of prompts whose logits one frame may ask for."""
     return max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
 
 
 def score(logits: npt.NDArray[np.float32], token_ids: Sequence[int], first: int, num_top: int) -> list[PromptLogprob]:
-    """The log-probabilities of prompt tokens, the first of which is at index `first`.
+    """The log-probabilities of consecutive prompt tokens, the first of which is at index `first`.
 
     logits: `[len(token_ids), vocab]`, each row of the position before its token. Raises EngineError if they hold NaN or
     +inf, or if a token is not in the vocabulary.
@@ -48,7 +49,7 @@ def _score_one(logits: npt.NDArray[np.float32], token_id: int, index: int, num_t
         raise EngineError(f"the logits before prompt token {index} hold NaN or infinity")
     if token_id >= logits.size:
         raise EngineError(f"prompt token {index} is {token_id}, but the model has {logits.size} tokens")
-    # NumPy adds float32 in pairs: the sum is exact to some 1e-6, and takes a quarter of the time of float64
+    # NumPy adds float32 pairwise: the sum is exact to about 1e-6, and takes a quarter of the time of float64
     shifted = logits - np.float32(best)
     log_sum = best + float(np.log(np.exp(shifted, out=shifted).sum()))
     ids = _likeliest(logits, num_top)
@@ -58,8 +59,8 @@ def _score_one(logits: npt.NDArray[np.float32], token_id: int, index: int, num_t
 
 
 def _likeliest(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
-    """What `sampler.largest` answers, in a third of the time: only blocks of the vocabulary with a large enough maximum
-    are looked at."""
+    """The same as `sampler.largest`, in a third of the time: searches only blocks of the vocabulary with a large enough
+    maximum."""
     if not count:
         return np.zeros(0, np.intp)
     num_blocks = logits.size // BLOCK
@@ -74,6 +75,6 @@ def _likeliest(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.in
 
 
 def pieces(entries: Sequence[PromptLogprob]) -> Iterator[Sequence[PromptLogprob]]:
-    """What fits a message each."""
+    """Split the entries into parts that fit one message each."""
     for start in range(0, len(entries), AT_ONCE):
         yield entries[start : start + AT_ONCE]

@@ -1,4 +1,4 @@
-"""Who is next: requests that wait for the ring, fair between clients."""
+"""The queue of requests that wait for the ring, fair between clients."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 MAX_CLIENTS = 1024
-"""Clients whose use of the ring is remembered while they ask for nothing."""
+"""Clients without requests whose use of the ring is remembered."""
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
-"""What a token counts; prefill computes many at once, decoding one a lap. As in Sheng et al., Fairness in Serving Large
-Language Models (OSDI 2024), whose virtual token counter this is."""
+"""Cost of a prompt token and of an output token; prefill computes many tokens at once, decoding one a lap. As in Sheng
+et al., Fairness in Serving Large Language Models (OSDI 2024), whose virtual token counter this is."""
 
 
 class Waiting(Protocol):
-    """What the queue must know of a sequence. resumed: it was running already, here or on an earlier ring."""
+    """The fields of a sequence that the queue needs. resumed: it was running already, here or on an earlier ring."""
 
     id: int
     client: str
@@ -27,10 +27,10 @@ T = TypeVar("T", bound=Waiting)
 
 
 class FairQueue(Generic[T]):
-    """First those that go on after an interruption, oldest first; then the highest priority; among equals the client
-    that has used the ring least; and of one client the oldest.
+    """Orders waiting requests: first those that resume after an interruption, oldest first; then the highest priority;
+    among equals the client that has used the ring least; and of one client the oldest request.
 
-    A client that comes back after a pause starts level with the least served of those that are active: idle time earns
+    A client that comes back after a pause starts level with the least served of the active clients: idle time earns
     nothing.
     """
 
@@ -45,13 +45,14 @@ class FairQueue(Generic[T]):
         return len(self._resumed) + sum(map(len, self._fresh.values()))
 
     def __iter__(self) -> Iterator[T]:
-        """In no particular order but that of `resumed` first."""
+        """All items; the resumed ones first, otherwise in no particular order."""
         yield from self._resumed
         for line in self._fresh.values():
             yield from line
 
     def push(self, item: T) -> bool:
-        """At its place; False, with nothing changed, if the queue is full. What goes on is always taken."""
+        """Add an item at its place; False, with nothing changed, if the queue is full. A resumed item is always
+        taken."""
         if item.resumed:
             self._resumed.append(item)
         elif sum(map(len, self._fresh.values())) >= self._max_waiting:
@@ -62,31 +63,31 @@ class FairQueue(Generic[T]):
         return True
 
     def push_back(self, item: T) -> None:
-        """One that ran until now, and therefore never ceased to be active: before all others."""
+        """Put back an item that ran until now, before all others; its client never ceased to be active."""
         item.resumed = True
         self._resumed.appendleft(item)
 
     def first(self) -> T | None:
-        """The next one; it stays."""
+        """The next item, which stays in the queue."""
         if self._resumed:
             return self._resumed[0]
         line = self._best_line()
         return self._fresh[line][0] if line is not None else None
 
     def pop(self) -> T:
-        """Take the next one. It counts as active until `left`. Raises IndexError if there is none."""
+        """Take the next item. Its client counts as active until `left`. Raises IndexError if there is none."""
         if self._resumed:
             return self._resumed.popleft()
         line = self._best_line()
         if line is None:
-            raise IndexError("nobody waits")
+            raise IndexError("the queue is empty")
         item = self._fresh[line].popleft()
         if not self._fresh[line]:
             del self._fresh[line]
         return item
 
     def remove(self, item_id: int) -> T | None:
-        """Take one out that waits no longer."""
+        """Take out an item that no longer waits."""
         for item in self:
             if item.id == item_id:
                 if item.resumed:
@@ -101,11 +102,11 @@ class FairQueue(Generic[T]):
         return None
 
     def charge(self, client: str, tokens: float) -> None:
-        """A client has used the ring for so many (weighted) tokens."""
+        """Add (weighted) tokens to what a client has used of the ring."""
         self._used[client] = self._used.get(client, 0.0) + tokens
 
     def left(self, client: str) -> None:
-        """One of its sequences neither waits nor runs any longer."""
+        """Note that one sequence of a client neither waits nor runs any longer."""
         self._active[client] = self._active.get(client, 0) - 1
         if self._active[client] <= 0:
             del self._active[client]
@@ -119,6 +120,6 @@ class FairQueue(Generic[T]):
         self._active[client] = self._active.get(client, 0) + 1
 
     def _best_line(self) -> tuple[int, str] | None:
-        if not self._fresh:  # asked with every lap
+        if not self._fresh:  # this runs with every lap
             return None
         return min(self._fresh, key=lambda line: (-line[0], self._used.get(line[1], 0.0)), default=None)

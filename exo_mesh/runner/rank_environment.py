@@ -1,4 +1,4 @@
-"""What MLX reads in the process of one rank: the variables and files by which `mx.distributed.init` finds the others.
+"""The variables and files by which `mx.distributed.init` finds the other ranks, for the process of one rank.
 
 They must be set before `mlx.core` is imported. The formats are those of MLX's own launcher (`mlx.launch`).
 """
@@ -23,15 +23,13 @@ VARIABLES = MLX_VARIABLES
 
 
 def environment(wiring: RankWiring, folder: Path) -> dict[str, str]:
-    """The variables for one rank; their files are written into `folder`, which is private and outlives the process.
-
-    Raises EngineError if MLX could not form this group, with the rule that is broken.
-    """
+    """The variables for one rank; their files are written into `folder`, which must be private and outlive the process.
+    Raises EngineError, naming the broken rule, if MLX could not form this group."""
     if obstacle := wiring_obstacle(wiring.backend, wiring.endpoints, wiring.rdma):
         raise EngineError(f"the tensor group cannot be formed: {obstacle}")
     variables = {RANK: str(wiring.rank)}
     if wiring.backend == "ring":
-        # a list per rank: MLX can open several sockets between two ranks, for us one is enough
+        # MLX can open several sockets between two ranks and expects a list per rank; one socket is enough here
         hosts = [[endpoint] for endpoint in wiring.endpoints]
         return {**variables, HOSTFILE: _written(folder / "hosts.json", hosts)}
     variables[IBV_DEVICES] = _written(folder / "devices.json", wiring.rdma)

@@ -1,4 +1,4 @@
-"""What a tensor group is to its leader: every frame goes to all ranks, in order, before the leader computes it."""
+"""A leader's view of its tensor group: every frame goes to all ranks, in order, before the leader computes it."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from exo_mesh.transport.ring_receiver import RingReceiver
 SHORTEST_DEADLINE_S = 10.0
 CHUNK_TIMES = 20
 REDUCE_TIMES = 2000
-"""A frame may take so many times what the slowest chunk of the check took, or as long as so many all-reduces: far
-longer contexts, a machine that is busy with other things. What takes longer hangs."""
+"""A frame may take CHUNK_TIMES the slowest chunk of the check, or REDUCE_TIMES its all-reduce: enough for far longer
+contexts and a busy machine. A frame that takes longer hangs."""
 
 FIRST_CALL_S = 120.0
-"""How long a rank waits for its leader's first call: the leader's own check may take longer than that of the others."""
+"""Seconds that a rank waits for its leader's first call: its own check may take longer than those of the ranks."""
 
 HAND_OUT_S = 3 * LOST_AFTER_S
-"""Longest that a frame waits for the hop to a rank; one that is gone is given up before, after LOST_AFTER_S."""
+"""Longest time that a frame waits for the hop to a rank; a lost rank is given up earlier, after LOST_AFTER_S."""
 
 LEADER_GONE_S = 2 * LOST_AFTER_S
 _LOOK_S = 0.5
 
 
 def frame_deadline_s(check: GroupCheck, longest_s: float) -> float:
-    """How long a frame may take before the group counts as hung, from what was measured when it was checked."""
+    """Seconds that a frame may take before the group counts as hung, from the measurements of the group check."""
     measured_s = max(CHUNK_TIMES * check.chunk_s, REDUCE_TIMES * check.all_reduce_s)
     return min(longest_s, SHORTEST_DEADLINE_S + measured_s)
 
 
 class RankFiles:
-    """The files that tell MLX which rank this process is; it reads them once."""
+    """The files from which MLX reads which rank this process is; MLX reads them once."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
 
     def write(self, wiring: RankWiring) -> None:
-        """Write them, and put the variables that name them into the environment of this process: call it before the
-        library is imported. Raises EngineError if the group could not be formed."""
+        """Write the files, and set the environment variables of this process that name them: call it before the library
+        is imported. Raises EngineError if the group could not be formed."""
         self._folder = Path(tempfile.mkdtemp(prefix="exo-mesh-rank-"))
         for name in VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(environment(wiring, self._folder))
 
     def remove(self) -> None:
-        """From any thread, at any time."""
+        """Remove the files. From any thread, at any time."""
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -79,17 +79,17 @@ class RankLinks:
 
     @property
     def status(self) -> MemoryStatus:
-        """Of the memory of the poorest of them, as they said last."""
+        """The memory status of the rank with the least memory, as last reported."""
         return reduce(MemoryStatus.worse, (link.status for link in self._links), MemoryStatus())
 
     def link_to(self, endpoints: Sequence[str]) -> None:
-        """Where ranks 1, 2, ... listen, one endpoint for each."""
+        """Set where ranks 1, 2, ... listen, one endpoint for each."""
         for link, endpoint in zip(self._links, endpoints, strict=True):
             link.set_endpoint(endpoint)
 
     async def hand_out(self, frame: Frame) -> None:
-        """Returns when the transport has taken the frame for every rank: computing blocks the loop, and a hop that is
-        down could not be dialled again meanwhile. Raises RankLostError if one stays down, or was never told of."""
+        """Return when the transport has taken the frame for every rank: computing blocks the loop, and a broken hop
+        could not be dialled again meanwhile. Raises RankLostError if a hop stays down, or has no endpoint."""
         for link in self._links:
             await link.send(frame)
         for rank, link in enumerate(self._links, 1):
@@ -97,7 +97,7 @@ class RankLinks:
                 async with asyncio.timeout(HAND_OUT_S):
                     await link.settle()
             except TimeoutError as exc:
-                raise RankLostError(f"rank {rank} cannot be given frames for {HAND_OUT_S:.0f} s") from exc
+                raise RankLostError(f"rank {rank} has taken no frame for {HAND_OUT_S:.0f} s") from exc
 
     async def run(self) -> None:
         """Keep the hops up until cancelled. Raises RankLostError when a rank is gone."""
@@ -114,9 +114,10 @@ async def _keep_up(link: RingLink, rank: int) -> None:
 
 
 async def watch_leader(receiver: RingReceiver) -> None:
-    """In a rank that follows: raises RankLostError when the leader has had no stream to it for too long."""
+    """Watch the leader from another rank: raises RankLostError when the leader has had no stream to this rank for too
+    long."""
     while True:
         await asyncio.sleep(_LOOK_S)
         patience_s = LEADER_GONE_S if receiver.was_called else FIRST_CALL_S
         if not receiver.num_streams and time.monotonic() - receiver.alone_since > patience_s:
-            raise RankLostError(f"the leader of the tensor group has not been there for {patience_s:.0f} s")
+            raise RankLostError(f"the leader of the tensor group has had no stream to this rank for {patience_s:.0f} s")

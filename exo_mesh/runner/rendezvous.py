@@ -1,8 +1,8 @@
-"""The ranks of a tensor group see each other before the library of their collectives does.
+"""Checks that all ranks of a tensor group are there, before the library of their collectives connects them.
 
-`mx.distributed.init` waits without a deadline, names nobody, and holds Python's lock meanwhile, so that not even a
-heartbeat gets out. Here the leader listens where its collectives will, every other rank dials it and says who it is,
-and nobody goes on until all are there. The port is free again when this returns.
+`mx.distributed.init` waits without a deadline, names no missing rank, and holds Python's lock meanwhile, so that not
+even a heartbeat is sent. So the leader listens first, on the port that its collectives will use. Every other rank dials
+that port and sends its rank number, and none continues until all are there. The port is free again when this returns.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import RankLostError
 
 MEET_S = 30.0
-"""From the first rank that waits to the last that comes: they are started together, and importing MLX takes 1 to 10 s
-on a busy machine."""
+"""Seconds from the first rank that waits to the last that connects: they are started together, and importing MLX takes
+1 to 10 s on a busy machine."""
 
 DIAL_EVERY_S = 0.1
 MAX_CALLERS = 64
-"""Connections held at once; whoever is no rank is dropped as soon as it says so, or says nothing, at the deadline."""
+"""Connections held at once; a caller that is no rank is dropped as soon as its first bytes show it, or at the deadline
+if it sends nothing."""
 
 _HELLO = struct.Struct("<32sI")
 _GO = b"!"
 
 
 def group_key(plan: Plan, stage: int) -> bytes:
-    """32 bytes by which the ranks of one group of one plan know each other, and those of an older ballot do not."""
+    """32 bytes by which the ranks of one group of one plan recognise each other; ranks of an older ballot have another
+    key."""
     return hashlib.sha256(f"{plan.digest} {stage}".encode()).digest()
 
 
 def meet(wiring: RankWiring, key: bytes, patience_s: float = MEET_S) -> None:
-    """Return when all ranks are there. Blocks. Raises RankLostError that names who is missing."""
+    """Return when all ranks are there. Blocks. Raises RankLostError that names the missing ranks."""
     deadline = time.monotonic() + patience_s
     try:
         if wiring.is_leader:
@@ -47,11 +49,11 @@ def meet(wiring: RankWiring, key: bytes, patience_s: float = MEET_S) -> None:
     except TimeoutError as exc:
         raise RankLostError(f"{exc} in {patience_s:.0f} s") from exc
     except OSError as exc:
-        raise RankLostError(f"rank {wiring.rank} cannot meet the others at {wiring.endpoints[0]}: {exc}") from exc
+        raise RankLostError(f"rank {wiring.rank} cannot meet the other ranks at {wiring.endpoints[0]}: {exc}") from exc
 
 
 class _Leader:
-    """Listens until every rank has called. The callers close first, so the port does not linger."""
+    """Listens until every rank has connected. The callers close first, so the port does not linger."""
 
     def __init__(self, wiring: RankWiring, key: bytes, deadline: float) -> None:
         self._wiring, self._key, self._deadline = wiring, key, deadline
@@ -68,7 +70,9 @@ class _Leader:
                 while missing := self._missing():
                     events = ready.select(max(0.0, self._deadline - time.monotonic()))
                     if not events:
-                        raise TimeoutError(f"rank {', '.join(map(str, missing))} of {self._wiring.size} did not come")
+                        raise TimeoutError(
+                            f"rank {', '.join(map(str, missing))} of {self._wiring.size} did not connect"
+                        )
                     for key, _ in events:
                         self._serve(server, key.fileobj, ready)
             self._send_off()
@@ -117,11 +121,11 @@ class _Leader:
                 caller.sendall(_GO)
                 caller.recv(1)
             except OSError as exc:
-                raise RankLostError(f"rank {rank} came and went: {exc}") from exc
+                raise RankLostError(f"rank {rank} connected and then disconnected: {exc}") from exc
 
 
 def _rank_in(said: bytes, key: bytes) -> int:
-    """The rank that a hello is of; -1 for one that is not of this group."""
+    """The rank number in a hello; -1 for a hello of another group."""
     if len(said) != _HELLO.size:
         return -1
     theirs, rank = _HELLO.unpack(said)
@@ -139,5 +143,5 @@ def _follow(wiring: RankWiring, key: bytes, deadline: float) -> None:
             if leader.recv(1) == _GO:
                 return
         time.sleep(DIAL_EVERY_S)
-    who = "not all ranks met" if called else "the leader did not answer"
+    who = "not all ranks connected" if called else "the leader did not answer"
     raise TimeoutError(f"rank {wiring.rank} waited at {wiring.endpoints[0]}, but {who}")

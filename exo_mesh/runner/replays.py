@@ -1,4 +1,4 @@
-"""Answers that a driver keeps under an idempotency key, so that a client whose entry peer died finds them again."""
+"""Answers that a driver keeps under an idempotency key, so that a client whose entry peer died can get them again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE = 256
 
 
 class Replays:
-    """One answer is worked on under a key at a time: who asks again takes it over."""
+    """The kept answers. One sequence at a time works on a key: a repeated request takes it over."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._store = ReplayStore()
@@ -25,21 +25,21 @@ class Replays:
         self._workers: dict[bytes, int] = {}
 
     def num_tokens(self, key_hash: bytes) -> int | None:
-        """How much of an answer is kept here; None if there is none. From any thread."""
+        """The number of tokens kept here of an answer; None if there is no such answer. From any thread."""
         kept = self._store.peek(key_hash)
         return None if kept is None else len(kept.ids)
 
     def open(self, request: GenerateRequest) -> Kept | None:
-        """What is kept for a request; None if it has no key. Raises KeyReusedError."""
+        """The kept answer for a request; None if the request has no key. Raises KeyReusedError."""
         return self._store.open(request, self._now()) if request.key_hash else None
 
     def worker(self, key_hash: bytes) -> int | None:
-        """The sequence that works on a key now."""
+        """The sequence that works on a key now, if there is one."""
         return self._workers.get(key_hash) if key_hash else None
 
     def begin(self, request: GenerateRequest, kept: Kept, sequence_id: int) -> tuple[GenerateRequest, list[TokenEvent]]:
-        """A sequence works on it from now on: (the request that goes on after all that is kept, what its caller has not
-        been told of that)."""
+        """Note that a sequence works on the answer from now on. Returns the request that continues after everything
+        kept, and the kept events that its caller has not received."""
         kept.meet(request.resume_ids)
         if request.num_scores > len(kept.prompt):
             kept.reopen()
@@ -51,23 +51,23 @@ class Replays:
         return replace(request, resume_ids=ids, resumed=request.resumed or bool(ids)), events
 
     def goes_on(self, key_hash: bytes, sequence_id: int, as_sequence_id: int) -> None:
-        """The request that a sequence works on is another sequence now."""
+        """Note that the request of one sequence continues as another sequence."""
         if self._workers.get(key_hash) == sequence_id:
             self._workers[key_hash] = as_sequence_id
 
     def end(self, key_hash: bytes, kept: Kept, sequence_id: int) -> None:
-        """A sequence works on it no more."""
+        """Note that a sequence no longer works on the answer."""
         if self._workers.get(key_hash) == sequence_id:
             del self._workers[key_hash]
             self._store.close(kept, self._now())
 
     def told(self, kept: Kept) -> None:
-        """A finished answer was told again."""
+        """Note that a finished answer was sent again."""
         self._store.close(kept, self._now())
 
 
 def replay_messages(ballot: plan_pb2.Ballot, events: list[TokenEvent]) -> Iterator[pb.GenerateEvents]:
-    """Events that came before, a few messages of them."""
+    """Kept events as a few messages."""
     for start in range(0, len(events), AT_ONCE):
         made = [event_to_proto(event) for event in events[start : start + AT_ONCE]]
         yield pb.GenerateEvents(ballot=ballot, events=made)

@@ -1,9 +1,9 @@
 """The one sampler of the driver: logits in, token out, the same for every engine.
 
-Order: tokens masked that a grammar does not allow, logit_bias, repetition (prompt + output), presence and frequency
-(output), stop ids masked until min_tokens; then greedy, or temperature, top_k, top_p, min_p and one draw. The random
-number depends on (seed, position) and on nothing else, so a seed gives the same text whatever the split, the batch, the
-drafts or the replay.
+Order: mask tokens that a grammar does not allow, logit_bias, repetition (prompt + output), presence and frequency
+(output), mask stop ids until min_tokens; then greedy, or temperature, top_k, top_p, min_p and one draw. The random
+number depends only on (seed, position), so a seed gives the same text whatever the split, the batch, the drafts or the
+replay.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Draw(NamedTuple):
 
 
 class Sampler:
-    """Draws the tokens of one request, in order. Holds what penalties and min_tokens must know of the past."""
+    """Draws the tokens of one request, in order. Holds the state that penalties and min_tokens need."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        """The tokens that the request resumes after count as drawn here."""
+        """Start with the tokens that the request resumes after, as if they had been drawn here."""
         self._params = params = request.sampling
         self._history = _History(params, request.prompt_ids, request.resume_ids)
         self._stop_ids = np.array(sorted(request.stop_ids), dtype=np.intp)
@@ -46,8 +46,10 @@ class Sampler:
         """Draw the next output token and remember it.
 
         logits: `[vocab]`, any float dtype, not changed. position: index of the token among the output. allowed: by id,
-        whether a token may come; those beyond its end may not. None: any may.
-        Raises EngineError if the logits hold NaN or +inf, or leave no token; InputError if logit_bias names no token.
+        whether a token may come; ids beyond its end may not. None: any token may come.
+
+        Raises EngineError if the logits hold NaN or +inf, or leave no token; InputError if logit_bias names an unknown
+        token.
         """
         if logits.ndim != 1 or not logits.size:
             raise EngineError(f"the engine returned logits of shape {logits.shape}, not [vocab]")
@@ -62,7 +64,7 @@ class Sampler:
         return _with_logprobs(token_id, logits, raw_best, self._params.logprobs)
 
     def add(self, token_id: int) -> None:
-        """An output token that was not drawn, since no other could come."""
+        """Record an output token that was not drawn because no other could come."""
         self._history.add(token_id)
 
     def _adjust(self, logits: Floats, allowed: npt.NDArray[np.bool_] | None, best: int) -> Floats:
@@ -116,7 +118,7 @@ class Sampler:
 
 
 class _History:
-    """What was said so far, as dense arrays over the vocabulary: made when a penalty first needs them."""
+    """The prompt and output so far, as dense arrays over the vocabulary, made when a penalty first needs them."""
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         self._repetition = params.repetition_penalty
@@ -189,7 +191,7 @@ def _from_border(values: Floats, border: np.floating, count: int) -> Ids:
 
 
 def _best(logits: Floats, what: str) -> int:
-    """Index of the largest logit, the lowest among equals. NumPy's argmax stops at a NaN, so one look finds it."""
+    """Index of the largest logit, the lowest among equals. NumPy's argmax stops at a NaN, so one check finds it."""
     best = int(np.argmax(logits))
     value = float(logits[best])
     if math.isfinite(value):
@@ -202,7 +204,7 @@ def _best(logits: Floats, what: str) -> int:
 
 
 def _with_logprobs(token_id: int, logits: Floats, best: int, num_top: int) -> Draw:
-    """Log-softmax of the model's own logits, of the drawn token and of the num_top likeliest."""
+    """The log-softmax of the model's own logits: of the drawn token, and of the num_top most likely ones."""
     shifted = logits.astype(np.float64)
     shifted -= shifted[best]
     log_sum = float(np.log(np.exp(shifted).sum()))

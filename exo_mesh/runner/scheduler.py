@@ -1,4 +1,4 @@
-"""What runs next on the ring: a waiting and a running queue, decode rows and prefill chunks. Pure decisions."""
+"""Decides what runs next on the ring: a waiting and a running queue, decode rows and prefill chunks. Pure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ PREFILL_CHUNK = 512
 """Most tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
 
 PREFILL_BUDGET_S = 0.25
-"""How long a chunk's lap may hold up the streams that run beside it."""
+"""Longest delay that a chunk's lap may cause for the streams that run beside it."""
 
 PREFILL_ALONE_S = 1.0
-"""Its longest lap where nobody streams: whoever comes meanwhile waits for the chunks that are on their way."""
+"""Longest lap of a chunk while nothing streams: a new request waits for the chunks that are on their way."""
 
 LOGIT_ROWS_BESIDE = 32
-"""Positions of prompts whose logits a frame is asked for beside running streams: the driver takes about 1 ms for each
-of a vocabulary of 152,000 tokens, and draws nothing meanwhile."""
+"""Most positions of prompts whose logits one frame asks for beside running streams: the driver takes about 1 ms for
+each with a vocabulary of 152,000 tokens, and draws nothing meanwhile."""
 
 LONE_FRAMES, LONE_S = 16, 3.0
-"""A sequence that is alone on the ring while a machine is critically short of memory ends after so many frames, and not
-before two readings of that machine have said so."""
+"""A sequence that is alone on the ring while a machine is critically short of memory ends after LONE_FRAMES frames and
+LONE_S seconds: two readings of that machine's memory must have confirmed it."""
 
 EVICTION_TURNS = 64
-"""Decode frames between two evictions for want of memory on some machine: seconds, like its readings. And those that a
-parked sequence keeps its place for while others wait for one."""
+"""Decode frames between two evictions while some machine is short of memory: seconds, like the readings of memory. Also
+the frames for which a parked sequence keeps its place while others wait for one."""
 
 
 @dataclass(slots=True)
@@ -47,27 +47,28 @@ class Sequence:
     resumed: bool = False
     computed: int = 0
     decoding: bool = False
-    """A decode row of this sequence is on its way round the ring."""
+    """Whether a decode row of this sequence is on its way round the ring."""
     parked: bool = False
-    """Whoever reads its output is too slow: it gets no further rows, and keeps its KV until others want its place."""
+    """Whether the reader of its output is too slow: it gets no further rows, and keeps its KV until others want its
+    place."""
     last_turn: int = 0
-    """Number of the decode frame that it was last a row of."""
+    """Number of the last decode frame with a row of this sequence."""
     held: int = 0
-    """Positions that the later stages of the ring hold from a lower ballot: these are prefilled at the others only."""
+    """Positions that the later stages of the ring hold from a lower ballot: only the other stages prefill them."""
     forced: int = 0
-    """So many of the last tokens were not drawn, and go round in one row with the one before them."""
+    """The number of last tokens that were forced, not drawn: they go round in one row with the token before them."""
     share_id: str = ""
     """See GenerateRequest."""
     num_shared: int = 0
     """Positions of the prompt that other sequences can copy: all but the last."""
     source: Sequence | None = None
-    """It has its place, and waits until this sequence has computed the prompt that they share, to begin as a copy."""
+    """The sequence whose prompt this one will copy: it has its place, and waits until that prompt is computed."""
     draws: bool = True
-    """It has tokens to draw, besides what it wants to know of its prompt."""
+    """Whether tokens are to be drawn, besides the log-probabilities of the prompt."""
     scores: int = 0
-    """The logits of so many positions of the prompt are wanted."""
+    """The number of positions of the prompt whose logits are wanted."""
     scored: int = 0
-    """So many of them have come round."""
+    """The number of these positions that have come round."""
 
     @property
     def waits(self) -> bool:
@@ -89,7 +90,7 @@ class Sequence:
         return 0 if self.waits else max(0, min(self.held, len(self.tokens) - 1) - self.computed)
 
     def prefill_row(self, n: int) -> Row:
-        """The next n positions, with the logits that are wanted of them."""
+        """The row of the next n positions, with the number of logits that are wanted of them."""
         stop = self.computed + n
         wanted = stop - max(self.computed, self.scored) if self.wants_scores and self.computed < self.scores else 0
         return Row(self.id, self.computed, n, max(0, wanted))
@@ -113,7 +114,7 @@ class SchedulerLimits:
 
 
 class Work(NamedTuple):
-    """Rows of one frame and their token ids: decode rows of one batch, or one chunk of prefill, which may be the end
+    """Rows of one frame and their token ids: decode rows of one batch, or one chunk of prefill, which may hold the end
     of one prompt and the whole of others. upto: only stages before this one compute it; 0 means all. is_scoring: it is
     prefill although logits of its rows are wanted."""
 
@@ -129,11 +130,12 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Scheduler:
-    """Owns which sequences wait and run. Nothing here blocks; the driver asks for work whenever a frame came round.
+    """Owns the waiting and the running sequences. Nothing here blocks; the driver asks for work whenever a frame came
+    round.
 
-    Decode frames: as many on the ring as `pace` finds useful, the running sequences spread over them. Prefill chunks:
-    as many as stages while nobody decodes, else so many of such a size that they hold the others up no longer than
-    prefill_budget_s, in turns with their frames.
+    Decode frames: as many on the ring as `pace` finds useful, with the running sequences spread over them. Prefill
+    chunks: as many as stages while nothing decodes; otherwise a number and size that delay the other sequences by at
+    most prefill_budget_s, in turns with their frames.
     """
 
     limits: SchedulerLimits
@@ -141,32 +143,32 @@ class Scheduler:
     _queue: FairQueue[Sequence] = field(init=False)
     _running: dict[int, Sequence] = field(default_factory=dict)
     _aside: dict[int, Sequence] = field(default_factory=dict)
-    """Parked ones that had to give up their places; they wait for their readers."""
+    """Parked sequences that lost their places; they wait for their readers."""
     _held: int = 0
-    """Tokens of all running sequences together: what they hold of the KV pool, or soon will."""
+    """Tokens of all running sequences together: their part of the KV pool, now or soon."""
     _decodes: list[int] = field(default_factory=list)
     """Rows of each decode frame that is on its way."""
     _prefills: int = 0
-    """Prefill frames that are on their way."""
+    """Number of prefill frames on their way."""
     _turn: int = 0
     """Number of the last decode frame."""
     _chunk_turn: int = -1
-    """What that was when the last chunk of prefill was sent."""
+    """`_turn` when the last chunk of prefill was sent."""
     _last_eviction: int = -EVICTION_TURNS
     _kept_from: int = 0
-    """Stages from this one on hold what `Sequence.held` says."""
+    """Stages from this one on hold the positions of `Sequence.held`."""
     pressure: int = 0
-    """The worst of all stages' machines, as the last frame said: see StageReport."""
+    """The worst memory pressure of all stages' machines, in the last frame: see StageReport."""
     pressed_stage: int = 0
-    """The stage whose machine that is."""
+    """The stage with that pressure."""
     _lone_frames: int = 0
     _lone_since: float = 0.0
     room: int = 2**31
-    """Positions that the stage with the least memory can hold, as the last frame said."""
+    """Positions that the stage with the least memory can hold, in the last frame."""
     is_exhausted: bool = False
     """After `next_work`: another call would return None until a frame comes round or a request comes or goes."""
     max_logit_rows: int = 16
-    """Positions of prompts whose logits one frame may be asked for."""
+    """Most positions of prompts whose logits one frame may ask for."""
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.max_waiting)
@@ -176,8 +178,8 @@ class Scheduler:
         return iter(self._queue)
 
     def places(self) -> Iterator[tuple[int, Sequence]]:
-        """Of all that wait: 1 is next. Clients of equal priority count in the order in which they came, although the
-        one that has used the ring least will go first."""
+        """The places of all waiting sequences: 1 is next. Clients of equal priority count in order of arrival, although
+        the one that has used the ring least will go first."""
         return enumerate(sorted(self._queue, key=lambda one: (not one.resumed, -one.priority, one.id)), 1)
 
     @property
@@ -198,7 +200,7 @@ class Scheduler:
 
     @property
     def num_held(self) -> int:
-        """Positions that all running sequences hold together, or soon will."""
+        """Positions that all running sequences hold together, now or soon."""
         return self._held
 
     @property
@@ -207,7 +209,8 @@ class Scheduler:
         return min(self.limits.max_tokens, self.room)
 
     def submit(self, sequence: Sequence) -> bool:
-        """Queue a sequence; False if `why_refused` says so, which one that resumes does not care about."""
+        """Queue a sequence; False if it is refused for the reason in `why_refused`. A resumed sequence is always
+        taken."""
         if self.is_short_of_memory and not sequence.resumed:
             return False
         return self._queue.push(sequence)
@@ -237,18 +240,19 @@ class Scheduler:
         return not running.waits
 
     def unpark(self, sequence: Sequence) -> None:
-        """Its reader has read all: it gets rows again, or goes to the head of the queue if it has lost its place."""
+        """Continue a sequence whose reader has read all: it gets rows again, or goes to the head of the queue if it
+        lost its place."""
         sequence.parked = False
         if self._aside.pop(sequence.id, None) is not None:
             self._queue.push_back(sequence)
 
     def evict(self) -> Iterator[Sequence]:
-        """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool; parked
-        ones first, then of the lowest priority. Where a machine is short of memory, one more from time to time, until
-        it has enough. And set parked ones aside that are in the way of those that wait.
+        """Move the youngest sequences back to the head of the queue while the running ones outgrow the KV pool; parked
+        ones first, then those of the lowest priority. While a machine is short of memory, evict one more from time to
+        time. Also set aside parked sequences whose places others wait for.
 
-        Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
-        later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
+        Yields each evicted sequence: the length of an output is not known at admission. An evicted sequence is computed
+        again later: its tokens stay, and a token that is on its way round is still drawn. One sequence always runs.
         """
         while len(self._running) > 1 and (self._held > self.max_tokens or self._must_shrink()):
             self._last_eviction = self._turn
@@ -267,7 +271,8 @@ class Scheduler:
         return sequence
 
     def _in_the_way(self) -> Sequence | None:
-        """A parked sequence whose place somebody waits for: at once where all are parked, for nothing moves then."""
+        """A parked sequence whose place another one waits for; at once if all running sequences are parked, because
+        nothing moves then."""
         first = self._queue.first()
         if first is None or self._fits(first) or len(self._aside) >= self.limits.max_running:
             return None
@@ -276,18 +281,18 @@ class Scheduler:
         return next((one for one in parked if all_are or self._turn - one.last_turn >= EVICTION_TURNS), None)
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Is there a place for one more? One sequence always runs."""
+        """Whether one more sequence fits. One sequence always runs."""
         if len(self._running) >= self.limits.max_running:
             return False
         return not self._running or not (self.pressure or self._held + len(sequence.tokens) > self.max_tokens)
 
     def _must_shrink(self) -> bool:
-        """What was freed last must have time to show in a reading."""
+        """Whether to evict for memory pressure; the memory freed last must have time to show in a reading."""
         return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
 
     def lone_at_critical(self, now: float) -> Sequence | None:
-        """The only sequence there is, once it has been that for LONE_S on a machine that is critically short of memory:
-        nobody else can give way. Ask with each frame that came round. now: seconds of any one clock."""
+        """The only sequence on the ring, once it has been alone for LONE_S on a machine that is critically short of
+        memory: no other can be evicted. Call it with each frame that came round. now: seconds of any one clock."""
         is_lone = len(self._running) == 1 and not self._aside and not len(self._queue)
         if self.pressure < 2 or not is_lone:
             self._lone_frames = 0
@@ -301,8 +306,8 @@ class Scheduler:
         return next(iter(self._running.values()))
 
     def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
-        """The ring goes on by a higher ballot, and no frame is on its way: all that ran goes back to the head of the
-        queue, to be computed again; answers how many. Their tokens stay.
+        """Continue under a higher ballot, with no frame on its way: all running sequences go back to the head of the
+        queue, to be computed again. Answers how many. Their tokens stay.
 
         held: by sequence, the positions that stages from kept_from on hold and do not compute again.
         """
@@ -321,7 +326,7 @@ class Scheduler:
         return len(running)
 
     def admit(self) -> Iterator[Sequence]:
-        """Move sequences from waiting to running as long as they fit; yields each, in the order of their turns."""
+        """Move sequences from waiting to running while they fit; yields each, in the order of the queue."""
         while (sequence := self._queue.first()) is not None and self._fits(sequence):
             self._queue.pop()
             self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))
@@ -330,10 +335,10 @@ class Scheduler:
             yield sequence
 
     def next_work(self) -> Work | None:
-        """The next frame's rows, or None if there is none to be sent before another one comes round.
+        """The next frame's rows, or None if none should be sent before another frame comes round.
 
-        A long prompt does not stop running streams: whoever has waited for one chunk goes before the next one, also
-        where the number of batches has just become smaller.
+        A long prompt does not stop running streams: a sequence that has waited for one chunk goes before the next
+        chunk, also where the number of batches has just become smaller.
         """
         decoding: list[Sequence] = []
         ready: list[Sequence] = []
@@ -361,20 +366,20 @@ class Scheduler:
         return work
 
     def came_round(self, work: Work) -> None:
-        """A frame with this work is back, or will never be."""
+        """Note that a frame with this work is back, or will never be."""
         if work.is_prefill:
             self._prefills -= 1
         elif work.rows:
             self._decodes.remove(len(work.rows))
 
     def token_drawn(self, sequence: Sequence, *token_ids: int) -> None:
-        """A decode row came round and this token was drawn, with those that must follow it; the sequence can take its
-        next step."""
+        """Note the token drawn from a decode row that came round, and the tokens that must follow it; the sequence can
+        take its next step."""
         sequence.decoding = False
         self.token_forced(sequence, *token_ids)
 
     def token_forced(self, sequence: Sequence, *token_ids: int) -> None:
-        """More output of a sequence that has no decode row on its way, or whose row came round."""
+        """Add output to a sequence that has no decode row on its way, or whose row came round."""
         came_round = sequence.computed == len(sequence.tokens)
         sequence.forced = min(len(token_ids) - came_round, LONGEST_DRAFT - 1)
         sequence.tokens += token_ids
@@ -383,7 +388,7 @@ class Scheduler:
             self._held += len(token_ids)
 
     def copied(self, sequence: Sequence) -> None:
-        """The stages hold the shared part of its prompt, which has cost nothing."""
+        """Note that the stages hold the shared part of its prompt, which has cost nothing."""
         sequence.computed = sequence.num_shared
         self._queue.charge(sequence.client, -PROMPT_WEIGHT * sequence.num_shared)
 
@@ -391,15 +396,15 @@ class Scheduler:
         return self._prefills < (self._chunks_beside()[0] if decoding else self.limits.num_stages)
 
     def _batches(self, decoding: list[Sequence], prefilling: bool) -> int:
-        """Decode frames that should be on the ring: as many as are useful, but chunks take the places of all but one.
-        What they have to do is the same in one frame, or less."""
+        """The number of decode frames to keep on the ring: the useful number, but chunks replace all but one of them.
+        One frame does the same work as several, or less."""
         batches = self.pace.batches(len(decoding))
         if decoding and prefilling:
             batches = max(1, batches + 1 - self._chunks_beside()[0])
         return batches
 
     def _chunks_beside(self) -> tuple[int, int]:
-        """How many chunks may be on the ring beside running streams, and their tokens."""
+        """The number of chunks that may be on the ring beside running streams, and their tokens."""
         return self.pace.chunks(self.limits.prefill_budget_s, self.limits.prefill_chunk)
 
     def _prefill_chunk(self, *, beside_streams: bool) -> Work:
@@ -419,18 +424,18 @@ class Scheduler:
         return Work(tuple(rows), tuple(token_ids), upto, is_scoring)
 
     def _chunk_alone(self) -> int:
-        """Tokens of a chunk while nobody streams."""
+        """Tokens of a chunk while nothing streams."""
         left = sum(sequence.prefill_left for sequence in self._running.values())
         return self.pace.chunk(self.limits.prefill_alone_s, self.limits.prefill_chunk, left)
 
     def _share(self, rows: int, batches: int) -> int:
-        """Rows of the next decode frame: no more of the larger frames than it takes, or the rest would be small."""
+        """Rows of the next decode frame: no more of the larger frames than needed, or the rest would be small."""
         large, num_large = shares(rows, batches)
         return large if sum(size >= large for size in self._decodes) < num_large else max(1, large - 1)
 
     def _prefill_shares(self, size: int, catching_up: bool, logit_rows: int) -> dict[int, int]:
-        """Tokens of a chunk for each sequence, by its id: half of it for whoever came first, the rest for whoever is
-        done soonest. So a long prompt neither holds up short ones, nor is it held up by them."""
+        """Tokens of a chunk for each sequence, by id: half of the chunk for the oldest sequence, the rest for those
+        with the least left. So a long prompt does not delay short ones, and they do not delay it."""
         wanted: dict[int, int] = {}
         for sequence in self._running.values():
             wants = sequence.catch_up_left if catching_up else sequence.prefill_left
@@ -449,7 +454,7 @@ class Scheduler:
         return dealt
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
-        # whoever waited longest comes first; one big batch would leave all but one stage idle
+        # the sequence that waited longest comes first; one big batch would leave all but one stage idle
         ready.sort(key=lambda sequence: sequence.last_turn)
         chosen = ready[: max(1, min(share, self.limits.max_rows))]
         self._turn += 1

@@ -1,8 +1,9 @@
-"""`python -m exo_mesh.runner.selftest ENGINE MODEL_DIR SCRATCH_DIR RANGES [OPTIONS]`: what it makes of a few layers.
+"""`python -m exo_mesh.runner.selftest ENGINE MODEL_DIR SCRATCH_DIR RANGES [OPTIONS]`: computes a few layers for
+comparison.
 
-RANGES: `0:1,5:6`, half-open. OPTIONS: a JSON object of engine options. Two engines that are given equal inputs must
-give nearly equal outputs before their stages may stand in one ring. Inputs are the same on every machine: token ids and
-hidden states follow from a counter. The layers are the model's own, in float32, with windows of a few tokens.
+RANGES: `0:1,5:6`, half-open. OPTIONS: a JSON object of engine options. Two engines must give nearly equal outputs for
+equal inputs before their stages may join one ring. Inputs are the same on every machine: token ids and hidden states
+follow from a counter. The layers are the model's own, in float32, with windows of a few tokens.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ FRAMES = (23, 17, 1, 1, 1)
 
 NUM_TOKENS = sum(FRAMES)
 MAX_VALUES = 65_536
-"""Values of one tensor that are sent for comparison, evenly spaced: a structural mistake shows in all of them."""
+"""Values of one tensor sent for comparison, evenly spaced: a structural mistake shows in all of them."""
 
 _SEQUENCE = 1
 
 Outputs = dict[str, np.ndarray]
-"""float32 `[43, …]` by name; of the last range `logits` `[5, vocab]`, of the last token of each frame."""
+"""float32 `[43, …]` by name; the last range also has `logits` `[5, vocab]`, of the last token of each frame."""
 
 
 def counted_values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 values of unit variance that depend on the name and on their place only, on any machine and version."""
+    """float32 values of unit variance that depend only on the name and on their place, on any machine and version."""
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     raw = np.random.Philox(key=key).random_raw(int(np.prod(shape)))
     uniform = (raw >> np.uint64(40)).astype(np.float64) / 2**24  # 24 bits: exact in float32
@@ -65,7 +66,7 @@ def token_ids(vocab_size: int) -> tuple[int, ...]:
 
 
 def compute(engine: StageEngine, shard: Shard, hidden_size: int, vocab_size: int) -> Outputs:
-    """The engine's outputs of a loaded shard. Raises EngineError if it cannot do its rows."""
+    """The outputs of the engine for a loaded shard. Raises EngineError if a row fails."""
     specs = list(engine.capabilities.inputs) or [TensorSpec(HIDDEN, "float32", (hidden_size,))]
     fed = {} if shard.is_first else {
         spec.name: counted_values(f"{shard.start} {spec.name}", (NUM_TOKENS, *spec.item_shape)) for spec in specs
@@ -98,16 +99,16 @@ def _values(output: StageOutput) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def sample(values: np.ndarray) -> np.ndarray:
-    """At most MAX_VALUES of them, float32, evenly spaced over all."""
+    """At most MAX_VALUES of the values, float32, evenly spaced over all."""
     flat = values.reshape(-1)
     step = -(-flat.size // MAX_VALUES) if flat.size else 1
     while math.gcd(step, values.shape[-1]) > 1:
-        step += 1  # with a common divisor it would look at the same few columns of every token
+        step += 1  # with a common divisor, only the same few columns of every token would be compared
     return np.ascontiguousarray(flat[::step], np.float32)
 
 
 def load(found: EngineProvider, request: LoadRequest) -> StageEngine:
-    """A loaded engine; in float32 where it has a choice of dtypes."""
+    """Create and load an engine; in float32 if it offers a choice of dtypes."""
     for options in ({**request.options, "dtype": "float32"}, request.options):
         engine = found.create()
         try:
@@ -123,7 +124,8 @@ def load(found: EngineProvider, request: LoadRequest) -> StageEngine:
 
 
 def native_dtype(found: EngineProvider, model_dir: Path, shard: Shard, options: Mapping[str, str]) -> str:
-    """Of what the engine hands on in a ring of its own, as the model lies on the disk; "" if it hands on nothing."""
+    """The dtype of the tensors that the engine passes on in a ring of its own, for the model as it is on disk; empty if
+    it passes on none."""
     engine = found.create()
     engine.load(LoadRequest(shard, model_dir, NUM_TOKENS, options), lambda done, total: None)
     engine.insert(_SEQUENCE, 1)
@@ -135,7 +137,7 @@ def native_dtype(found: EngineProvider, model_dir: Path, shard: Shard, options: 
 def run(
     engine_name: str, model_dir: Path, scratch: Path, ranges: Sequence[tuple[int, int]], options: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The answer of a self-test as JSON values; see SelfTestReply in control.proto."""
+    """Compute all ranges; the answer of a self-test as JSON values, see SelfTestReply in control.proto."""
     found = provider(engine_name)
     card = read_card(model_dir, model_dir.name)
     layers = {layer for start, stop in ranges for layer in range(start, stop)}
@@ -164,7 +166,7 @@ def run(
 
 
 def vocabulary_of(model_dir: Path) -> int:
-    """Token ids that the excerpt has rows for."""
+    """The number of token ids that the excerpt has rows for."""
     return int(text_config(read_json(model_dir / "config.json"))["vocab_size"])
 
 
@@ -177,12 +179,13 @@ def _spec(spec: TensorSpec) -> list[Any]:
 
 
 def parse_ranges(text: str) -> list[tuple[int, int]]:
-    """`0:1,5:6`. Raises ValueError."""
+    """Parse `0:1,5:6`. Raises ValueError."""
     return [(int(start), int(stop)) for start, _, stop in (item.partition(":") for item in text.split(","))]
 
 
 def main(argv: list[str]) -> int:
-    """{"results": …}, or {"error": …} and 1. Whatever a foreign library raises is an error of its engine."""
+    """Print {"results": …}, or {"error": …} and answer 1. Any exception of a foreign library counts as an error of its
+    engine."""
     engine, model_dir, scratch, ranges, *rest = argv
     code = 0
     try:
@@ -191,7 +194,7 @@ def main(argv: list[str]) -> int:
             answer = run(engine, Path(model_dir), Path(own), parse_ranges(ranges), options)
     except MeshError as exc:
         answer, code = {"error": without_paths(str(exc), Path(model_dir)), "code": exc.code}, 1
-    except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the node must hear of it
+    except Exception as exc:  # noqa: BLE001 - last handler of the process: the node must get every error
         answer, code = {"error": f"{type(exc).__name__}: {exc}", "code": EngineError.code}, 1
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     return code

@@ -1,9 +1,9 @@
-"""Requests that share a prompt: one of them computes it, and the others begin as copies of that one.
+"""Shares the prompt of several requests: one of them computes it, and the others begin as copies of that one.
 
-A copy is made of all positions but the last of the prompt, as soon as the frames that compute them have left: ops and
+A copy is made of all positions but the last of the prompt, as soon as the frames that compute them have left. Ops and
 rows are done in order at every stage, so the source holds exactly these positions there, and every kind of KV can be
-copied. The first decode row of each copy is its own. Nobody waits for a request that has ended, failed or had to give
-up its place: the next one computes the prompt then.
+copied. The first decode row of each copy is its own. No request waits for one that has ended, failed or lost its place:
+the next request then computes the prompt.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SharedPrompts:
     _made: dict[int, _Made] = field(default_factory=dict)
 
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a sequence that has just got its place is to be a copy. It gets its KV by `copies` then."""
+        """Whether a sequence that has just got its place becomes a copy; if so, `ready` yields it later."""
         if _can_follow(sequence):
             sequence.source = _source(sequence, running)
         return sequence.waits
 
     def ready(self, running: Iterable[Sequence]) -> Iterator[tuple[Sequence, Sequence | None]]:
-        """The sequences that wait no longer, each with the one to copy, or with None if it has to compute its prompt.
-        The caller makes the copy or begins the sequence before it asks for the next one."""
+        """The sequences that no longer wait, each with the sequence to copy, or with None if it has to compute its
+        prompt. The caller makes the copy or begins the sequence before it takes the next item."""
         by_id = {sequence.id: sequence for sequence in running}
         for sequence in by_id.values():
             if sequence.source is None:
@@ -52,40 +52,42 @@ class SharedPrompts:
                 yield sequence, source
 
     def copy(self, source: Sequence, sequence: Sequence, max_tokens: int) -> Copy:
-        """The op that makes the copy; the sequence counts as computed that far."""
+        """The op that makes the copy, noted as on its way."""
         op = Copy(sequence.id, source.id, sequence.num_shared, max_tokens)
         self._made[sequence.id] = _Made(op)
         return op
 
     def sent(self, step: int) -> None:
-        """All copies that were made so far have left with this frame, or before."""
+        """Note that all copies made so far have left with this frame, or before."""
         for made in self._made.values():
             made.step = made.step or step
 
     def came_round(self, step: int) -> None:
-        """The copies of this frame are at every stage."""
+        """Note that the copies of this frame are at every stage."""
         for sequence_id, made in list(self._made.items()):
             if made.step == step:
                 self.saved_tokens += made.op.upto
                 del self._made[sequence_id]
 
     def copies_of(self, source_id: int) -> list[int]:
-        """The copies of a sequence that are on their way: what they are copies of may be wrong, if it has a fault."""
+        """The copies of a sequence that are on their way: if the sequence has a fault, its copies may be wrong."""
         return [sequence_id for sequence_id, made in self._made.items() if made.op.source == source_id]
 
     def forget(self, sequence_id: int) -> None:
-        """A sequence has ended, or begins again under another id."""
+        """Forget a sequence that has ended, or continues under another id."""
         self._made.pop(sequence_id, None)
 
     def lose(self) -> list[int]:
-        """No frame comes round any more: the sequences whose KV is not at every stage."""
+        """Forget all copies on their way, because no frame comes round any more. Answers the sequences whose KV is not
+        at every stage."""
         lost = list(self._made)
         self._made.clear()
         return lost
 
 
 def _can_follow(sequence: Sequence) -> bool:
-    """A sequence of which stages hold something, or whose prompt's logits are wanted, computes by itself."""
+    """Whether a sequence can wait for a copy: not if stages hold KV of it already, or if logits of its prompt are
+    wanted."""
     alone = sequence.computed or sequence.held or sequence.wants_scores
     return bool(sequence.share_id) and sequence.num_shared > 0 and not alone
 

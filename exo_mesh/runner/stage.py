@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class StageResult(msgspec.Struct, frozen=True):
-    """`frame` as it goes on to the next stage; logits (float32 `[sum(num_logits), vocab]`) at the last one."""
+    """`frame` as it goes to the next stage; logits (float32 `[sum(num_logits), vocab]`) at the last stage."""
 
     frame: Frame
     logits: np.ndarray | None
@@ -41,8 +41,9 @@ class StageResult(msgspec.Struct, frozen=True):
 class Stage:
     """Runs frames through an engine, in the compute thread.
 
-    A sequence that a stage cannot do becomes a fault on the frame; its rows go no further, the other rows go on.
-    A rank of a tensor group cannot do that if it was the engine that failed: nobody knows how far the other ranks came.
+    A sequence that a stage cannot compute becomes a fault on the frame; its rows go no further, the other rows
+    continue. A rank of a tensor group cannot do that after an error of its engine: the state of the other ranks is not
+    known.
     """
 
     def __init__(self, engine: StageEngine, index: int, *, is_rank: bool = False) -> None:
@@ -50,7 +51,7 @@ class Stage:
         self._index = index
         self._is_rank = is_rank
         self._refused: set[int] = set()
-        """Sequences that had an operation which is not known here: their rows are dropped until they end."""
+        """Sequences with an operation that this version does not know: their rows are dropped until they end."""
 
     def process(self, frame: Frame) -> StageResult:
         """Apply the ops in order, then compute the rows. Raises nothing for a bad row; ops cannot fail.
@@ -78,7 +79,8 @@ class Stage:
             self._engine.remove(sequence)
 
     def _forward(self, whole: StageInput) -> StageOutput:
-        """At once, or for an engine that is not ragged, one group of neighbouring rows of equal n after the other."""
+        """Compute all rows at once, or, for an engine that is not ragged, one group of neighbouring rows of equal n
+        after the other."""
         if self._engine.capabilities.ragged:
             return self._engine.forward(whole)
         outputs: list[StageOutput] = []
@@ -92,8 +94,8 @@ class Stage:
         return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
     def _apply_ops(self, frame: Frame) -> tuple[bool, tuple[Fault, ...]]:
-        """Answers whether the ring ends, and the faults of sequences that could not be copied or have an operation that
-        is not known here."""
+        """Apply the ops. Answers whether the ring ends, and the faults of sequences that could not be copied or have an
+        operation that this version does not know."""
         shutdown = False
         faults: list[Fault] = []
         for op in frame.ops:
@@ -121,11 +123,11 @@ class Stage:
         return Fault(op.sequence, self._index, UNKNOWN_OP, message)
 
     def _copy(self, op: Copy) -> str:
-        """Begin a sequence as a copy, or empty and answer why. All ranks of a tensor group hold the same sequences, so
-        all of them refuse a copy that cannot be made; any other error of one rank ends the group."""
+        """Begin a sequence as a copy; if that fails, begin it empty and answer the reason. All ranks of a tensor group
+        hold the same sequences, so all of them refuse the same copies; any other error of one rank ends the group."""
         try:
             if not isinstance(self._engine, SequenceCopier):
-                raise EngineError("this engine copies no sequences")
+                raise EngineError("this engine cannot copy sequences")
             self._engine.copy(op.source, op.sequence, op.upto, op.max_tokens)
         except Exception as exc:
             if self._is_rank and not isinstance(exc, EngineError):
@@ -145,7 +147,7 @@ class Stage:
 
     def _passed_on(self, frame: Frame, output: StageOutput, shutdown: bool) -> StageResult:
         if not output.faults:
-            # the last stage that computes the rows hands nothing on: nobody would look at it
+            # the last stage that computes the rows passes no tensors on: no stage would use them
             tensors = {} if frame.upto == self._index + 1 else dict(output.tensors)
             return StageResult(frame.changed(tensors=tensors), output.logits, shutdown)
         faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
@@ -159,7 +161,7 @@ class Stage:
 
 
 def _joined(outputs: list[StageOutput]) -> StageOutput:
-    """The results of groups of rows as one, in order."""
+    """The results of groups of rows as one result, in order."""
     names = outputs[0].tensors
     logits = [output.logits for output in outputs if output.logits is not None]
     return StageOutput(

@@ -1,9 +1,10 @@
-"""`python -m exo_mesh.runner.survey ENGINE MODEL_DIR [OPTIONS]`: what an engine knows of a model, a line of JSON.
+"""`python -m exo_mesh.runner.survey ENGINE MODEL_DIR [OPTIONS]`: prints an engine's survey of a model as a line of
+JSON.
 
-OPTIONS: a JSON object of engine options, with which the stages would be loaded.
+OPTIONS: a JSON object of the engine options with which the stages would be loaded.
 
-Started by a node, in a process of its own: an engine finds this out by importing its library and building the model
-without weights, and a node imports no tensor library.
+A node starts it in a process of its own: the engine imports its library and builds the model without weights, and a
+node imports no tensor library.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from exo_mesh.model_files import without_paths
 from exo_mesh.runner.lifeline import tie
 
 MAX_TEXT = 300
-"""Characters of a foreign error's text."""
+"""Most characters of a foreign error's text."""
 
 
 def survey(found: EngineProvider, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
-    """Raises ModelError for a model that the engine cannot run, EngineError for an engine that has nothing to say."""
+    """Ask the engine for its survey. Raises ModelError for a model that the engine cannot run, EngineError for an
+    engine that has no survey."""
     if not isinstance(found, Surveyor):
-        raise EngineError(f"engine {found.name} can cut every model anywhere; there is nothing to find out")
+        raise EngineError(f"engine {found.name} has no survey; it can cut every model at any layer")
     return found.survey(model_dir, options)
 
 
 def main(argv: list[str]) -> int:
-    """Prints the answer; see `answer`."""
+    """Print the answer; see `answer`."""
     engine, model_dir, *rest = argv
     try:
         said, code = answer(provider(engine), Path(model_dir), json.loads(rest[0]) if rest else {})
@@ -51,7 +53,7 @@ def answer(found: EngineProvider, model_dir: Path, options: Mapping[str, str]) -
         return {"unable": without_paths(str(exc), model_dir)}, 0
     except MeshError as exc:
         return {"error": without_paths(str(exc), model_dir)}, 1
-    except Exception as exc:  # noqa: BLE001 - an engine's library, on a model that it was not written for
+    except Exception as exc:  # noqa: BLE001 - any error of an engine's library, for a model that it was not written for
         traceback.print_exc()
         text = " ".join(str(exc).split())[:MAX_TEXT]
         why = f"engine {found.name} cannot run the model: its code failed with {type(exc).__name__}: {text}"

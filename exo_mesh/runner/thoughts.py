@@ -1,4 +1,4 @@
-"""Where the output is in a thought, and what must come next if the thought has used up its budget."""
+"""Tracks whether the output is in a thought, and which tokens must come next if the thought has used up its budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exo_mesh.domain.request import ThinkingBudget
 
 
 class ThoughtLimit:
-    """A function of the output alone, so that one that resumes goes on alike."""
+    """The thinking budget of one request. A function of the output alone, so that a resumed request continues alike."""
 
     def __init__(self, budget: ThinkingBudget, output_ids: Iterable[int]) -> None:
         self._budget = budget
@@ -20,7 +20,7 @@ class ThoughtLimit:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        """The next token of the output."""
+        """Record the next token of the output."""
         self._recent.append(token_id)
         if self._ends_with(self._budget.end_ids):
             self._thinks = False
@@ -30,7 +30,7 @@ class ThoughtLimit:
             self._thinks = True
 
     def forced(self) -> tuple[int, ...]:
-        """What is missing of the end marker; empty unless the budget is used up in a thought."""
+        """The missing tokens of the end marker; empty unless a thought has used up its budget."""
         if not self._thinks or self._left > 0:
             return ()
         end = self._budget.end_ids
@@ -38,7 +38,7 @@ class ThoughtLimit:
         return end[begun:]
 
     def give_up(self) -> None:
-        """The marker cannot come here: the grammar does not have it."""
+        """Stop forcing the end marker: the grammar does not allow it here."""
         self._left = 2**62
 
     def _ends_with(self, ids: tuple[int, ...]) -> bool:

@@ -1,17 +1,17 @@
-"""Estimates how long a request waits in the queue of a ring, from the turns that others got before it. Pure."""
+"""Estimates how long a request waits in the queue of a ring, from the turns that earlier requests got. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 
 KEPT = 32
-"""Intervals between turns that count: the last half minute or so of a busy ring."""
+"""Intervals between turns that count: about the last 30 s of a busy ring."""
 
 
 class TurnClock:
-    """Measures the seconds between two turns while somebody waits. Times are seconds of any one clock.
+    """Measures the seconds between two turns while requests wait. Times are seconds of any one clock.
 
-    The time in which nobody waits does not count: a turn that nobody wanted says nothing about the ring.
+    Time in which no request waits does not count: an unused turn does not show how fast the ring is.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class TurnClock:
         self._since: float | None = None
 
     def note(self, num_waiting: int, num_turns: int, now: float) -> None:
-        """So many requests that had waited got their turns now, and so many wait still."""
+        """Note that `num_turns` waiting requests got their turns now, and that `num_waiting` still wait."""
         if self._since is not None and num_turns:
             self._intervals += [(now - self._since) / num_turns] * num_turns
             self._since = now

@@ -1,7 +1,7 @@
-"""Weights of tokens from logits, and one draw among them: the arithmetic of sampling, without a copy too many.
+"""Weights of tokens from logits, and one draw among them: the arithmetic of sampling, without needless copies.
 
-A row of 152,000 logits makes arrays of a megabyte, whose pages the system hands out and takes back for every draw.
-Here they are made once for each thread.
+A row of 152,000 logits makes arrays of 1 MB, whose pages the system would allocate and free for every draw. Here the
+arrays are made once for each thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NEGLIGIBLE = 37.0
 others by more than 2e-11 of the whole."""
 
 FEW = 8
-"""To gather a part of the logits takes some eight times as long for each as to go over all of them."""
+"""Gathering a part of the logits takes about eight times as long per logit as reading all of them."""
 
 BLOCK = 1024
-"""Weights whose sum is taken at once; only the block of the drawn token is added up one by one."""
+"""Weights summed at once; only in the block of the drawn token are they added up one by one."""
 
 
 class _Scratch(threading.local):
@@ -39,8 +39,8 @@ _scratch = _Scratch()
 
 
 def likely(logits: Floats, best: int, temperature: float, min_p: float = 0.0) -> Ids | None:
-    """The tokens, ascending, whose weight is not negligible, or may be `min_p` of the best one's; None if they are too
-    many to be gathered."""
+    """The tokens, ascending, whose weight is not negligible, or may be `min_p` of the largest weight; None if they are
+    too many to be gathered."""
     depth = NEGLIGIBLE if min_p <= 0 else min(NEGLIGIBLE, 0.01 - math.log(min_p))  # a little more than must be kept
     is_likely = logits >= logits[best] - depth * temperature
     if int(np.count_nonzero(is_likely)) * FEW > logits.size:
@@ -49,12 +49,12 @@ def likely(logits: Floats, best: int, temperature: float, min_p: float = 0.0) ->
 
 
 def weights_of(logits: Floats, best: int, temperature: float, ids: Ids | None) -> Doubles:
-    """exp((logit - the best one) / temperature), of these tokens or of all; valid until this thread's next call."""
+    """exp((logit - largest logit) / temperature) of these tokens or of all; valid until this thread's next call."""
     chosen = logits if ids is None else logits[ids]
     if _scratch.weights.size < chosen.size:
         _scratch.weights = np.zeros(chosen.size)
     weights: Doubles = _scratch.weights[: chosen.size]
-    # Divide after taking the maximum away: no temperature, however small, can overflow then.
+    # Subtract the maximum before dividing: then no temperature, however small, can overflow.
     np.subtract(chosen, float(logits[best]), out=weights, dtype=np.float64)
     with np.errstate(over="ignore"):
         weights /= temperature
@@ -62,8 +62,8 @@ def weights_of(logits: Floats, best: int, temperature: float, ids: Ids | None) -
 
 
 def index_at(weights: Doubles, share: float) -> int:
-    """The weight in whose interval `share` of their sum falls, 0 <= share < 1, the intervals laid end to end in order;
-    never one of weight 0. At least one weight must be above 0."""
+    """The index of the weight in whose interval `share` of their sum falls, 0 <= share < 1, with the intervals laid end
+    to end in order; never of weight 0. At least one weight must be above 0."""
     if weights.size <= 2 * BLOCK:
         return _index_of(weights, share * float(weights.sum()))
     sums = np.add.reduceat(weights, np.arange(0, weights.size, BLOCK))
@@ -86,6 +86,6 @@ def uniform(seed: int, position: int) -> float:
     state = _scratch.state
     state["state"]["key"][:] = seed & mask, 0
     state["state"]["counter"][:] = 0, position & mask, 0, 0
-    state["buffer_pos"] = state["buffer"].size  # nothing is left of the last draw
-    _scratch.generator.state = state  # four times as fast as to make a generator
+    state["buffer_pos"] = state["buffer"].size  # no random numbers of the last draw are left in the buffer
+    _scratch.generator.state = state  # four times as fast as making a generator
     return int(_scratch.generator.random_raw() >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Runs frames, requests and cancels one after the other: the only user of the engine."""
+"""Runs frames, requests and cancellations one after the other: the only user of the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from exo_mesh.runner.stage import Stage, StageResult
 from exo_mesh.runner.step_mode import SLOW_S, StepMode, StepModes
 
 STUCK_S = 120.0
-"""Longest that a rank may be at one frame, whatever was measured when its group was checked."""
+"""Longest time that a rank may compute one frame, whatever the check of its group measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Whoever waits at the mailbox is gone."""
+    """The caller behind the mailbox is gone."""
 
     request_id: str
     mailbox: Mailbox
@@ -49,7 +49,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Unpark:
-    """Whoever waits at the mailbox has caught up."""
+    """The caller behind the mailbox has read all messages."""
 
     request_id: str
     mailbox: Mailbox
@@ -57,12 +57,12 @@ class Unpark:
 
 @dataclass(frozen=True, slots=True)
 class Reassure:
-    """The ring stands still, and somebody is at work on it: those who wait for tokens are to know."""
+    """The ring is stopped and being repaired: callers that wait for tokens get a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Another thread of the driver's has done what a request waits for."""
+    """Another thread of the driver has finished the work that a request waits for."""
 
     callback: Callable[[], None]
 
@@ -74,15 +74,16 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A frame failed outside of `run`: an error of ours, for no engine error gets out of a stage."""
+    """A frame failed outside of `run`: an error in exo-mesh itself, because a stage catches errors of its engine."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The ring goes on by another plan, in which this stage has the same layers. kept_from: stages from this one on
-    keep the KV of running sequences. done: called once it is in force, with how many requests go on at this driver."""
+    """The ring continues under another plan, in which this stage has the same layers. kept_from: stages from this one
+    on keep the KV of running sequences. done: called once the plan is in force, with how many requests continue at this
+    driver."""
 
     setup: StageSetup
     kept_from: int
@@ -91,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A frame that has to wait for its turn, and since when."""
+    """A frame that waits for its turn, and since when."""
 
     frame: Frame
     since: float
@@ -99,7 +100,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The engine's thread is through with a frame."""
+    """The engine's thread has computed a frame."""
 
     result: StageResult
 
@@ -107,15 +108,15 @@ class Computed:
 Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Done | Ended | Failed
 
 DIRECT_TOKENS = 32
-"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
-then waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so
-that no circle of stages can wait for each other."""
+"""Frames of at most this many tokens are computed in the task that read them, which saves a turn of the loop. Reading
+then waits for the hop to the next stage to take the frame. A frame this small always fits the hop's flow-control
+window, so no circle of stages can wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSetup:
-    """What a worker needs to know of the plan it is a part of. rank: set in a tensor group. memory: of
-    the machine, just before the load."""
+    """The plan of a worker and its place in it. rank: set in a tensor group. memory: of the machine, just before the
+    load."""
 
     plan: Plan
     index: int
@@ -135,12 +136,13 @@ class StageSetup:
 
     @property
     def before(self) -> int:
-        """Index of the stage that frames come from: the one before in the ring, or its own leader's."""
+        """Index of the stage that sends the frames: the previous stage of the ring, or, for a rank that follows, its
+        own stage."""
         return self.index if self.follows else (self.index - 1) % self.num_stages
 
     @property
     def follows(self) -> bool:
-        """A rank that a leader drives: it computes what it is handed, and passes nothing on."""
+        """Whether this is a rank that a leader drives: it computes the frames that it gets, and passes nothing on."""
         return self.rank is not None and not self.rank.is_leader
 
 
@@ -165,9 +167,9 @@ class Worker:
     a driver whose steps are slow, which samples and answers between them, and for frames that take long both to
     compute and to send.
 
-    `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
-    `progress` rises with each item done, and during a load; `clock` tells of the frame that is being computed: by these
-    the node sees from outside whether the engine gets on.
+    `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each. `progress`
+    rises with each finished item, and during a load; `clock` times the frame that is being computed. From both the node
+    sees whether the engine makes progress.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class Worker:
         self._pressure = 0
         self._free_bytes: int | None = None
         self.status_of_others: Callable[[], MemoryStatus] = MemoryStatus
-        """Of the other ranks, at the leader of a tensor group."""
+        """Memory status of the other ranks, at the leader of a tensor group."""
         self.busy_s = self.load_s = 0.0
         self.clock = FrameClock()
         self._computing_since = 0.0
@@ -205,7 +207,7 @@ class Worker:
     def load(self, progress: LoadProgress) -> None:
         """Make the engine and load the shard. Blocks. Raises MeshErrors.
 
-        A rank of a tensor group meets the others first, and ends with the check of the group.
+        A rank of a tensor group first meets the other ranks, and at the end checks the group.
         """
 
         def counted(done: int, total: int) -> None:
@@ -220,7 +222,7 @@ class Worker:
         engine = prepared.engine if prepared is not None and use else provider(stage.engine).create()
         if setup.rank is not None:
             if not isinstance(engine, GroupMember):
-                raise EngineError(f"the engine {stage.engine} cannot be a rank of a tensor group")
+                raise EngineError(f"the engine {stage.engine} does not support tensor groups")
             meet(setup.rank, group_key(plan, setup.index))
         grammars = Grammars(setup.model_dir, self._wake)
         if setup.is_last and not setup.follows:
@@ -256,19 +258,19 @@ class Worker:
 
     def check_alive(self) -> None:
         """Raises RankLostError if a rank has been computing one frame for longer than its group may: it waits for
-        another one. From any thread. Of other stages their node decides that; see `clock`."""
+        another rank. From any thread. For other stages their node decides that; see `clock`."""
         since, rank = self._computing_since, self._setup.rank
         if rank is not None and since and time.perf_counter() - since > self.deadline_s:
             raise RankLostError(
-                f"rank {rank.rank} has not come back from one frame for {self.deadline_s:.0f} s: another rank, or the "
-                "way to it, hangs"
+                f"rank {rank.rank} has been computing one frame for {self.deadline_s:.0f} s: another rank, or the "
+                "connection to it, hangs"
             )
 
     async def run(self, send: Send, hand_out: Send | None = None) -> None:
         """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage;
-        `hand_out` gives the other ranks of a tensor group what this one is about to compute.
+        `hand_out` sends the other ranks of a tensor group the frame that this one is about to compute.
 
-        Raises whatever goes wrong: the frame it went wrong with is missing from then on, and the ring cannot go on.
+        Raises any error: the frame with the error is missing from then on, and the ring cannot continue.
         """
         assert self.engine is not None, "load first"
         self._hand_out = hand_out
@@ -282,7 +284,8 @@ class Worker:
                 await self._sending
 
     async def accept(self, frame: Frame) -> None:
-        """A frame has come: compute and pass it on now if it is small and its turn has come, else queue it."""
+        """Take a frame that has come: compute and pass it on now if it is small and its turn has come, else queue
+        it."""
         now = time.perf_counter()
         if frame.ballot != self._setup.plan.ballot:
             self._queue(frame, now)  # behind the change that waits for its turn
@@ -305,7 +308,7 @@ class Worker:
         return is_behind or self._modes.mode is not StepMode.INLINE
 
     def change(self, change: Change) -> None:
-        """Go on by another plan, after what is being computed now. Frames that wait for their turn are dropped."""
+        """Continue under another plan, after the current frame. Frames that wait for their turn are dropped."""
         self._ballot = change.setup.plan.ballot
         self.inbox.put_nowait(change)
 
@@ -345,11 +348,11 @@ class Worker:
         await self._pass_on()
 
     def _wake(self, callback: Callable[[], None]) -> None:
-        """From any thread: call back in the turn of the driver."""
+        """Run `callback` in the turn of the driver. From any thread."""
         self._thread.tell_loop(self.inbox.put_nowait, Done(callback))
 
     async def _pass_on(self) -> None:
-        """Send what the last item has made, and only then tell callers of it."""
+        """Send the frames that the last item has made, and only then deliver events to callers."""
         self.progress += 1
         if self._modes.mode is StepMode.QUEUED:
             await self._begin_sending()
@@ -381,7 +384,7 @@ class Worker:
             self._move_loop()
 
     async def _to_self(self, frame: Frame) -> None:
-        """The hop of a ring of one."""
+        """The hop of a ring with one stage."""
         now = time.perf_counter()
         if self._thread.apart and not self._arrived:
             self._hand_over(frame, now)
@@ -394,7 +397,7 @@ class Worker:
         self.inbox.put_nowait(Arrived(frame, since))
 
     async def _frame(self, frame: Frame, since: float) -> None:
-        """Compute a frame in this thread, and see how long it takes."""
+        """Compute a frame in this thread, and measure how long it takes."""
         if self._hand_out is not None:
             await self._hand_out(frame)
         result = self._compute(frame, since)
@@ -416,12 +419,13 @@ class Worker:
         self._thread.submit(partial(self._compute_apart, frame, since))
 
     def press(self, level: int, free_bytes: int | None) -> None:
-        """How short of memory the machine is, see StageReport, and what KV here may still take. From any thread."""
+        """Set how short of memory the machine is, see StageReport, and how many bytes KV may still take here. From any
+        thread."""
         self._pressure, self._free_bytes = level, free_bytes
 
     @property
     def status(self) -> MemoryStatus:
-        """Of this process's own memory. From any thread."""
+        """The memory status of this process alone. From any thread."""
         budget = self._budget
         return MemoryStatus(self._pressure) if budget is None else MemoryStatus(self._pressure, budget.tokens)
 
@@ -434,7 +438,7 @@ class Worker:
         self._thread.tell_loop(self.inbox.put_nowait, item)
 
     def _compute(self, frame: Frame, since: float) -> StageResult:
-        """In the engine's thread: run a frame through the stage, and add the stage's report to it."""
+        """Run a frame through the stage, and add the stage's report to it. In the engine's thread."""
         assert self._stage is not None and self._budget is not None, "load first"
         start = self._computing_since = time.perf_counter()
         self.clock.begin(len(frame.token_ids), is_prefill=frame.is_prefill)
@@ -469,7 +473,7 @@ class Worker:
         change.done(resumed)
 
     def _begin_anew(self, change: Change) -> None:
-        """In the engine's thread, after the frames of the old plan."""
+        """Start under the new plan, after the frames of the old one. In the engine's thread."""
         assert self.engine is not None and self._budget is not None, "load first"
         self._stage = Stage(self.engine, change.setup.index)
         plan = change.setup.plan

@@ -1,4 +1,4 @@
-"""Several answers to one request: which requests they are, and which of them are the best."""
+"""Splits a request for several answers into one request for each, and selects the best answers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from exo_mesh.domain.request import GenerateRequest
 def fan_out(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]:
     """One request for each choice. They share the prompt's prefill if they run on one ring at the same time.
 
-    Choice 0 is the request itself, so it yields what it would alone, and it alone brings `prompt_logprobs`. The others
-    have ids, seeds and idempotency keys that are derived from it.
+    Choice 0 is the request itself: it yields what it would yield alone, and only it returns `prompt_logprobs`. The ids,
+    seeds and idempotency keys of the others are derived from it.
     """
     if num_choices < 1:
         raise ValueError(f"{num_choices} choices")
@@ -32,9 +32,9 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def best_choices(logprobs: Sequence[Sequence[float]], num_best: int) -> list[int]:
-    """The indexes of the answers with the highest mean log-probability per token, best first; of equal ones the first.
+    """The indexes of the answers with the highest mean log-probability per token, best first; among equals the first.
 
-    logprobs: of each answer, those of its tokens; an answer without tokens comes last.
+    logprobs: for each answer, those of its tokens; an answer without tokens comes last.
     """
     means = [sum(tokens) / len(tokens) if tokens else float("-inf") for tokens in logprobs]
     return sorted(range(len(means)), key=lambda index: -means[index])[:num_best]

@@ -1,4 +1,5 @@
-"""How requests that entered here have ended: the last ones in detail, all of them in sums. Numbers and names only."""
+"""Records how requests that entered here ended: the last ones in detail, all of them in sums. Numbers and names
+only."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ from statistics import quantiles
 from typing import Any
 
 MAX_RECENT = 10_000
-"""Details of one take about 400 bytes."""
+"""Detailed records kept; one takes about 400 bytes."""
 SPREAD_OF = 512
-"""Latencies are those of so many of the last requests."""
+"""Latencies are computed from this many of the last requests."""
 
 FINE = frozenset({"stop", "length", "cancelled"})
-"""Outcomes that are no error: the last is what the client wanted."""
+"""Outcomes that are no error; a cancelled request ended as the client wanted."""
 TIMEOUTS = frozenset({"deadline_exceeded"})
-"""Codes of errors that say that something took too long."""
+"""Codes of errors for something that took too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """How a request ended. outcome: why generation stopped, or the code of its error. timed_out: it reached the limit
-    of a request's time, with or without tokens. is_pressure_abort: it ended with what it had, because no machine had
-    memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by
-    anybody, when the request entered and when it ended. key_id: of the API key that the request came with; empty
-    without one. trace_id: empty if the request was not traced."""
+    """The end of a request. outcome: why generation stopped, or the code of its error. timed_out: it reached the time
+    limit of a request, with or without tokens. is_pressure_abort: it ended with the tokens so far, because no machine
+    had memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by all programs, when the request
+    entered and when it ended. key_id: of the API key that the request came with; empty without one. trace_id: empty if
+    the request was not traced."""
 
     request_id: str
     model: str
@@ -54,18 +55,18 @@ class RequestOutcome:
 
     @property
     def kind(self) -> str:
-        """Which route it came in by, as its id says."""
+        """The kind of route that the request came in by, read from its id."""
         return "chat" if self.request_id.startswith("chatcmpl-") else "completion"
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of decoding: from the first token to the last; None with fewer than two."""
+        """Tokens per second of decoding, from the first token to the last; None with fewer than two tokens."""
         decoding_s = self.duration_s - (self.ttft_s or 0.0)
         return (self.output_tokens - 1) / decoding_s if self.output_tokens > 1 and decoding_s > 0 else None
 
     @property
     def line(self) -> str:
-        """For the log."""
+        """One line for the log."""
         rate = "" if self.tokens_per_s is None else f", {self.tokens_per_s:.1f} tokens/s"
         return (
             f"request {self.request_id} to {self.model}: {self.outcome} after {self.prompt_tokens} tokens of prompt "
@@ -93,8 +94,8 @@ def status_of(outcome: str) -> str:
 
 
 class History:
-    """Bounded: details of the last max_recent, one counter for each outcome. write: is given each one as JSON values,
-    and answers at once."""
+    """Keeps details of the last max_recent requests, and one counter for each outcome. write: called with each outcome
+    as JSON values; must return at once."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class History:
         return len(self._recent)
 
     def add(self, ended: RequestOutcome) -> None:
-        """One has ended, now."""
+        """Record a request that has ended now."""
         ended = replace(ended, ended_at=round(self._now(), 3))
         self._recent.append(ended)
         self._counts[ended.outcome] += 1
@@ -122,11 +123,11 @@ class History:
             self._write(ended.describe())
 
     def recent(self, most: int, key_id: str | None = None) -> list[RequestOutcome]:
-        """The last ones, newest first. With a key_id, only those that came with this API key ("": without one)."""
+        """The last outcomes, newest first. With a key_id, only those that came with this API key ("": without one)."""
         return list(islice((one for one in reversed(self._recent) if key_id in (None, one.key_id)), most))
 
     def stats(self) -> dict[str, Any]:
-        """Sums since the start; rates and latencies of the last SPREAD_OF that went well."""
+        """Sums since the start; rates and latencies of the last SPREAD_OF successful requests."""
         total = sum(self._counts.values())
         errors = sum(count for outcome, count in self._counts.items() if outcome not in FINE)
         fine = [ended for ended in self.recent(SPREAD_OF) if ended.outcome in ("stop", "length")]

@@ -1,4 +1,4 @@
-"""What the entry peer must keep of each live request to go on with it elsewhere. Kept in memory only, never logged."""
+"""Keeps what the entry peer needs to continue each live request elsewhere. In memory only, never logged."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from exo_mesh.serving.traces import RequestTrace
 from exo_mesh.tasks import ChangeSignal
 
 MAX_LIVE = 1024
-"""Requests that one entry peer holds; its own memory bounds this, not the rings."""
+"""Most requests that one entry peer holds; its own memory sets this limit, not the rings."""
 
 MAX_SHOWN = 128
 
 END_S = 0.5
-"""How long the requests that a stop has cut may take to end: they have one event left to send."""
+"""Seconds that cancelled requests may take to end when the node stops: they have one event left to send."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class JournalEntry:
-    """One live request: what was asked, what came out. on_cancel is set while somebody works for it."""
+    """One live request: its input, and its output so far. on_cancel is set while a RequestRun works on it."""
 
     request: GenerateRequest
     model: str
@@ -48,38 +48,39 @@ class JournalEntry:
     on_cancel: Callable[[], object] | None = None
     last_token_at: float | None = None
     ttft_s: float | None = None
-    """From its entry to its first token."""
+    """Seconds from its entry to its first token."""
     trace: RequestTrace | None = None
     timed_out: bool = False
     memory_before_bytes: int = 0
     instance_id: str = ""
-    """Where it runs now."""
+    """The instance that serves it now; empty if none does."""
     kept: Kept | None = None
     """Where its events are kept, if the client gave an idempotency key."""
     superseded: bool = False
     is_pressure_abort: bool = False
-    """It ended with what it had, because no machine had memory for it."""
+    """Whether it ended with the tokens so far, because no machine had memory for it."""
     is_cut_by_stop: bool = False
-    """The node stops, and has waited for it for long enough."""
+    """Whether the node cut it off, because the node stops and has waited long enough."""
     scored: int = 0
-    """Log-probabilities of prompt tokens that were handed on."""
+    """Log-probabilities of prompt tokens that were passed on to the client."""
 
     def is_called(self, wanted: str) -> bool:
-        """Whether an id that a client saw is one of this request, or of all its choices."""
+        """Whether `wanted` is an id of this request, or of all its choices, that a client saw."""
         asked = self.request
         return bool(wanted) and wanted in (asked.request_id, asked.share_id, asked.trace_id, *asked.names)
 
     @property
     def state(self) -> str:
-        """placing: it waits for a ring. waiting: for its turn there, or its prompt is being computed. generating."""
+        """ "placing": it waits for a ring. "waiting": for its turn there, or its prompt is being computed.
+        "generating"."""
         if not self.instance_id:
             return "placing"
         return "generating" if self.last_token_at is not None else "waiting"
 
     @property
     def resumption(self) -> GenerateRequest:
-        """The request that continues after what was emitted; the seed is the same, so sampling goes on as it would.
-        What is missing of the prompt's log-probabilities comes again with those before it, which `accept_prompt`
+        """The request that continues after the emitted tokens; the seed is the same, so sampling continues alike.
+        Missing log-probabilities of the prompt are requested together with those before them, which `accept_prompt`
         drops."""
         wanted = self.request.prompt_logprobs if self.scored < self.request.num_scores else None
         resume_ids = (*self.request.resume_ids, *self.emitted)
@@ -90,7 +91,8 @@ class JournalEntry:
         return len(self.request.resume_ids) + len(self.emitted)
 
     def accept(self, event: TokenEvent) -> bool:
-        """Note an event; False for a repeat, which is to be dropped. Raises TransportError if one is missing."""
+        """Record an event; False for a repeated event, which the caller must drop. Raises TransportError if one is
+        missing."""
         if event.index < self.next_index:
             return False
         if event.index > self.next_index:
@@ -102,7 +104,7 @@ class JournalEntry:
         return True
 
     def accept_prompt(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """Note log-probabilities of the prompt; answers those that are new. Raises TransportError if one is missing."""
+        """Record log-probabilities of the prompt; returns the new ones. Raises TransportError if some are missing."""
         entries = tuple(entry for entry in event.entries if entry.index > self.scored)
         if entries and entries[0].index != self.scored + 1:
             raise TransportError(f"the driver skipped from prompt token {self.scored} to {entries[0].index}")
@@ -112,7 +114,7 @@ class JournalEntry:
         return PromptLogprobs(entries) if entries else None
 
     def replay(self) -> list[TokenEvent | PromptLogprobs]:
-        """What came out under the same key before; it counts as emitted from now on."""
+        """The events of an earlier answer under the same key; they count as emitted from now on."""
         if self.kept is None:
             return []
         self.kept.meet(())
@@ -125,9 +127,9 @@ class JournalEntry:
 
     @property
     def end_error(self) -> MeshError:
-        """What it ends with once it is cancelled."""
+        """The error that the request ends with once it is cancelled."""
         if self.superseded:
-            return SupersededError("the same request was asked for again, and goes on there")
+            return SupersededError("the same request was sent again; the newer call continues it")
         if self.is_cut_by_stop:
             same = " with the same Idempotency-Key" if self.request.key_hash else ""
             return NodeStoppingError(
@@ -137,7 +139,7 @@ class JournalEntry:
 
 
 class Journal:
-    """The live requests of this entry peer, by id, and how others ended. used_bytes: memory in use here."""
+    """The live requests of this entry peer, by id, and how earlier ones ended. used_bytes: memory in use here."""
 
     def __init__(
         self,
@@ -159,8 +161,8 @@ class Journal:
         return len(self._live)
 
     def open(self, request: GenerateRequest, model: str, now: float) -> JournalEntry:
-        """Begin; who works on the same idempotency key ends. Raises InputError if the id is in use, KeyReusedError if
-        the key is, OverloadError if there is no room."""
+        """Add a request; an earlier one with the same idempotency key ends. Raises InputError if the id is in use,
+        KeyReusedError if the key was used for another request, OverloadError if there is no room."""
         before = self._by_key.get(request.key_hash)
         running = self._live.get(request.request_id)
         if running is not None and running is not before:
@@ -184,7 +186,7 @@ class Journal:
         self._cancel(entry)
 
     def close(self, entry: JournalEntry, outcome: str, now: float) -> None:
-        """End, however it ended."""
+        """Remove a request and record its outcome."""
         if self._live.get(entry.request.request_id) is entry:
             del self._live[entry.request.request_id]
         if not self._live:
@@ -212,7 +214,7 @@ class Journal:
         _log.info("%s", ended.line)
 
     def describe_live(self) -> list[dict[str, Any]]:
-        """What runs, for people who look for what hangs: the oldest first."""
+        """The live requests, oldest first, for people who look for a request that hangs."""
         now = self._clock()
         shown = []
         for entry in list(self._live.values())[:MAX_SHOWN]:
@@ -232,7 +234,7 @@ class Journal:
         return shown
 
     def instances_of(self, share_id: str) -> set[str]:
-        """Where live choices of one request run; empty for a request without others."""
+        """The instances on which live choices of one request run; empty for a request with one choice."""
         if not share_id:
             return set()
         return {entry.instance_id for entry in self._live.values() if entry.request.share_id == share_id}
@@ -242,8 +244,8 @@ class Journal:
         return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)
 
     def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        """Ask a live request to end, with all its choices; False if no client knows one by this id. With a key_id,
-        a request that came with another API key ("": without one) counts as none."""
+        """Ask a live request to end, with all its choices; False if no live request has this id. With a key_id, a
+        request that came with another API key ("": without one) is ignored."""
         found = [
             entry
             for entry in list(self._live.values())
@@ -254,7 +256,7 @@ class Journal:
         return bool(found)
 
     def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        """Ask the live requests that run on an instance to end, or only those with an id; answers how many do."""
+        """Ask the live requests on an instance to end, or only those with an id; returns how many."""
         found = [
             entry
             for entry in list(self._live.values())
@@ -265,13 +267,13 @@ class Journal:
         return len(found)
 
     async def finish(self, grace_s: float) -> None:
-        """The node is to stop: wait until no request is live, for grace_s at most."""
+        """Wait before a stop until no request is live, at most grace_s."""
         if self._live:
-            _log.info("stopping: %d requests that entered here may go on for up to %g s", len(self._live), grace_s)
+            _log.info("stopping: %d requests that entered here may continue for up to %g s", len(self._live), grace_s)
         await self._wait_until_empty(grace_s)
 
     async def cut(self) -> None:
-        """End every live request because this node stops, and wait until their clients have been told."""
+        """End every live request because this node stops, and wait until their clients have been notified."""
         if self._live:
             _log.warning("stopping ends %d requests; another peer can continue them", len(self._live))
         for entry in list(self._live.values()):

@@ -1,6 +1,6 @@
-"""The events of the answers that run for clients of this peer, so that others can read them too. In memory only.
+"""Keeps the events of the answers that run for clients of this peer, so that others can read them too. In memory only.
 
-Readers take what they want when they want it; nothing here waits for them.
+Readers read at their own pace; nothing here waits for them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from exo_mesh.errors import CancelledRequestError, InputError, MeshError, Overlo
 from exo_mesh.serving.streams import FoundStream, StreamCard, StreamViewer
 
 MAX_TOKENS = 2**21
-"""Of all answers together: 8 MiB of ids. Those with log-probabilities count LOGPROBS_COUNT times more."""
+"""Tokens kept of all answers together: 8 MiB of ids. Answers with log-probabilities count LOGPROBS_COUNT times more."""
 
 MAX_READERS_OF_CHOICE = 8
 MAX_READERS = 256
 
 MAX_AT_ONCE = 256
-"""Token events that a reader takes at a time."""
+"""Most token events that a reader gets at a time."""
 
 
 class LiveChoice:
-    """One answer of a request: what has come of it, and who reads it."""
+    """One answer of a request: its events so far, and its readers."""
 
     def __init__(self) -> None:
         self._kept = Kept(b"", wants_details=True, at=0.0)
@@ -47,7 +47,7 @@ class LiveChoice:
         return self._kept.weight
 
     def add(self, event: RequestEvent) -> int:
-        """Keep the next event; answers by how much the weight has grown."""
+        """Keep the next event; returns by how much the weight has grown."""
         if self._is_over:
             return 0
         before = self._kept.weight
@@ -63,15 +63,15 @@ class LiveChoice:
         return self._kept.weight - before
 
     def end(self, error: MeshError) -> None:
-        """It has ended without its last event."""
+        """Note that the answer has ended without its last event."""
         if not self._is_over:
             self._is_over, self._error = True, error
             self._wake()
 
     async def follow(self) -> AsyncGenerator[Sequence[RequestEvent], None]:
-        """All events from the first on, as they come. Raises what the answer has ended with."""
+        """Yield all events from the first on, as they come. Raises the error that the answer ended with."""
         if len(self._readers) >= MAX_READERS_OF_CHOICE:
-            raise OverloadError(f"{len(self._readers)} others read this answer already")
+            raise OverloadError(f"this answer has {len(self._readers)} readers already, and takes no more")
         changed = asyncio.Event()
         self._readers.add(changed)
         num_prompt = num_tokens = 0
@@ -110,14 +110,14 @@ class LiveStreams:
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._cards: dict[str, StreamCard] = {}
         self._opened: list[StreamCard] = []
-        """All of them, also those that can no longer be found by their id."""
+        """All open cards, also those that can no longer be found by their id."""
         self._choices: dict[str, LiveChoice] = {}
         self._max_tokens = max_tokens
         self._weight = 0
 
     @contextmanager
     def open(self, card: StreamCard) -> Iterator[None]:
-        """While it runs, it can be found. An earlier answer with the same id no longer can."""
+        """Let the answer be found while it runs. An earlier answer with the same id can no longer be found."""
         choices = {request_id: LiveChoice() for request_id in card.request_ids}
         self._cards[card.id] = card
         self._opened.append(card)
@@ -135,18 +135,18 @@ class LiveStreams:
                     del self._choices[request_id]
 
     def choice(self, request_id: str) -> LiveChoice | None:
-        """What keeps the events of a request, if somebody may read them."""
+        """The answer that keeps the events of a request, if others may read it."""
         return self._choices.get(request_id)
 
     def add(self, choice: LiveChoice, event: RequestEvent) -> None:
-        """Keep an event, unless too much is kept already: then readers of this answer get an error."""
+        """Keep an event, unless too much is kept already: readers of this answer then get an error."""
         if self._weight >= self._max_tokens and not isinstance(event, Progress):
-            choice.end(OverloadError("this peer keeps too much of running answers to let others read this one"))
+            choice.end(OverloadError("this peer keeps too many tokens of running answers to share this one"))
             return
         self._weight += choice.add(event)
 
     def find(self, viewer: StreamViewer, stream_id: str = "", peer_id: str = "") -> list[FoundStream]:
-        """Those that the viewer may see; with an id only that one, with its recipe."""
+        """The answers that the viewer may see; with an id only that answer, with its recipe."""
         cards = list(self._cards.values()) if not stream_id else filter(None, [self._cards.get(stream_id)])
         return [
             FoundStream(
@@ -166,10 +166,11 @@ class LiveStreams:
     def follow(
         self, viewer: StreamViewer, stream_id: str, request_id: str
     ) -> AsyncGenerator[Sequence[RequestEvent], None]:
-        """See LiveChoice.follow. Raises InputError if there is no such answer for the viewer, and OverloadError."""
+        """Follow an answer, see LiveChoice.follow. Raises InputError if the viewer may see no such answer, and
+        OverloadError."""
         card, choice = self._cards.get(stream_id), self._choices.get(request_id)
         if card is None or choice is None or request_id not in card.request_ids or not viewer.may_see(card):
-            raise InputError(f"no answer {stream_id} runs here", param="id")
+            raise InputError(f"this peer has no running answer {stream_id}", param="id")
         if sum(one.num_readers for one in self._choices.values()) >= MAX_READERS:
-            raise OverloadError("too many read running answers of this peer already")
+            raise OverloadError("the running answers of this peer have too many readers already")
         return choice.follow()

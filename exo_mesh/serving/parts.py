@@ -1,4 +1,4 @@
-"""The parts of a node that serve requests."""
+"""Builds the parts of a node that serve requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from exo_mesh.transport.control_driver import DriverChannels
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """request_file: None if nobody wants one."""
+    """The parts of a node that serve requests. request_file: None if the request log is off."""
 
     journal: Journal
     drivers: DriverChannels
@@ -43,7 +43,8 @@ class ServingParts:
         patience: Patience,
         clock: Clock,
     ) -> ServingParts:
-        """used_bytes: memory in use on this machine. The settings' limits of time replace those of `patience`."""
+        """Build the parts. used_bytes: memory in use on this machine. The settings' time limits replace those of
+        `patience`."""
         file = request_file(settings.request_log, settings.home)
         history = History(max_recent=settings.request_log_max, write=None if file is None else file.write)
         journal = Journal(history=history, used_bytes=used_bytes, clock=clock)
@@ -70,7 +71,7 @@ class ServingParts:
         return ServingParts(journal, drivers, router, file, streams)
 
     async def stop(self) -> None:
-        """Requests have ended: close what they used."""
+        """Close the connections and the request log, after the requests have ended."""
         await self.drivers.close()
         if self.request_file is not None:
             await asyncio.to_thread(self.request_file.close)

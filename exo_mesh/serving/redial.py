@@ -11,30 +11,30 @@ from exo_mesh.errors import MeshError, StageLostError, TransportError
 from exo_mesh.instances.members import Members
 
 REDIAL_S = 5.0
-"""How long a ring that is not known to be lost is dialled again without a word from it: as long as a hop may be down
+"""Seconds for which a driver is dialled again while the state of its ring is unknown: as long as a hop may be down
 (LOST_AFTER_S of transport/ring_link.py), and longer than the membership needs to find another address or a death."""
 
 WELL_S = 60.0
-"""How long a driver that this node has reached before is dialled again while its members say that the ring is healthy:
-a machine that runs something else besides may take this long to answer a new connection."""
+"""Seconds for which a driver that this node has reached before is dialled again while its members report a healthy
+ring: a machine that is busy with other programs may take this long to answer a new connection."""
 
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.05, 0.5
 
 REDIAL_WELL_S = 2.0
-"""Longest pause between two dials after REDIAL_S: more of them would be more work for a machine that is overloaded."""
+"""Longest pause between two dials after REDIAL_S: more dials would add work to an overloaded machine."""
 
 ALIVE_EVERY_S = 0.1
-"""While a member is asked, the membership may give it up, and then its answer is not waited for."""
+"""Seconds between checks whether the membership has given up a member; its answer is then not waited for."""
 
 MAX_REDIALS = 10
-"""How often a driver may answer and break off without a new token: a long prefill begins again each time."""
+"""How often a driver may answer and disconnect without a new token: each time a long prefill starts again."""
 
 MAX_REACHED = 256
 """Rings whose driver this node has reached; the oldest are forgotten."""
 
 
 class ReachedDrivers:
-    """Remembers from which drivers this node has heard: what lies on the way to them now is no firewall."""
+    """Remembers which drivers have answered this node: if such a driver stops answering, no firewall is the cause."""
 
     def __init__(self) -> None:
         self._rings: dict[tuple[str, Ballot], None] = {}
@@ -49,18 +49,18 @@ class ReachedDrivers:
 
 
 class RingVerdict(Enum):
-    """What the members of a ring say of it."""
+    """The state of a ring, by its members' answers."""
 
     WELL = "well"
     LOST = "lost"
-    UNKNOWN = "unknown"  # nobody says that it is lost, but the peer of the driver cannot be asked
+    UNKNOWN = "unknown"  # no member reports a loss, but the peer of the driver does not answer
 
 
 async def look_at(plan: Plan, members: Members) -> tuple[RingVerdict, str]:
-    """Ask every member whether its stage runs; the verdict and why.
+    """Ask every member whether its stage runs; returns the verdict and the reason.
 
-    Lost: a member says that its stage does not run, or the membership has given that member up. A member that cannot
-    be asked is asked at its other addresses, too.
+    LOST: a member reports that its stage does not run, or the membership has given that member up. A member that does
+    not answer is tried at its other addresses, too.
     """
     answers = await asyncio.gather(*(_answer(plan, peer_id, members) for peer_id in plan.member_ids))
     for verdict, reason in answers:
@@ -91,7 +91,7 @@ async def _ask(plan: Plan, peer_id: str, members: Members) -> tuple[RingVerdict,
 
 
 class Redial:
-    """When one request may dial the driver of one ring again, each time that the stream from it breaks."""
+    """Decides when one request may dial the driver of one ring again, each time that the stream from it breaks."""
 
     def __init__(self, plan: Plan, members: Members, clock: Clock, reached: ReachedDrivers | None = None) -> None:
         self._plan = plan
@@ -106,13 +106,13 @@ class Redial:
         self._unheard = 0
 
     def address(self, endpoint: str) -> str:
-        """Where to dial the driver, "host:port": at the best address of its peer, and after a dial to which nobody has
-        answered at the next one. endpoint: as its peer reports it."""
+        """The address to dial the driver at, "host:port": the best address of its peer; after a dial without an answer
+        the next one. endpoint: as its peer reports it."""
         addresses = self._members.addresses(endpoint, self._plan.peer_ids[-1])
         return addresses[self._unheard % len(addresses)]
 
     def heard(self) -> None:
-        """The driver has said something."""
+        """Note that the driver has sent something."""
         if not self._is_answered:
             self._is_answered = True
             self._reached.note(self._plan)
@@ -121,11 +121,12 @@ class Redial:
         self._pause_s = REDIAL_FIRST_S
 
     async def wait(self, tokens: int) -> None:
-        """After a break: return once the driver is to be dialled again. tokens: how many the request has by now.
+        """Return after a break once the driver should be dialled again. tokens: how many the request has so far.
 
-        Raises StageLostError if the ring is lost, or if nobody knows REDIAL_S after the last word from the driver, or
-        from its node where that is longer ago; and TransportError if the ring is healthy and its driver does not answer
-        here: for REDIAL_S, or for WELL_S if it has answered this node before. The ring is not placed again for that.
+        Raises StageLostError if the ring is lost, or if its state is unknown for REDIAL_S after the last message from
+        the driver, or from its node if that is longer ago. Raises TransportError if the ring is healthy and its driver
+        does not answer this node: for REDIAL_S, or for WELL_S if it has answered this node before. The ring is not
+        placed again for that.
         """
         if tokens > self._tokens:
             self._tokens, self._in_vain = tokens, 0
@@ -136,7 +137,7 @@ class Redial:
         self._unheard += 1
         while True:
             if (newer := self._members.newer_plan(self._plan)) is not None:
-                raise StageLostError(f"{self._plan.instance_id} goes on by ballot {newer.ballot}")
+                raise StageLostError(f"{self._plan.instance_id} continues under ballot {newer.ballot}")
             verdict, reason = await look_at(self._plan, self._members)
             if verdict is RingVerdict.LOST:
                 raise StageLostError(f"{self._plan.instance_id} is lost: {reason}")
@@ -151,18 +152,18 @@ class Redial:
 
     def _given_up(self, verdict: RingVerdict, reason: str, silent_s: float) -> MeshError:
         if verdict is not RingVerdict.WELL:
-            return StageLostError(f"nobody knows of {self._plan.instance_id}: {reason}")
-        driver = f"its last stage, at peer {self._plan.peer_ids[-1][:8]},"
-        well = f"the ring of {self._plan.instance_id} is well, but {driver}"
+            return StageLostError(f"no peer knows the state of {self._plan.instance_id}: {reason}")
+        driver = f"its last stage, on peer {self._plan.peer_ids[-1][:8]},"
+        what = f"the ring of {self._plan.instance_id} is healthy, but {driver}"
         if self._plan not in self._reached:
             return TransportError(
-                f"{well} cannot be reached from here, and never was: look at the firewall, or ask another peer"
+                f"{what} has never answered this node: check the firewalls, or send the request to another peer"
             )
         if self._in_vain > MAX_REDIALS:
             return TransportError(
-                f"{well} broke off {self._in_vain} times without a new token: that machine may be overloaded; ask again"
+                f"{what} broke off {self._in_vain} times without a new token: its machine may be overloaded; try again"
             )
         return TransportError(
-            f"{well} has not answered for {silent_s:.0f} s: that machine or the network may be overloaded; "
-            "ask again, or ask another peer"
+            f"{what} has not answered for {silent_s:.0f} s: its machine or the network may be overloaded; "
+            "try again, or send the request to another peer"
         )

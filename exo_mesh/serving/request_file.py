@@ -1,5 +1,7 @@
-"""The request log: one line of JSON for each request that entered here, in a file that is bounded. No text, no ids of
-tokens. A file that cannot be written costs lines, never a request."""
+"""Writes the request log: one line of JSON for each request that entered here, in a file of limited size.
+
+No text, no token ids. If the file cannot be written, lines are lost, never a request.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 from exo_mesh.telemetry.line_writer import LineWriter, RotatingFile
 
 MAX_BYTES = 10 * 2**20
-"""Of one file: about 25,000 requests."""
+"""Most bytes of one file: about 25,000 requests."""
 OLD_FILES = 4
 MAX_QUEUED = 1024
 """Lines that wait for a slow disk; more are lost, and counted."""
@@ -25,7 +27,7 @@ def request_file(setting: str, home: Path) -> RequestFile | None:
 
 
 class RequestFile:
-    """Written by a thread of its own, which the first line starts: a disk may take its time."""
+    """The request log, written by a thread of its own, because a disk may be slow. The first line starts the thread."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, old_files: int = OLD_FILES) -> None:
         self.file = RotatingFile(path, max_bytes, old_files)
@@ -33,13 +35,13 @@ class RequestFile:
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written, so far."""
+        """Lines that could not be written so far."""
         return self._writer.lost
 
     def write(self, fields: Mapping[str, Any]) -> None:
-        """Add a line; answers at once."""
+        """Add a line; returns at once."""
         self._writer.write(json.dumps(fields))
 
     def close(self) -> None:
-        """Write what is queued, for at most twice CLOSE_S. A line that comes later opens the file again."""
+        """Write what is queued, for at most twice CLOSE_S. A later line opens the file again."""
         self._writer.close(CLOSE_S)

@@ -1,4 +1,4 @@
-"""One request on its way: over as many rings as it takes, to its one end."""
+"""Runs one request to its end, over as many rings as it needs."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from exo_mesh.telemetry.request_metrics import RequestMeter
 from exo_mesh.transport.control_driver import DriverCall, DriverStreamError, Silences
 
 PROGRESS_EVERY_S = 1.0
-"""While an instance is placed, the client hears this often how far that is."""
+"""Seconds between two progress reports to the client while an instance is placed."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds. queue_s: longest wait for a turn on a ring. first_s: longest silence before the first token (places in
-    the queue and prefill are reported). next_s: between tokens. max_resumes: how often a request may continue after its
-    ring was lost. total_s: of the whole request; an answer that is under way then ends where it is."""
+    """Time limits of a request in seconds. queue_s: longest wait for a turn on a ring. first_s: longest silence before
+    the first token (places in the queue and prefill are reported). next_s: between tokens. max_resumes: how often a
+    request may continue after its ring was lost. total_s: of the whole request; an answer that is running then ends
+    where it is."""
 
     queue_s: float = 120.0
     first_s: float = 120.0
@@ -49,14 +50,14 @@ class Patience:
 
 
 class RunState(StrEnum):
-    """Where a request is."""
+    """The phase of a request."""
 
     REPLAYING = "replaying"
-    """What came out under its idempotency key before is handed out again."""
+    """The kept output under its idempotency key is sent again."""
     PLACING = "placing"
     """It waits for an instance."""
     ON_RING = "on ring"
-    """A driver works for it."""
+    """A driver works on it."""
     REDIALLING = "redialling"
     """The stream from the driver broke; the members are asked whether the ring is healthy."""
     RESUMING = "resuming"
@@ -79,7 +80,8 @@ class _TimeUpError(Exception):
 
 
 class RequestRun:
-    """Call `step` until the state is ENDED or it raises, then `aclose`. An error ends the request in any state.
+    """One request on its way. Call `step` until the state is ENDED or it raises, then `aclose`. An error ends the
+    request in any state.
 
     One step does one thing: replay, wait for an instance, read one message of the driver, dial it again, or give up a
     ring. It has no timers: a watchdog calls `check`.
@@ -107,7 +109,7 @@ class RequestRun:
         entry.on_cancel = self._interrupt
 
     async def step(self) -> Sequence[RequestEvent]:
-        """Wait for what comes next; empty if only the state changed. Raises the MeshError that ends the request."""
+        """Wait for the next events; empty if only the state changed. Raises the MeshError that ends the request."""
         try:
             self._raise_if_stopped()
             return await _STEPS[self.state](self)
@@ -128,7 +130,7 @@ class RequestRun:
             return []
 
     def check(self, now: float) -> float:
-        """End what has waited for too long; returns when to check again. For a Watchdog."""
+        """End a wait that is too long; returns when to check again. For a Watchdog."""
         if now >= self._ends_at:
             self._time_is_up = True
             self._interrupt()
@@ -140,21 +142,21 @@ class RequestRun:
         return min(self._ends_at, self._call.deadline)
 
     async def aclose(self) -> None:
-        """Free what the request holds, wherever it is: its call to a driver, its part in a placement."""
+        """Free what the request holds in any state: its call to a driver, its part in a placement."""
         self._entry.on_cancel = None
         await self._let_go()
 
-    # the steps, one for each state
+    # one step for each state
 
     async def _replay(self) -> Sequence[RequestEvent]:
-        """What came out under the same idempotency key before."""
+        """Send the output that is kept under the same idempotency key."""
         events = self._entry.replay()
         is_whole = bool(events) and isinstance(events[-1], TokenEvent) and events[-1].finish is not None
         self._go(RunState.ENDED if is_whole else RunState.PLACING)
         return events
 
     async def _place(self) -> Sequence[RequestEvent]:
-        """Progress while an instance is found or placed; then the driver is called."""
+        """Report progress while an instance is found or placed; then call the driver."""
         if self._work is None:
             self._entry.instance_id = ""
             self._work = asyncio.ensure_future(self._rings.find(self._entry, self._refused))
@@ -171,15 +173,16 @@ class RequestRun:
         return []
 
     def _note_progress(self, progress: Progress) -> Progress:
-        """While files arrive, the time that a request may take does not run: it counts from the last byte that came."""
+        """Pass progress on. While files arrive, the time limit of the request is extended: it counts from the last byte
+        that came."""
         if progress.phase == "fetching" and progress.done != self._fetched:
             self._fetched = progress.done
             self._ends_at = self._rings.clock() + self._patience.total_s
         return progress
 
     async def _read(self) -> Sequence[RequestEvent]:
-        """One message of the driver. After a broken stream the same ring is called again as long as it is healthy: what
-        else runs there goes on, and nothing is loaded again."""
+        """Read one message of the driver. After a broken stream the same ring is called again as long as it is healthy:
+        other requests on it continue, and nothing is loaded again."""
         assert self._call is not None and self._redial is not None
         try:
             event = await self._call.read()
@@ -199,7 +202,8 @@ class RequestRun:
         return [token for token in event.events if self._entry.accept(token)]
 
     async def _dial_again(self) -> Sequence[RequestEvent]:
-        """Call the same driver once its members say that the ring is healthy. Raises StageLostError if it is lost."""
+        """Call the same driver once its members report that the ring is healthy. Raises StageLostError if it is
+        lost."""
         assert self._instance is not None and self._redial is not None
         self._work = asyncio.ensure_future(self._redial.wait(len(self._entry.emitted)))
         await asyncio.wait((self._work,))
@@ -212,7 +216,7 @@ class RequestRun:
         return []
 
     async def _resume(self) -> Sequence[RequestEvent]:
-        """Leave a lost ring for another one. Raises what it was lost by after Patience.max_resumes times."""
+        """Leave a lost ring for another one. Raises the error of the loss after Patience.max_resumes times."""
         assert self._instance is not None and self._trouble is not None
         self._rings.avoid(self._instance)
         if self._attempts == self._patience.max_resumes:
@@ -228,14 +232,14 @@ class RequestRun:
         self._go(RunState.PLACING)
         return [Progress("recovering")]
 
-    # what the steps share
+    # helpers of the steps
 
     def _go(self, state: RunState) -> None:
         assert state in NEXT_STATES[self.state], f"{self.state} -> {state}"
         self.state = state
 
     def _open_call(self, instance: InstanceInfo, redial: Redial) -> None:
-        """Send what is left of the request to the driver. Raises ContextLengthError if the ring has no room for it."""
+        """Send the rest of the request to the driver. Raises ContextLengthError if the ring has no room for it."""
         request, plan = self._entry.resumption, instance.plan
         if self._num_calls:  # a driver may not have noticed yet that an earlier stream broke, and takes no id twice
             request = replace(request, request_id=f"{request.request_id}~{self._num_calls}", resumed=True)
@@ -256,8 +260,8 @@ class RequestRun:
         self._go(RunState.ON_RING)
 
     async def _look_elsewhere(self, refusal: MemoryPressureError) -> None:
-        """A ring refuses the request, or ends it, because a machine of it is short of memory: others may have room. A
-        request that has no token yet is as new to them as it was to this one."""
+        """Look for another ring after one refused or ended the request because its machine is short of memory. To the
+        other rings, a request without a token is a new request."""
         assert self._instance is not None
         self._refused = self._instance, refusal
         await self._let_go()
@@ -271,7 +275,7 @@ class RequestRun:
         self._go(state)
 
     async def _let_go(self) -> None:
-        """End what the request waits for or holds."""
+        """Cancel what the request waits for, and free what it holds."""
         call, self._call = self._call, None
         work, self._work = self._work, None
         if work is not None:
@@ -281,7 +285,7 @@ class RequestRun:
             await call.aclose()
 
     def _begin_leg(self, instance: InstanceInfo) -> Callable[[list[FrameTrace]], None]:
-        """What takes the laps of a traced request on this ring, when they come."""
+        """Begin a leg of a traced request; returns the callback for its laps on this ring."""
         trace, plan = self._entry.trace, instance.plan
         if trace is None:
             return lambda frames: None
@@ -289,8 +293,8 @@ class RequestRun:
         return leg.add
 
     def _took_ballot(self, ballot: Ballot) -> None:
-        """The ring has lost a stage and continues, in the same stream. Raises StageLostError if that happens again and
-        again."""
+        """Note that the ring has lost a stage and continues in the same stream. Raises StageLostError after too many
+        losses."""
         self._meter.resumed()
         _log.warning(
             "request %s continues under ballot %s after %d tokens",
@@ -303,7 +307,7 @@ class RequestRun:
             raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times")
 
     def _interrupt(self) -> None:
-        """End what the request waits for now: it was cancelled, or its time is up."""
+        """End the current wait of the request: it was cancelled, or its time is up."""
         if self._work is not None:
             self._work.cancel()
         if self._call is not None:
@@ -316,7 +320,7 @@ class RequestRun:
             raise _TimeUpError
 
     def _raise_if_deleted(self) -> None:
-        """A request whose instance was deleted ends: to place the model again would undo the deletion."""
+        """Raise if the request's instance was deleted: placing the model again would undo the deletion."""
         if self._instance is not None and self._rings.is_deleted(self._instance):
             raise InstanceDeletedError(
                 f"instance {self._instance.plan.instance_id} of {self._entry.model} was deleted while it served this "
@@ -324,7 +328,7 @@ class RequestRun:
             )
 
     def _end_for_memory(self, error: MemoryPressureError) -> TokenEvent:
-        """The end of a request for which no machine has memory any more: what it has is its answer."""
+        """End a request for which no machine has memory any more: the tokens so far are its answer."""
         self._entry.is_pressure_abort = True
         _log.warning(
             "request %s ends with %d tokens: %s", self._entry.request.request_id, len(self._entry.emitted), error
@@ -333,8 +337,8 @@ class RequestRun:
         return TokenEvent(self._entry.next_index, None, finish=FinishReason.LENGTH)
 
     def _end_for_time(self) -> TokenEvent:
-        """The end of a request that has reached total_s: what it has is its answer. Raises DeadlineError if that is
-        nothing."""
+        """End a request that has reached total_s: the tokens so far are its answer. Raises DeadlineError if there are
+        none."""
         total_s = self._patience.total_s
         self._entry.timed_out = True
         if not self._entry.emitted:

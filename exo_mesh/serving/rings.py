@@ -34,7 +34,8 @@ class Rings:
         self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
     ) -> InstanceInfo:
         """The instance for a request, placed now if there is none. The request counts there from now on, so that the
-        next one sees it. refused: by the ring of an instance that is short of memory; another one is meant."""
+        next request sees it. refused: the instance and error of a ring that is short of memory; the answer is another
+        ring."""
         if refused is not None:
             chosen = await self.instances.elsewhere(*refused, self._load(entry))
         else:
@@ -63,7 +64,7 @@ class Rings:
         return Load(self.journal.outstanding(), len(entry.request.prompt_ids) + entry.request.max_tokens)
 
     def _address_of(self, instance: InstanceInfo) -> str:
-        """Where its driver is asked first, "host:port"."""
+        """The first address to ask for its driver, "host:port"."""
         return self.members.addresses(instance.endpoints[-1], instance.plan.peer_ids[-1])[0]
 
     def progress(self, model: str) -> tuple[str, int, int]:
@@ -75,11 +76,11 @@ class Rings:
         return self.instances.is_deleted(instance)
 
     def avoid(self, instance: InstanceInfo) -> None:
-        """New requests avoid this instance for a while: it has failed one."""
+        """Let new requests avoid this instance for a while, because it failed one."""
         self.instances.distrust(instance)
 
     def redial(self, instance: InstanceInfo) -> Redial:
-        """Decides when the driver of this instance may be dialled again."""
+        """A Redial, which decides when the driver of this instance may be dialled again."""
         return Redial(instance.plan, self.members, self.clock, self.reached)
 
     def call(
@@ -91,7 +92,7 @@ class Rings:
         on_trace: Callable[[list[FrameTrace]], None],
         on_ballot: Callable[[Ballot], None],
     ) -> DriverCall:
-        """See DriverChannels.open. address: "host:port"."""
+        """Open a call to the driver; see DriverChannels.open. address: "host:port"."""
         return self.drivers.open(
             address, instance.plan, request, silences, on_trace=on_trace, on_ballot=on_ballot, clock=self.clock
         )

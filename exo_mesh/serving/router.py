@@ -1,4 +1,4 @@
-"""The way of a request from its entry here to an instance and back, token by token."""
+"""Routes a request from its entry here to an instance, and its tokens back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Router:
         self.traces = TraceStore()
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
-        """See MeshService.generate."""
+        """Run a request; see MeshService.generate."""
         entry = self._journal.open(request, model, self._clock())
         if request.trace_id:
             num_prompt = len(request.prompt_ids)
@@ -79,7 +79,7 @@ class Router:
                 self._account(entry, meter, outcome)
 
     def _account(self, entry: JournalEntry, meter: RequestMeter, outcome: str) -> None:
-        """Write down how a request ended."""
+        """Record how a request ended."""
         now = self._clock()
         num_prompt, latency_s = len(entry.request.prompt_ids), now - entry.entered_at
         meter.ended(outcome, num_prompt, latency_s, is_error=outcome not in FINE)

@@ -1,4 +1,4 @@
-"""Running answers on the wire between peers: who wants to see one, what is known of it, and its events."""
+"""Converts running answers for the wire between peers: the viewer, the description of an answer, and its events."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def events_to_proto(events: Sequence[RequestEvent]) -> pb.FollowReply:
 
 
 def events_from_proto(message: pb.FollowReply) -> list[RequestEvent]:
-    """Raises ValueError for what is no event."""
+    """Convert a message to events. Raises ValueError for an invalid event."""
     made: list[RequestEvent] = []
     if message.phase:
         wait_s = message.wait_s if math.isfinite(message.wait_s) else 0.0

@@ -1,4 +1,4 @@
-"""Running answers of all peers: found, and read at the peer where their clients entered."""
+"""Finds and reads the running answers of all peers, each at its entry peer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 class StreamDesk:
-    """Implements StreamService, and answers peers."""
+    """Implements StreamService, and answers other peers."""
 
     def __init__(self, own_id: str, peers: Callable[[], Sequence[Peer]], live: LiveStreams) -> None:
         self._own_id = own_id
         self._peers = peers
         self._live = live
 
-    # for users
+    # calls by users of this node
 
     def open(self, card: StreamCard) -> AbstractContextManager[None]:
         return self._live.open(card)
@@ -51,7 +51,7 @@ class StreamDesk:
             elif not isinstance(answer, MeshError):
                 raise answer
             else:
-                _log.debug("%s does not say what runs there: %s", peer.info.name, answer)
+                _log.debug("peer %s does not list its running answers: %s", peer.info.name, answer)
         return sorted(found, key=lambda one: (-one.created, one.id))
 
     async def follow(
@@ -65,7 +65,7 @@ class StreamDesk:
             return
         peer = next((peer for peer in self._peers() if peer.id == found.peer_id), None)
         if peer is None:
-            raise TransportError(f"the peer at which {found.id} entered is gone")
+            raise TransportError(f"the entry peer of {found.id} is gone")
         request = pb.FollowStreamRequest(viewer=viewer_to_proto(viewer), id=found.id, request_id=request_id)
         async with aclosing(peer.client.follow_stream(request)) as messages:
             async for message in messages:
@@ -87,4 +87,4 @@ def _events(message: pb.FollowReply) -> list[RequestEvent]:
     try:
         return events_from_proto(message)
     except ValueError as exc:
-        raise TransportError(f"a peer sent what is no event: {exc}") from exc
+        raise TransportError(f"a peer sent an invalid event: {exc}") from exc

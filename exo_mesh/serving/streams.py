@@ -1,4 +1,4 @@
-"""Running answers that others than the client that asked may see: what is known of one, and who may see it."""
+"""Describes running answers, and decides who besides the asking client may see one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from exo_mesh.domain.request import RequestEvent
 class StreamCard:
     """A client's request while it runs. request_ids: of its choices, in their order.
 
-    key_id: of the API key that it came with; "" without one. secret_hash: of what only its client was given.
-    recipe: makes the bytes from which the API of any peer makes a reply of its events.
+    key_id: of the API key that it came with; "" without one. secret_hash: of a secret that only its client got. recipe:
+    makes the bytes from which the API of any peer builds a reply from its events.
     """
 
     id: str
@@ -31,13 +31,13 @@ class StreamCard:
 
 @dataclass(frozen=True, slots=True)
 class StreamViewer:
-    """Who asks for running answers. key_id: of the API key shown, "" without one; None: may see all of them."""
+    """A caller that asks for running answers. key_id: of its API key, "" without one; None: may see all of them."""
 
     key_id: str | None
     secret_hash: bytes = b""
 
     def may_see(self, card: StreamCard) -> bool:
-        """Whether the answer is the viewer's own: by its key, or by its secret if it came without one."""
+        """Whether the answer is the viewer's own: by its key, or by its secret if it came without a key."""
         if self.key_id is None:
             return True
         if card.key_id:
@@ -47,7 +47,7 @@ class StreamViewer:
 
 @dataclass(frozen=True, slots=True)
 class FoundStream:
-    """A running answer at its entry peer. recipe: empty unless it was asked for by its id."""
+    """A running answer at its entry peer. recipe: empty unless the answer was asked for by its id."""
 
     peer_id: str
     id: str
@@ -63,18 +63,18 @@ class StreamService(Protocol):
     """The answers that run for clients of any peer."""
 
     def open(self, card: StreamCard) -> AbstractContextManager[None]:
-        """While the context is open, a request that enters here can be found and read."""
+        """Let a request that enters here be found and read while the context is open."""
 
     async def find(self, viewer: StreamViewer, stream_id: str = "") -> list[FoundStream]:
-        """Those that the viewer may see, at all peers that answer, the newest first; with an id only that one."""
+        """The answers that the viewer may see, at all peers that reply, newest first; with an id only that answer."""
 
     def follow(self, found: FoundStream, viewer: StreamViewer, request_id: str) -> AsyncGenerator[RequestEvent, None]:
-        """The events of one choice from the first on. Raises what it ends with, and TransportError if the peer at which
-        it entered is lost."""
+        """The events of one choice from the first on. Raises the error that it ends with, and TransportError if its
+        entry peer is lost."""
 
 
 def hash_of_secret(secret: str) -> bytes:
-    """b"" for no secret."""
+    """The hash of a secret; b"" for no secret."""
     return (
         hashlib.sha256(f"exo-mesh stream secret\0{secret}".encode("utf-8", "surrogatepass")).digest() if secret else b""
     )

@@ -1,4 +1,4 @@
-"""What a traced request went through, hop by hop: kept by its entry peer for any peer to show. Times and names only."""
+"""Keeps the timing of traced requests, hop by hop, at their entry peer, for any peer to show. Times and names only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_TRACES = 64
 RUNNING = "running"
 
 FIRST_LAPS, LAST_LAPS = 64, 960
-"""Laps that a trace keeps of one ring: about 100 bytes each, and 40 for each stage."""
+"""First and last laps that a trace keeps of one ring: about 100 bytes each, and 40 for each stage."""
 MAX_TOKENS = 4096
-"""Times of tokens that a trace keeps; the rest of a longer answer is like these."""
+"""Token times that a trace keeps; the rest of a longer answer is similar."""
 
 
 @dataclass(slots=True)
@@ -32,16 +32,16 @@ class Leg:
     frames: Sequence[FrameTrace] = ()
 
     def add(self, frames: Sequence[FrameTrace]) -> None:
-        """Further laps. Of many the first and the last ones stay."""
+        """Add laps. Of many, the first and the last ones are kept."""
         kept = [*self.frames, *frames]
         self.frames = [*kept[:FIRST_LAPS], *kept[FIRST_LAPS:][-LAST_LAPS:]]
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """trace_id: 32 hex digits, as OpenTelemetry has them. entered: Unix seconds; everything else is seconds since.
-    entered_at: of this node's clock; 0 in a copy that a peer or a file gave. key_id: of the API key that the request
-    came with. names: other ids of the request that its client saw."""
+    """The trace of one request. trace_id: 32 hex digits, as in OpenTelemetry. entered: Unix seconds; all other times
+    are seconds since then. entered_at: of this node's clock; 0 in a copy from a peer or a file. key_id: of the API key
+    that the request came with. names: other ids of the request that its client saw."""
 
     trace_id: str
     request_id: str
@@ -56,13 +56,13 @@ class RequestTrace:
     duration_s: float = 0.0
     names: tuple[str, ...] = ()
     num_tokens: int = 0
-    """Of all output tokens; tokens_s has the times of the first MAX_TOKENS."""
+    """Number of all output tokens; tokens_s has the times of the first MAX_TOKENS."""
     span_id: str = ""
     parent_span_id: str = ""
     trace_state: str = ""
-    """As of GenerateRequest."""
+    """As in GenerateRequest."""
     asked: dict[str, float] = field(default_factory=dict)
-    """How the request is sampled and bounded, by the name of the parameter in the OpenTelemetry conventions."""
+    """Parameters of sampling and limits, by their names in the OpenTelemetry conventions."""
 
     @property
     def has_ended(self) -> bool:
@@ -90,7 +90,7 @@ class RequestTrace:
         self.outcome, self.duration_s = outcome, now - self.entered_at
 
     def describe(self) -> dict[str, Any]:
-        """In a line of a list."""
+        """The trace as one line of a list."""
         return {
             "trace_id": self.trace_id,
             "request_id": self.request_id,
@@ -106,8 +106,9 @@ class RequestTrace:
 
 
 class TraceStore:
-    """The last MAX_TRACES, by API key, trace id and request id: clients choose trace ids, and requests of one agent
-    share theirs. changed: beats when a trace ended or was deleted. on_end: is given each trace that has ended."""
+    """The last MAX_TRACES traces, by API key, trace id and request id: clients choose trace ids, and requests of one
+    agent share theirs. changed: beats when a trace ended or was deleted. on_end: called with each trace that has
+    ended."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -116,7 +117,7 @@ class TraceStore:
         self.on_end: Callable[[RequestTrace], object] = lambda trace: None
 
     def open(self, request: GenerateRequest, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
-        """Begin one. Another with its ids is replaced; the oldest makes room."""
+        """Begin a trace. Another trace with its ids is replaced; the oldest makes room."""
         trace = RequestTrace(
             request.trace_id,
             request.request_id,
@@ -135,7 +136,7 @@ class TraceStore:
         return trace
 
     def keep(self, trace: RequestTrace) -> None:
-        """Add one as the newest."""
+        """Add a trace as the newest."""
         key = (trace.key_id, trace.trace_id, trace.request_id)
         self._kept.pop(key, None)
         self._kept[key] = trace
@@ -149,21 +150,21 @@ class TraceStore:
             self.keep(trace)
 
     def end(self, trace: RequestTrace, outcome: str, now: float) -> None:
-        """The request has ended."""
+        """Note that the request of a trace has ended."""
         trace.end(outcome, now)
         self.on_end(trace)
         self.changed.beat()
 
     def find(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:
-        """By its trace id, or any id of its request; the newest of several. key_id: see `all`."""
+        """A trace by its trace id, or any id of its request; the newest of several. key_id: see `all`."""
         return next((trace for trace in self.all(key_id) if trace.is_called(wanted)), None)
 
     def all(self, key_id: str | None = None) -> list[RequestTrace]:
-        """Newest first. With a key_id, only those that came with this API key ("": without one)."""
+        """All traces, newest first. With a key_id, only those that came with this API key ("": without one)."""
         return [trace for trace in reversed(self._kept.values()) if key_id in (None, trace.key_id)]
 
     def delete(self, wanted: Container[str] | None) -> int:
-        """Delete traces by their trace ids; None: all. Answers how many there were."""
+        """Delete traces by their trace ids; None: all. Returns how many there were."""
         found = [key for key in self._kept if wanted is None or key[1] in wanted]
         for key in found:
             del self._kept[key]
@@ -172,7 +173,7 @@ class TraceStore:
         return len(found)
 
     def forget_older(self, max_age_s: float) -> None:
-        """Delete the traces of requests that entered longer ago."""
+        """Delete the traces of requests that entered longer ago than max_age_s."""
         oldest = self._now() - max_age_s
         for key in [key for key, trace in self._kept.items() if trace.entered < oldest]:
             del self._kept[key]

@@ -1,1 +1,2 @@
-"""Model files on disk: where they are, what is in them, without loading a weight and without a tensor library."""
+"""Reads model files on disk: where they are and what they hold, without loading a weight and without a tensor
+library."""

@@ -1,4 +1,4 @@
-"""Read a ModelCard from a model directory: config.json, generation_config.json and the safetensors headers."""
+"""Reads a ModelCard from a model directory: config.json, generation_config.json and the safetensors headers."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ TEXT_FILES = (
     "generation_config.json",
     "config.json",
 )
-"""What a peer needs to turn text into ids and back; small, so they can be fetched from any peer that has the model."""
+"""The files that a peer needs to turn text into ids and back; they are small, and fetched from any peer that has the
+model."""
 
 LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
-"""How checkpoints name the tensors of layer N: `model.layers.N.`, `transformer.h.N.`, `blocks.N.`."""
+"""Names of the tensors of layer N in checkpoints: `model.layers.N.`, `transformer.h.N.`, `blocks.N.`."""
 
 QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"})
-"""`quant_method`s of config.json that some engine of ours can load. MLX's own format has none."""
+"""Values of `quant_method` in config.json that at least one shipped engine can load. MLX's own format has none."""
 
 PACKED, GPTQ_ONLY = ".qweight", ".g_idx"
-"""How GPTQ and AWQ name packed weights, and GPTQ alone the group of each row."""
+"""Name endings of packed weights of GPTQ and AWQ, and, for GPTQ alone, of the group of each row."""
 
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -54,10 +55,11 @@ _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out|head)\.")
 _FINAL_NORM = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm)\.")
 _SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\.")
 MAX_LAYERS = 10_000
-"""The deepest models have some hundreds; each layer costs memory on every peer that knows the model."""
+"""Most layers of a model. The deepest models have some hundreds; each layer costs memory on every peer that knows the
+model."""
 
 MAX_FIGURE = 2**31 - 1
-"""Of widths, lengths and token ids in config.json: what messages between peers can carry."""
+"""Largest width, length or token id in config.json: what messages between peers can carry."""
 
 MAX_KV_BYTES = 2**48
 MAX_EOS_IDS = 1000
@@ -68,7 +70,7 @@ _SAMPLED_BYTES = 256
 
 
 def layer_of(tensor_name: str) -> int | None:
-    """The decoder layer that a tensor belongs to, or None: embedding, norm, head, or of a vision or audio tower."""
+    """The decoder layer that a tensor belongs to, or None for embedding, norm, head, and vision or audio towers."""
     if _SIDE_MODEL.search(tensor_name):
         return None
     found = LAYER_NAME.search(tensor_name)
@@ -76,22 +78,23 @@ def layer_of(tensor_name: str) -> int | None:
 
 
 def is_side_model(tensor_name: str) -> bool:
-    """Does a tensor belong to a tower for pictures or sound, or to heads that predict several tokens?"""
+    """Whether a tensor belongs to a tower for pictures or sound, or to heads that predict several tokens."""
     return _SIDE_MODEL.search(tensor_name) is not None
 
 
 def is_vocabulary(tensor_name: str) -> bool:
-    """Does a tensor have a row per token id: is it of the embedding or of the head?"""
+    """Whether a tensor belongs to the embedding or the head, and so has a row per token id."""
     return _EMBEDDING.search(tensor_name) is not None or _HEAD.search(tensor_name) is not None
 
 
 def is_head(tensor_name: str) -> bool:
-    """Checks whether a tensor belongs to an output head of its own."""
+    """Whether a tensor belongs to an output head of its own."""
     return _HEAD.search(tensor_name) is not None and _EMBEDDING.search(tensor_name) is None
 
 
 def read_card(model_dir: Path, name: str) -> ModelCard:
-    """What planning must know of the model in `model_dir`. Raises ModelError in a sentence that names the file."""
+    """The card of the model in `model_dir`: all that planning needs to know. Raises ModelError in a sentence that names
+    the file."""
     config = read_json(model_dir / "config.json")
     if not exists(model_dir / "tokenizer.json"):
         raise ModelError(f"{label(model_dir)} has no tokenizer.json, so {name} cannot be used")
@@ -124,7 +127,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises ModelError if it is missing or not one."""
+    """The JSON object in `file`. Raises ModelError if the file is missing or holds no JSON object."""
     try:
         value = json.loads(read_json_text(file))
     except FileNotFoundError as exc:
@@ -137,7 +140,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the language model: those of a nested `text_config` over those beside it."""
+    """The settings of the language model: those of a nested `text_config` override those beside it."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
@@ -156,7 +159,7 @@ def _config_of(model_dir: Path) -> str:
 
 
 def _find_size(text: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of `keys` that holds a positive integer up to MAX_FIGURE."""
+    """The value of the first of `keys` that holds a positive integer up to MAX_FIGURE."""
     for key in keys:
         value = text.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_FIGURE:
@@ -184,7 +187,7 @@ def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
 
 
 def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError if config.json names a quantisation that no engine of ours can load."""
+    """Raises ModelError if config.json names a quantisation that no shipped engine can load."""
     text = text_config(config)
     quantisation = text.get("quantization_config") or config.get("compression_config")
     if not quantisation or config.get("quantization"):
@@ -198,7 +201,7 @@ def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_packing(model_dir: Path, config: Mapping[str, Any], table: TensorTable) -> None:
-    """Raises ModelError if config.json and the tensors disagree on GPTQ or AWQ: an engine would fail while it loads."""
+    """Raises ModelError if config.json and the tensors disagree on GPTQ or AWQ: an engine would fail while loading."""
     quantisation = text_config(config).get("quantization_config")
     says = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
     packed = next((name for name in table if name.endswith(PACKED)), None)
@@ -216,13 +219,14 @@ def _check_packing(model_dir: Path, config: Mapping[str, Any], table: TensorTabl
         )
     if says == "awq" and (of_gptq := packed.removesuffix(PACKED) + GPTQ_ONLY) in table:
         raise ModelError(
-            f"{_config_of(model_dir)} says that the weights are quantised by awq, but {of_gptq} is of GPTQ; use "
+            f"{_config_of(model_dir)} says that the weights are quantised by awq, but {of_gptq} belongs to GPTQ; use "
             "another repository of the model"
         )
 
 
 def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype: str) -> int:
-    """Keys and values of one layer for one token. Compressed (MLA) and windowed caches take less: a safe bound."""
+    """Bytes of keys and values of one layer for one token. Compressed (MLA) and windowed caches take less: a safe
+    bound."""
     heads = _require_size(model_dir, text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     kv_heads = _find_size(text, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
     head_dim = _find_size(text, "head_dim") or max(1, hidden_size // heads)
@@ -233,7 +237,7 @@ def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype:
 
 
 def _activation_dtype(text: Mapping[str, Any], table: TensorTable) -> str:
-    """The commonest floating dtype of the layers' tensors (norms and scales, where weights are packed)."""
+    """The most common floating dtype of the layers' tensors (norms and scales, where weights are packed)."""
     counts = Counter(FLOAT_DTYPES[info.dtype] for info in table.values() if info.dtype in FLOAT_DTYPES)
     if counts:
         return counts.most_common(1)[0][0]
@@ -245,7 +249,7 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
     """(bytes per layer, embed bytes, head bytes, tied). Raises ModelError if a layer has no tensors.
 
     Tensors that are neither layer, norm nor head count with the embedding. Towers for pictures and sound, and layers
-    past num_layers (multi-token prediction), are loaded by no engine of ours and count nowhere.
+    past num_layers (multi-token prediction), are loaded by no shipped engine and are not counted.
     """
     layers = [0] * num_layers
     embed_bytes = head_bytes = 0
@@ -274,7 +278,7 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
 
 
 def _eos_ids(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json wins over config.json; an int or a list of ints."""
+    """End-of-sequence ids: generation_config.json overrides config.json; an int or a list of ints."""
     generation_file = model_dir / "generation_config.json"
     generation = read_json(generation_file) if exists(generation_file) else {}
     candidates = (generation.get("eos_token_id"), config.get("eos_token_id"), text.get("eos_token_id"))
@@ -287,12 +291,10 @@ def _eos_ids(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]
 
 def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
     """SHA-256 over config, names, dtypes and shapes, and the first bytes of a few tensors (fine-tunes differ there).
-
-    Does not depend on how the checkpoint is cut into files.
-    """
+    Does not depend on how the checkpoint is cut into files."""
     names = sorted(table)
     digest = hashlib.sha256(f"[{_compact(config)},[".encode())
-    for begin in range(0, len(names), _ROWS):  # in parts: one text of all rows would be large, and made in one breath
+    for begin in range(0, len(names), _ROWS):  # in parts: one text of all rows would be large and block for long
         rows = [[name, table[name].dtype, table[name].shape] for name in names[begin : begin + _ROWS]]
         digest.update((("," if begin else "") + _compact(rows)[1:-1]).encode())
     digest.update(b"]]")
@@ -302,7 +304,7 @@ def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
 
 
 def digest_samples(table: TensorTable) -> dict[str, Spans]:
-    """The bytes of tensors that a card's digest depends on, by the name of the whole file."""
+    """The byte ranges of tensors that a card's digest depends on, by the name of the whole file."""
     found: dict[str, list[Span]] = {}
     for name in _sampled(sorted(table)):
         info = table[name]

@@ -1,7 +1,7 @@
-"""`python -m exo_mesh.weights.card_child DIR NAME`: read the card of a large checkpoint in a process of its own.
+"""`python -m exo_mesh.weights.card_child DIR NAME`: reads the card of a large checkpoint in a process of its own.
 
-Headers of hundreds of thousands of tensors take some hundred MB while they are read. In a child this memory is limited
-and given back, the event loop of the node is not held up, and a read that does not end can be ended.
+Headers of hundreds of thousands of tensors take some hundred MB while they are read. In a child process this memory is
+limited and freed, the event loop of the node is not blocked, and a read that hangs can be ended.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from exo_mesh.weights.card import read_card
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
 
 LARGE_BYTES = 2 * 2**20
-"""Header or index from which a child pays: a node that reads 2 MB of it grows by about 12 MB for some 0.1 s."""
+"""Size of a header or index from which a child process is worth it: a node that reads 2 MB of headers grows by about 12
+MB for 0.1 s."""
 
 LIMIT_S = 15.0
-"""Of computing and of waiting: 300,000 tensors take about 2 s."""
+"""Most seconds of computing and of waiting: 300,000 tensors take about 2 s."""
 
 MEMORY_BYTES = 2 * 10**9
 
@@ -37,18 +38,19 @@ class CardAnswer(msgspec.Struct):
 
 
 def read_card_within_limits(model_dir: Path, name: str) -> ModelCard:
-    """As read_card; in a child process if the checkpoint has many tensors. It blocks."""
+    """As read_card; in a child process if the checkpoint has many tensors. Blocks."""
     return _ask(model_dir, name) if _is_large(model_dir) else read_card(model_dir, name)
 
 
 def _is_large(model_dir: Path) -> bool:
-    """What cannot be read is not large: reading it here says why."""
+    """Whether the headers are large. A checkpoint that cannot be read is not large: read_card then reports the
+    error."""
     try:
         with open_model_file(model_dir / SINGLE_FILE) as stream:
             prefix = stream.read(8)
             return len(prefix) == 8 and int(struct.unpack("<Q", prefix)[0]) > LARGE_BYTES
     except FileNotFoundError:
-        pass  # then the weights are in several files
+        pass  # the weights are in several files
     except (OSError, ModelError):
         return False
     try:
@@ -58,7 +60,7 @@ def _is_large(model_dir: Path) -> bool:
 
 
 def _ask(model_dir: Path, name: str) -> ModelCard:
-    """Raises ModelError for what the child says of the model, and if it does not answer."""
+    """Read the card in a child process. Raises ModelError for an unusable model, and if the child does not answer."""
     command = [sys.executable, "-m", "exo_mesh.weights.card_child", str(model_dir), name]
     try:
         child = subprocess.run(
@@ -84,7 +86,7 @@ def main(argv: list[str]) -> int:
     """Print {"card": …} or {"unusable": why}."""
     model_dir, name = argv
     _limit(resource.RLIMIT_CPU, int(LIMIT_S))
-    if sys.platform == "linux":  # macOS does not keep to it
+    if sys.platform == "linux":  # macOS does not enforce this limit
         _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     try:
         answer: dict[str, object] = {"card": asdict(read_card(Path(model_dir), name))}

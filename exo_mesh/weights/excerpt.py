@@ -1,7 +1,7 @@
-"""A model directory cut down for a self-test: a few layers in float32, a small vocabulary, windows of a few tokens.
+"""Writes a cut-down model directory for a self-test: a few layers in float32, a small vocabulary, short windows.
 
-Only the tensors that the layers in question need are there; where the others would be, the file has holes, which take
-no room on the disk and read as zeros. So any engine can open it as it opens the model itself.
+Only the tensors of the wanted layers are there; in place of the others the file has holes, which take no room on the
+disk and read as zeros. So any engine can open it as it opens the model itself.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ WINDOW = 16
 """Attention windows and chunks of the excerpt: a prompt of 40 tokens crosses them twice."""
 
 MAX_VOCABULARY = 512
-"""Rows of the embedding and of the head: enough ids to draw a prompt from."""
+"""Rows of the embedding and of the head: enough ids for a random prompt."""
 
 MAX_BYTES = 8 * 2**30
-"""What is written at most: four layers of a dense model with 300 billion parameters."""
+"""Most bytes that are written: four layers of a dense model with 300 billion parameters."""
 
 _PIECE_BYTES = 16 * 2**20
 _WIDENED = ("F16", "BF16")
@@ -45,10 +45,10 @@ _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def write_excerpt(model_dir: Path, target: Path, layers: Collection[int]) -> Path:
-    """Write config.json and model.safetensors with these layers, embedding, norm and head; answers `target`.
+    """Write config.json and model.safetensors with these layers, embedding, norm and head; returns `target`.
 
-    float16 and bfloat16 become float32, packed integers stay as they are. Raises ModelError naming the file, also if
-    it would be over MAX_BYTES.
+    float16 and bfloat16 become float32, packed integers stay as they are. Raises ModelError naming the file, also if it
+    would be over MAX_BYTES.
     """
     config = read_json(model_dir / "config.json")
     table = read_tensor_table(model_dir)
@@ -72,7 +72,8 @@ def write_excerpt(model_dir: Path, target: Path, layers: Collection[int]) -> Pat
 
 
 def _require_fetched(model_dir: Path, table: TensorTable, wanted: Collection[str]) -> None:
-    """Raises ModelError if some of these tensors are still to be fetched: read as zeros, they would prove nothing."""
+    """Raises ModelError if some of these tensors are still to be fetched: they would read as zeros, and the test prove
+    nothing."""
     manifest = read_manifest(model_dir)
     for name in wanted:
         info = table[name]
@@ -116,7 +117,7 @@ def _write_tensors(
 
 
 def _copy(info: TensorInfo, num_bytes: int, out: BinaryIO) -> None:
-    """The first `num_bytes` (as written) of a tensor, widened on the way."""
+    """Copy the first `num_bytes` (as written) of a tensor, widening its values."""
     left = num_bytes // 2 if info.dtype in _WIDENED else num_bytes
     with on_disk(info.file).open("rb") as source:
         source.seek(info.start)
@@ -142,7 +143,7 @@ def _shrunk(config: Mapping[str, Any], rows: int | None) -> dict[str, Any]:
             small[key] = WINDOW
     if rows is not None and isinstance(small.get("vocab_size"), int):
         small["vocab_size"] = rows
-    for key in _SPECIAL_IDS:  # an id past the end of the vocabulary is refused by some libraries
+    for key in _SPECIAL_IDS:  # some libraries refuse an id past the end of the vocabulary
         if key in small:
             small[key] = None
     for key in ("torch_dtype", "dtype"):

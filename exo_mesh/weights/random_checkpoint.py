@@ -1,7 +1,7 @@
-"""Write random checkpoints in Hugging Face layout, with NumPy alone and without holding more than one tensor.
+"""Writes random checkpoints in Hugging Face layout, with NumPy alone and without holding more than one tensor.
 
-Weights are random and wide, so logits are flat: a mistake anywhere changes the greedy token. Tiny ones are for tests
-of engines, larger ones for measuring them: what an engine does takes as long with random weights as with any.
+Weights are random and wide, so logits are flat: a mistake anywhere changes the greedy token. Tiny ones are for tests of
+engines, larger ones for measuring them: an engine takes as long with random weights as with any others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _ST_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16",
 
 @dataclass(frozen=True)
 class TinyModel:
-    """What to write. vocab counts byte-level tokens (256) and a few specials; the last id ends a sequence."""
+    """The shape of a random model. vocab counts byte-level tokens (256) and a few specials; the last id ends a
+    sequence."""
 
     arch: str = "llama"
     layers: int = 6
@@ -48,11 +49,12 @@ MIN_PARAMETERS, MAX_PARAMETERS = 5_000_000, 100_000_000_000
 
 
 def model_of_size(parameters: int, dtype: str = "bfloat16") -> TinyModel:
-    """A Llama of about so many parameters, in the proportions of known ones. Raises InputError beyond the bounds."""
+    """A Llama of about this many parameters, in the proportions of known models. Raises InputError beyond the
+    bounds."""
     if not MIN_PARAMETERS <= parameters <= MAX_PARAMETERS:
         raise InputError(f"{parameters} parameters is not between {MIN_PARAMETERS} and {MAX_PARAMETERS}")
     if dtype not in _ST_DTYPES:
-        raise InputError(f"no dtype {dtype!r}; there are {', '.join(_ST_DTYPES)}")
+        raise InputError(f'no dtype "{dtype}"; supported: {", ".join(_ST_DTYPES)}')
     hidden = 256 * max(1, round(math.sqrt(parameters / 230) / 256))
     vocab = min(32000, parameters // 1024)
     per_layer = 11.5 * hidden**2  # 2.5 hidden^2 for attention with a quarter of key heads, 9 for the rest
@@ -127,7 +129,7 @@ def tokenizer_json(model: TinyModel) -> dict[str, Any]:
 
 
 def write_checkpoint(directory: Path, model: TinyModel, *, repeat: bool = False) -> Path:
-    """Write config, tokenizer and weights; answers `directory`. repeat: weights repeat themselves, which is faster."""
+    """Write config, tokenizer and weights; returns `directory`. repeat: weights repeat themselves, which is faster."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", config_json(model))
     write_json(directory / "tokenizer.json", tokenizer_json(model))

@@ -1,4 +1,4 @@
-"""Read and check the headers of safetensors files: 8 bytes of length, that many bytes of JSON, then the tensors.
+"""Reads and checks the headers of safetensors files: 8 bytes of length, that many bytes of JSON, then the tensors.
 
 Format: https://huggingface.co/docs/safetensors (offsets count from the end of the header, without holes or overlaps).
 """
@@ -22,10 +22,10 @@ from exo_mesh.errors import ModelError
 from exo_mesh.model_files import exists, named, open_model_file, read_model_file, shown
 
 MAX_HEADER_BYTES = 100_000_000
-"""The bound that the reference implementation of the format sets."""
+"""Most bytes of a header, as in the reference implementation of the format."""
 
 MAX_HEADERS_BYTES = 128 * 2**20
-"""Of all headers of one checkpoint; the largest that we know, of 210,000 tensors, have about 32 MB."""
+"""Most bytes of all headers of one checkpoint; the largest known ones, of 210,000 tensors, have about 32 MB."""
 
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_TENSORS = 300_000
@@ -42,22 +42,22 @@ DTYPE_BITS = {
 }  # fmt: skip
 
 PART = ".part"
-"""Ends the name of a checkpoint file that is not whole; see exo_mesh/weights/fetched.py."""
+"""Suffix of a checkpoint file that is not whole; see exo_mesh/weights/fetched.py."""
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _METADATA = "__metadata__"
 _EXPLAINED_BYTES = 2**20
-"""A bad header up to this size is parsed again, freely, to name the tensor at fault. A larger one is only refused:
-parsed freely, it could take 20 times its size."""
+"""A bad header up to this size is parsed again, without a schema, to name the bad tensor. A larger one is only refused:
+parsed without a schema, it could take 20 times its size."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 _Shape = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    """One tensor in a header. Nothing is required, since the metadata beside the tensors is parsed as an entry too;
+    """One tensor in a header. No field is required, because the metadata beside the tensors is parsed as an entry too;
     some programs write null there."""
 
     dtype: str = ""
@@ -78,7 +78,7 @@ _INDEX = msgspec.json.Decoder(_Index)
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: bytes `[start, stop)` of `file`, counted from the start of the file."""
+    """The place of a tensor: bytes `[start, stop)` of `file`, counted from the start of the file."""
 
     file: Path
     dtype: str
@@ -97,12 +97,12 @@ TensorTable = dict[str, TensorInfo]
 def read_tensor_table(model_dir: Path) -> TensorTable:
     """Every tensor of a checkpoint, from model.safetensors or from the shards that the index names.
 
-    Raises ModelError naming the file, and the tensor where there is one, for any defect that headers can show.
+    Raises ModelError naming the file, and the tensor if there is one, for any defect that headers can show.
     """
     try:
         return _read_header(model_dir / SINGLE_FILE, MAX_HEADERS_BYTES)[0]
     except FileNotFoundError:
-        pass  # then the weights are in several files
+        pass  # the weights are in several files
     index_file = model_dir / INDEX_FILE
     weight_map = read_weight_map(index_file)
     table: TensorTable = {}
@@ -117,7 +117,7 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
         left_bytes -= header_bytes
         for name in header:
             if weight_map.get(name) != file_name:
-                raise ModelError(f"{named(shard)} holds {name}, but {index_file.name} does not say so")
+                raise ModelError(f"{named(shard)} holds {name}, but {index_file.name} does not list it there")
         table.update(header)
     for name, file_name in weight_map.items():
         if name not in table:
@@ -126,8 +126,8 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
 
 
 def on_disk(file: Path) -> Path:
-    """A checkpoint file by its own name, or by that of its part if only that is there. Takes either name: a caller
-    that opens a file some time after its header asks again, since the file may have become whole."""
+    """The path of a checkpoint file: its own name, or its part if only that exists. Takes either name. A caller that
+    opens the file some time after its header calls this again, because the file may have become whole."""
     whole = file.with_name(file.name.removesuffix(PART))
     part = whole.with_name(f"{whole.name}{PART}")
     return part if not exists(whole) and exists(part) else whole
@@ -147,7 +147,7 @@ def _read_header(file: Path, left_bytes: int) -> tuple[TensorTable, int]:
     entries, header_bytes, file_bytes = _read_entries(file, left_bytes)
     data_start = 8 + header_bytes
     table: TensorTable = {}
-    for name in list(entries):  # each entry is dropped when it is checked, so that they are not held twice
+    for name in list(entries):  # each entry is dropped once it is checked, so that no entry is held twice
         table[name] = _tensor_info(file, name, entries.pop(name), data_start)
     expected = data_start
     for name in _by_place(table):
@@ -170,7 +170,7 @@ def _by_place(table: TensorTable) -> Iterable[str]:
     stops = (info.stop for info in table.values())
     starts = (info.start for info in table.values())
     if all(map(operator.eq, stops, itertools.islice(starts, 1, None))):
-        return table  # as in nearly all files; sorting takes memory
+        return table  # true for nearly all files; sorting takes memory
     return sorted(table, key=lambda name: (table[name].start, table[name].stop))
 
 
@@ -203,7 +203,7 @@ def _read_raw_header(file: Path, left_bytes: int) -> tuple[bytes, int]:
 
 
 def _parse_header(file: Path, raw: bytes) -> _Entries:
-    """The entries of all tensors. What is no tensor entry is refused before it is built, whatever its size."""
+    """The entries of all tensors. Anything that is no tensor entry is refused before it is built, whatever its size."""
     if raw.count(b"data_offsets") > MAX_TENSORS:
         raise ModelError(f"{named(file)} has more than {MAX_TENSORS} tensors")
     try:
@@ -220,7 +220,7 @@ def _parse_header(file: Path, raw: bytes) -> _Entries:
 
 
 def _parse_freely(file: Path, raw: bytes) -> _Entries:
-    """As _parse_header, of a small header: raises ModelError that names the tensor at fault, and takes any metadata."""
+    """As _parse_header, for a small header: raises ModelError that names the bad tensor, and accepts any metadata."""
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as exc:
@@ -284,7 +284,7 @@ def read_weight_map(index_file: Path) -> Mapping[str, str]:
         weight_map = _INDEX.decode(raw).weight_map
     except msgspec.ValidationError as exc:
         if "weight_map[" in str(exc):
-            raise ModelError(f"{named(index_file)}: a tensor is in what is not a safetensors file name") from exc
+            raise ModelError(f"{named(index_file)}: a tensor's file name is not a safetensors file name") from exc
         raise ModelError(f"{named(index_file)} has no weight_map") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"{named(index_file)} is not JSON") from exc

@@ -1,9 +1,10 @@
-"""Find models on this machine: the shipped one, model directories, a Hugging Face cache."""
+"""Finds models on this machine: the shipped one, model directories, a Hugging Face cache."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import logging
 import os
 import threading
@@ -23,13 +24,13 @@ from exo_mesh.weights.names import MODEL_NAME
 SHIPPED = "exo-mesh-demo"
 
 MAX_MODELS = 1024
-"""Models of one machine. Every peer keeps a card of each."""
+"""Most models of one machine. Every peer keeps a card of each."""
 
 MAX_ENTRIES = 10_000
-"""Files and directories that are looked at in one directory."""
+"""Most files and directories that are visited in one directory."""
 
 RETRY_S = 60.0
-"""How soon a model is read again whose files could not be read, though they have not changed since."""
+"""Seconds until a model whose files could not be read is read again, though they have not changed."""
 
 _MAX_REF_BYTES = 200
 _ODD_NAME = "the directory's name has other characters than letters, digits and . _ - + @, so no request can name it"
@@ -40,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one look at the disk has found. One real directory is one model: `models` has it by its first name,
-    `others` has the first name by each other name. misnamed: why what cannot be named is unusable, by printable name.
-    """
+    """The models found on the disk at one time. One real directory is one model: `models` has it by its first name,
+    `others` has the first name by each other name. misnamed: why a directory without a usable name cannot be used, by
+    printable name."""
 
     models: dict[str, Path] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The card of a model, or why it has none, as long as its files do not change; retry_at: or until then."""
+    """The card of a model, or the reason why it has none, until its files change; retry_at: or until then."""
 
     name: str
     stamp: object
@@ -64,10 +65,10 @@ class _Read:
 
 
 class ModelStore:
-    """Names of models and where they lie. A name is a hub id (`org/name`), a directory name, or `exo-mesh-demo`.
+    """The models of this machine, by name. A name is a hub id (`org/name`), a directory name, or `exo-mesh-demo`.
 
-    Looks at the disk on every call: models may come and go while a node runs. Cards, and the reasons why a model has
-    none, are kept until its files change. Safe to use from several threads.
+    Reads the disk on every call: models may come and go while a node runs. Cards, and the reasons why a model has none,
+    are kept until its files change. Safe to use from several threads.
     """
 
     def __init__(self, models_dirs: Sequence[Path], clock: Clock = monotonic) -> None:
@@ -77,12 +78,12 @@ class ModelStore:
         self._turn = threading.Lock()
 
     def names(self) -> list[str]:
-        """All models found, sorted. Directories that cannot be read are as good as empty."""
+        """All models found, sorted. A directory that cannot be read counts as empty."""
         return sorted(self.found().models)
 
     def find(self, name: str) -> Path:
-        """Directory of a model. No name leads out of the known directories. Raises UnknownModelError, with near names,
-        and ModelError if the model's directory has a name that no model can have."""
+        """Directory of a model. No name leads out of the known directories. Raises UnknownModelError, with similar
+        names, and ModelError if the model's directory has a name that no model may have."""
         return self._find(name)[1]
 
     def card(self, name: str) -> ModelCard:
@@ -96,14 +97,15 @@ class ModelStore:
         """The card of one of `found().models`. Raises ModelError and nothing else, whatever is in the directory."""
         known = self._known(name, model_dir)
         if known is None:
-            with self._turn:  # several at once would only take more memory
+            with self._turn:  # one at a time: reading several at once would only take more memory
                 known = self._known(name, model_dir) or self._read_anew(name, model_dir)
         if known.card is None:
             raise ModelError(known.reason)
         return known.card
 
     def name_at(self, path: Path) -> str:
-        """The name of the model whose directory is `path`. Raises UnknownModelError if none of the known ones is."""
+        """The name of the model whose directory is `path`. Raises UnknownModelError if it is not a known model
+        directory."""
         try:
             real = os.path.realpath(path)
         except ValueError:
@@ -112,13 +114,13 @@ class ModelStore:
             if os.path.realpath(model_dir) == real:
                 return name
         raise UnknownModelError(
-            f"{one_line(str(path))} is no model directory of this node; start the node with --models-dir and that "
-            "directory, and name the model as `exo-mesh models` does",
+            f"{one_line(str(path))} is not a model directory of this node; start the node with --models-dir and that "
+            "directory, and use the name that `exo-mesh models` shows",
             param="model",
         )
 
     def found(self) -> Found:
-        """Look at the disk: the shipped model cannot be hidden, and earlier directories win over later ones."""
+        """Search the disk: the shipped model cannot be hidden, and earlier directories win over later ones."""
         found = Found()
         real_dirs: dict[str, str] = {}
         for name, model_dir in itertools.islice(self._everything(), MAX_MODELS):
@@ -133,7 +135,7 @@ class ModelStore:
         return found
 
     def forget(self, found: Found) -> None:
-        """Drop what is kept of models that are no longer there."""
+        """Drop the kept cards of models that are no longer there."""
         for model_dir in self._read.keys() - set(found.models.values()):
             self._read.pop(model_dir, None)
 
@@ -154,7 +156,7 @@ class ModelStore:
             raise ModelError(f"{name}: {found.misnamed[name]}")
         near = difflib.get_close_matches(name[:200], found.models, n=3, cutoff=0.4)
         hint = f"; near: {', '.join(near)}" if near else ""
-        raise UnknownModelError(f"no model {name[:200]!r} on this machine{hint}", param="model")
+        raise UnknownModelError(f"no model {json.dumps(name[:200])} on this machine{hint}", param="model")
 
     def _known(self, name: str, model_dir: Path) -> _Read | None:
         kept = self._read.get(model_dir)
@@ -169,7 +171,7 @@ class ModelStore:
         return read
 
     def _try(self, name: str, model_dir: Path, stamp: object) -> _Read:
-        """Read a card. What its author has written may raise anything, and a lack of memory must not end the node."""
+        """Read a card. A model's files may raise anything, and a lack of memory must not end the node."""
         soon = self._clock() + RETRY_S
         try:
             return _Read(name, stamp, read_card_within_limits(model_dir, name))
@@ -185,10 +187,8 @@ class ModelStore:
 
 
 def model_dir_of(text: str) -> Path:
-    """The directory of the model that a command of this machine is given: by its path, or the shipped one by its name.
-
-    Raises UnknownModelError.
-    """
+    """The directory of the model that a local command names: by its path, or the shipped one by its name. Raises
+    UnknownModelError."""
     if not text.startswith(("/", "./", "../", "~")):
         return ModelStore(()).find(text)
     path = Path(text).expanduser().absolute()
@@ -216,7 +216,7 @@ def _models_in(models_dir: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _newest_snapshot(hub_dir: Path) -> Path | None:
-    """The snapshot that refs/main names, else the one changed last, of a model in a Hugging Face cache."""
+    """The snapshot that refs/main names, else the newest one, of a model in a Hugging Face cache."""
     snapshots = [path for path in _subdirectories(hub_dir / "snapshots") if exists(path / "config.json")]
     try:
         main = read_model_file(hub_dir / "refs" / "main", _MAX_REF_BYTES).decode(errors="replace").strip()
@@ -245,12 +245,13 @@ def _subdirectories(directory: Path) -> list[Path]:
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return not entry.name.startswith(".") and entry.is_dir()
-    except OSError:  # links that go round in a circle
+    except OSError:  # links that form a circle
         return False
 
 
 def _stamp(model_dir: Path) -> object:
-    """Changes whenever a file of the model is written, added or removed. A text says why there is no stamp."""
+    """A value that changes whenever a file of the model is written, added or removed. A text is the reason why there is
+    none."""
     try:
         with os.scandir(model_dir) as entries:
             files = list(itertools.islice(entries, MAX_ENTRIES + 1))
@@ -264,7 +265,7 @@ def _stamp(model_dir: Path) -> object:
 def _state(entry: os.DirEntry[str]) -> tuple[int, int, int]:
     try:
         found = entry.stat()
-    except OSError:  # a link to nowhere
+    except OSError:  # a broken link
         try:
             found = entry.stat(follow_symlinks=False)
         except OSError:

@@ -74,7 +74,7 @@ class Provider:
 @pytest.mark.parametrize(
     ("registry", "message"),
     [
-        (Registry({}, {}), "exo-mesh: --engine mlx: no engine 'mlx'; installed: none\n"),
+        (Registry({}, {}), 'exo-mesh: --engine mlx: no engine "mlx"; installed: none\n'),
         (
             Registry({}, {"mlx": "no module x"}),
             "exo-mesh: --engine mlx: engine mlx is installed but does not import: no module x\n",

@@ -135,7 +135,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["--api-port", "x"], "--api-port x: a whole number from 0 to 65535 is needed"),
         (["demo", "--peers", "0"], "--peers 0: a whole number from 1 to 8 is needed"),
         (["demo", "--peers", "x"], "--peers: invalid int value: 'x'"),
-        (["demo", "--engine", "nope"], "--engine nope: no engine 'nope'; installed"),
+        (["demo", "--engine", "nope"], '--engine nope: no engine "nope"; installed'),
         (["config", "hide"], "invalid choice: 'hide'"),
         (["status", "--api-url", "ftp://x"], "--api-url ftp://x: an address such as"),
     ],

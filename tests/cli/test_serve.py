@@ -282,7 +282,7 @@ def test_without_an_api_there_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        pytest.param(["--engine", "nope"], exit_codes.USAGE, "no engine 'nope'", marks=pytest.mark.extended),
+        pytest.param(["--engine", "nope"], exit_codes.USAGE, 'no engine "nope"', marks=pytest.mark.extended),
         pytest.param(["--host", "203.0.113.1"], exit_codes.USAGE, "--host 203.0.113.1: ", marks=pytest.mark.extended),
         (["--home", "/dev/null/x"], exit_codes.USAGE, "/dev/null/x"),
     ],

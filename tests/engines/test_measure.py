@@ -116,7 +116,7 @@ def test_a_random_model_has_about_the_size_that_was_asked_for() -> None:
 
 
 def test_a_child_says_why_it_cannot(model_dir: Path, tmp_path: Path) -> None:
-    for engine, directory, why in (("nope", model_dir, "no engine 'nope'"), ("dummy", tmp_path, "config.json")):
+    for engine, directory, why in (("nope", model_dir, 'no engine "nope"'), ("dummy", tmp_path, "config.json")):
         with pytest.raises(EngineError, match=why):
             ask_once(engine_command(engine, directory, {}, 30), 30)
     with pytest.raises(EngineError, match="no option 'speed'"):
@@ -153,7 +153,7 @@ def test_the_command_prints_a_line_for_each_engine_and_says_why_not(tmp_path: Pa
     assert ours["decode_tokens_per_s"] > 0
     assert "no loop of its own library" in library["reason"]
     refused = run(["bench", "engines", "--engines", "nope"], tmp_path)
-    assert refused.returncode != 0 and "no engine 'nope'" in refused.stderr
+    assert refused.returncode != 0 and 'no engine "nope"' in refused.stderr
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_an_engine_of_negative_preference_runs_only_by_its_name() -> None:
 
 
 def test_errors_say_what_there_is_and_what_would_help() -> None:
-    with pytest.raises(InputError, match="no engine 'mlx'; installed: fast, slow"):
+    with pytest.raises(InputError, match='no engine "mlx"; installed: fast, slow'):
         registry(SLOW, FAST).choose("mlx")
     with pytest.raises(EngineError, match=r"torch is not installed \(pip install torch\)"):
         registry(ABSENT).choose("absent")

@@ -91,7 +91,7 @@ async def test_the_stacks_of_a_runner_are_asked_for_and_with_hang_debug_logged(
     [
         ("sys.exit(3)", "stage_lost", "ended with exit code 3"),
         ("import os; os.kill(os.getpid(), 9)", "stage_lost", "was killed by SIGKILL"),
-        ("print('out of paper'); sys.exit(1)", "stage_lost", "its last words: out of paper"),
+        ("print('out of paper'); sys.exit(1)", "stage_lost", "its last output: out of paper"),
         ("say(pb.FromRunner(failed=pb.Failed(code='engine_error', message='no GPU')))", "engine_error", "no GPU"),
         (READY + "time.sleep(60)", "deadline_exceeded", "silent for 1 s"),
         ("pipe.sendall(b'\\xff' * 64); time.sleep(60)", "transport_error", "announces a message of"),

@@ -94,7 +94,7 @@ async def test_a_leader_that_was_never_told_of_its_ranks_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr("exo_mesh.runner.ranks.HAND_OUT_S", 0.2)
     async with group_of(1) as (links, _, _running):
-        with pytest.raises(RankLostError, match="rank 1 cannot be given frames"):
+        with pytest.raises(RankLostError, match="rank 1 has taken no frame"):
             await links.hand_out(frame(1))
 
 

@@ -57,9 +57,9 @@ def test_the_leader_names_who_did_not_come() -> None:
     ranks = wirings(4)
     with ThreadPoolExecutor(2) as pool:
         leader, other = start(pool, ranks[0], patience_s=0.6), start(pool, ranks[2], patience_s=0.9)
-        with pytest.raises(RankLostError, match="rank 1, 3 of 4 did not come in 1 s"):
+        with pytest.raises(RankLostError, match="rank 1, 3 of 4 did not connect in 1 s"):
             leader.result(PATIENCE_S)
-        with pytest.raises(RankLostError, match=r"rank 2 waited at .*, but not all ranks met"):
+        with pytest.raises(RankLostError, match=r"rank 2 waited at .*, but not all ranks connected"):
             other.result(PATIENCE_S)
 
 
@@ -71,7 +71,10 @@ def test_a_rank_without_a_leader_says_so() -> None:
 def test_a_taken_port_is_told() -> None:
     ranks = wirings(2)
     host, port = ranks[0].endpoints[0].split(":")
-    with socket.create_server((host, int(port))), pytest.raises(RankLostError, match="rank 0 cannot meet the others"):
+    with (
+        socket.create_server((host, int(port))),
+        pytest.raises(RankLostError, match="rank 0 cannot meet the other ranks"),
+    ):
         meet(ranks[0], KEY, 1.0)
 
 

@@ -132,8 +132,10 @@ async def test_a_ring_that_is_well_is_not_placed_anew_because_one_peer_cannot_re
     monkeypatch.setattr(redial, "REDIAL_S", 0.5)
     async with mesh(tmp_path, 1) as (node,):
         before = await node.create_instance(InstanceSpec(MODEL))
-        monkeypatch.setattr(Redial, "door", lambda redial, endpoint: "127.0.0.1:1")
-        with pytest.raises(TransportError, match=r"is well, but .* cannot be reached from here, .* firewall"):
+        monkeypatch.setattr(Redial, "address", lambda redial, endpoint: "127.0.0.1:1")
+        with pytest.raises(
+            TransportError, match=r"is healthy, but .* has never answered this node: check the firewalls"
+        ):
             await tokens(node, a_request())
         monkeypatch.undo()
         assert len(await tokens(node, a_request())) == 12 and instances(node) == [before]
@@ -165,7 +167,7 @@ async def test_a_ring_of_which_nobody_knows_counts_as_lost(tmp_path: Path, monke
             raise DeadlineError("no answer")
 
         monkeypatch.setattr(ControlClient, "look_at_stage", no_answer)
-        with pytest.raises(StageLostError, match="nobody knows of"):
+        with pytest.raises(StageLostError, match="no peer knows the state of"):
             await Redial(instance.plan, nodes[2]._serving.router._rings.members, monotonic).wait(0)
 
 
@@ -176,7 +178,7 @@ async def test_a_request_that_waits_for_its_ring_can_be_cancelled(
     monkeypatch.setattr(redial, "MAX_REDIALS", 10**6)
     async with mesh(tmp_path, 1) as (node,):
         await node.create_instance(InstanceSpec(MODEL))
-        monkeypatch.setattr(Redial, "door", lambda redial, endpoint: "127.0.0.1:1")
+        monkeypatch.setattr(Redial, "address", lambda redial, endpoint: "127.0.0.1:1")
         request = asyncio.create_task(tokens(node, a_request("r")))
         await until(lambda: node.metrics.registry.get_sample_value("exo_mesh_driver_redials_total", {"model": MODEL}))
         assert await node.cancel("r")

@@ -67,7 +67,7 @@ GPTQ, AWQ = ({"quant_method": method, "bits": 4, "group_size": 128} for method i
         (GPTQ, (), "says that the weights are quantised by gptq, but no tensor is packed"),
         (AWQ, (), "says that the weights are quantised by awq, but no tensor is packed"),
         (None, (".qweight", ".scales"), "up_proj.qweight is packed by GPTQ or AWQ, but config.json has no quantiz"),
-        (AWQ, (".qweight", ".scales", ".g_idx"), "up_proj.g_idx is of GPTQ"),
+        (AWQ, (".qweight", ".scales", ".g_idx"), "up_proj.g_idx belongs to GPTQ"),
         (AWQ, (".qweight", ".scales"), ""),
         (GPTQ, (".qweight", ".scales", ".g_idx"), ""),
     ],

@@ -53,7 +53,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("present", [[(0, 11)], [(-1, 2)], [(4, 5), (0, 1)], [(0, 4), (2, 6)]])
 def test_a_manifest_with_impossible_spans_is_refused(tmp_path: Path, present: list[tuple[int, int]]) -> None:
     write_manifest(tmp_path, Manifest("m", files={"model.safetensors": FetchedFile(10, present=present)}))
-    with pytest.raises(ModelError, match="impossible spans"):
+    with pytest.raises(ModelError, match="impossible byte ranges"):
         read_manifest(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What every stage engine must do, as pytest functions: ours are run through them, and so can be anybody's.
+"""The conformance suite for stage engines, as pytest functions: for the engines here and for any other engine.
 
 A test module of an engine's own package is two imports and a fixture (docs/engines.md):
 
@@ -9,7 +9,7 @@ A test module of an engine's own package is two imports and a fixture (docs/engi
     def subject() -> Subject:
         return Subject("my_engine:provider")
 
-Needs pytest, which exo-mesh itself does not: nothing but tests imports this package.
+Needs pytest, which exo-mesh itself does not need: only tests import this package.
 """
 
 # ruff: noqa: E402, F403

@@ -1,4 +1,4 @@
-"""A sequence's result is what it would be alone, in whatever company and chunks it is computed."""
+"""Checks that a sequence's result does not depend on the other sequences or on the chunks of its prompt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def own_ids(stages: Stages, sequence: int, pos0: int, n: int) -> np.ndarray:
 
 
 def step(stages: Stages, lengths: Mapping[int, int], n: int = 1) -> np.ndarray:
-    """One frame with n tokens of each sequence at its length; the logits of all of them."""
+    """Compute one frame with n tokens of each sequence at its length; returns the logits of all of them."""
     rows = [Row(sequence, length, n, n) for sequence, length in lengths.items()]
     ids = np.concatenate([own_ids(stages, sequence, length, n) for sequence, length in lengths.items()])
     return stages.logits(rows, ids)
@@ -44,7 +44,7 @@ def step(stages: Stages, lengths: Mapping[int, int], n: int = 1) -> np.ndarray:
 
 @pytest.fixture
 def alone(stages: Stages) -> dict[int, np.ndarray]:
-    """Float32 `[STEPS, vocab]` of each sequence, decoded with nobody else on the stages."""
+    """Float32 `[STEPS, vocab]` of each sequence, decoded with no other sequence on the stages."""
     found: dict[int, np.ndarray] = {}
     for sequence, length in LENGTHS.items():
         prefill(stages, [sequence])
@@ -65,7 +65,8 @@ def test_sequences_of_different_lengths_decode_together_as_alone(
 def test_sequences_that_join_and_leave_do_not_disturb_the_others(
     stages: Stages, alone: Mapping[int, np.ndarray], alike: Alike
 ) -> None:
-    """Who is in the frame, by step: 1 and 2; then 4, 1 and 2; then 2 and 4; then 4 and 3 and 2 in another order."""
+    """The members of the frame, by step: 1 and 2; then 4, 1 and 2; then 2 and 4; then 4 and 3 and 2 in another
+    order."""
     done = dict.fromkeys(LENGTHS, 0)
     prefill(stages, [1, 2])
     for members in ((1, 2), (4, 1, 2), (2, 4), (4, 3, 2)):

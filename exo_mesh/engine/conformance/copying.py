@@ -1,4 +1,4 @@
-"""A sequence that begins as a copy of another one goes on as if it had been computed."""
+"""Checks that a copy of a sequence continues as if it had been computed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LENGTH = 13
 @pytest.fixture
 def copiers(stages: Stages) -> Stages:
     if not all(isinstance(engine, SequenceCopier) for engine in stages.engines):
-        pytest.skip("it copies no sequences")
+        pytest.skip("the engine cannot copy sequences")
     return stages
 
 
 def copy(stages: Stages, source: int, sequence: int, upto: int = LENGTH, max_tokens: int = 64) -> None:
-    """On every stage."""
+    """Copy a sequence on every stage."""
     for engine in stages.engines:
         assert isinstance(engine, SequenceCopier)
         engine.copy(source, sequence, upto, max_tokens)
@@ -48,7 +48,7 @@ def begin(stages: Stages, *sequences: int, length: int = LENGTH) -> None:
 
 
 def decode(stages: Stages, sequence: int, pos0: int = LENGTH, ids: Sequence[int] | None = None) -> np.ndarray:
-    """Four steps; the tokens at these positions, unless others are given."""
+    """Decode four steps with the tokens at these positions, unless others are given."""
     given = stages.model.tokens[pos0 : pos0 + 4] if ids is None else ids
     return np.concatenate([stages.logits([Row(sequence, pos0 + i, 1, 1)], [token]) for i, token in enumerate(given)])
 
@@ -61,7 +61,7 @@ def test_a_copy_goes_on_as_its_source_does(copiers: Stages, alike: Alike) -> Non
 
 
 def test_a_copy_and_its_source_go_on_apart(copiers: Stages, alike: Alike) -> None:
-    """Each takes tokens of its own, in turns, and together in one frame."""
+    """Each continues with tokens of its own, in turns, and together in one frame."""
     begin(copiers, 1, 3, 4)
     copy(copiers, 1, 2)
     others = copiers.model.tokens[100:104].tolist()

@@ -1,4 +1,4 @@
-"""What cannot be done is a fault of its sequence, and of nobody else."""
+"""Checks that a row which cannot be computed is a fault of its own sequence, and of no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the suite; `subject` is the one that a test module must bring."""
+"""Fixtures of the suite; a test module must define the fixture `subject`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Alike = Callable[[np.ndarray, np.ndarray], None]
 
 @pytest.fixture(scope="module")
 def engine_provider(subject: Subject) -> EngineProvider:
-    """The engine's provider; the tests are skipped with its reason where it cannot run."""
+    """The engine's provider; the tests are skipped with its reason if it cannot run here."""
     provider = subject.load_provider()
     look = provider.availability()
     if not look.available:
@@ -33,7 +33,7 @@ def model(subject: Subject, engine_provider: EngineProvider, tmp_path_factory: p
 
 @pytest.fixture(scope="module")
 def loaded_stages(model: CutModel) -> Iterator[Stages]:
-    """Two stages (one, where the model cannot be cut), loaded once for all tests."""
+    """Two stages (one, if the model cannot be cut), loaded once for all tests."""
     with model.cut(model.middle) as stages:
         yield stages
 
@@ -48,7 +48,7 @@ def stages(loaded_stages: Stages) -> Iterator[Stages]:
 
 @pytest.fixture
 def alike(loaded_stages: Stages) -> Alike:
-    """Compares what was computed in other company or other chunks: bits if every stage declares row_exact."""
+    """Compares results from different frames or chunks: equal bits if every stage declares row_exact."""
     exact = all(engine.capabilities.row_exact for engine in loaded_stages.engines)
     tolerance = 0.0 if exact else loaded_stages.model.subject.tolerance
     return lambda got, want: assert_close(got, want, tolerance)
@@ -56,5 +56,5 @@ def alike(loaded_stages: Stages) -> Alike:
 
 @pytest.fixture
 def same_work(subject: Subject) -> Alike:
-    """Compares what different objects computed by the same calls."""
+    """Compares the results of different engine objects for the same calls."""
     return lambda got, want: assert_close(got, want, subject.slice_tolerance)

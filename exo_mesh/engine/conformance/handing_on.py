@@ -1,4 +1,4 @@
-"""What a stage hands on: as it declares, and in the dtype that was agreed."""
+"""Checks the tensors that a stage passes on: as it declares them, and in the agreed dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 DTYPE_TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
-"""What handing on hidden states in that dtype may move the logits by, relative to their rms."""
+"""How far the logits may move when hidden states are passed on in that dtype, relative to the rms of the logits."""
 
 
 def test_stages_declare_what_they_take_and_give(stages: Stages, engine_provider: EngineProvider) -> None:

@@ -1,4 +1,4 @@
-"""The room that was made for a sequence is what it may use."""
+"""Checks that a sequence may use the room that was made for it, and no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading tells how far it is, and what is wrong with a model that cannot be loaded."""
+"""Checks that loading reports its progress, and names what is wrong with a model that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_shard_of_another_model_is_refused(
     subject: Subject, engine_provider: EngineProvider, model: CutModel
 ) -> None:
     if not subject.reads_weights:
-        pytest.skip("it makes things up for any number of layers")
+        pytest.skip("the engine reads no weights and accepts any number of layers")
     shard = Shard("subject", 0, 1, model.num_layers + 1)
     with pytest.raises(MeshError, match=rf"\b{model.num_layers}\b"):
         engine_provider.create().load(LoadRequest(shard, model.directory, CONTEXT, subject.options), nobody)

@@ -1,4 +1,4 @@
-"""What a sequence takes comes back, and nothing grows."""
+"""Checks that the memory of a sequence is freed, and that nothing grows."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CYCLES = 200
 WARM_UP = 20
 MIN_READS = 5
 READS_WITHIN_S = 30.0
-"""How long the reading thread of a test may take for MIN_READS; on a busy machine it waits for its turn."""
+"""Seconds that the reading thread of a test may take for MIN_READS; on a busy machine it waits for its turn."""
 
 
 def cycle(stages: Stages, sequence: int) -> None:
-    """A sequence comes, is computed, and goes."""
+    """Insert a sequence, compute it, and remove it."""
     stages.insert(sequence)
     stages.logits([Row(sequence, 0, 4, 1)])
     stages.remove(sequence)
 
 
 def test_removing_frees_kv_and_an_unknown_sequence_is_no_error(stages: Stages) -> None:
-    cycle(stages, 1)  # what is made once stays: scratch space, compiled kernels
+    cycle(stages, 1)  # scratch space and compiled kernels are made once and stay
     before = [engine.memory_bytes() for engine in stages.engines]
     stages.insert(1)
     stages.logits([Row(1, 0, 40, 1)])
@@ -64,13 +64,13 @@ def test_nothing_grows_over_two_hundred_sequences(stages: Stages) -> None:
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_figures_may_be_read_from_another_thread_at_any_time(stages: Stages) -> None:
-    """As heartbeats do while frames are computed. An error there fails the test."""
+    """Heartbeats read these figures while frames are computed. An error in the other thread fails the test."""
     stop = threading.Event()
     read = 0
 
     def look() -> None:
         nonlocal read
-        while not stop.wait(0.0001):  # without a pause it would hardly let go of the interpreter
+        while not stop.wait(0.0001):  # without a pause this thread would rarely release the interpreter
             for engine in stages.engines:
                 assert engine.memory_bytes() >= 0
                 assert len(engine.sequences()) <= 1
@@ -81,7 +81,7 @@ def test_figures_may_be_read_from_another_thread_at_any_time(stages: Stages) -> 
     give_up_at = time.monotonic() + READS_WITHIN_S
     try:
         for sequence in count():
-            # a fast engine has done all cycles before the other thread runs for the first time
+            # a fast engine has finished all cycles before the other thread runs for the first time
             if (sequence >= WARM_UP and read >= MIN_READS) or not watcher.is_alive() or time.monotonic() > give_up_at:
                 break
             cycle(stages, sequence)

@@ -1,4 +1,4 @@
-"""What an engine says of itself before it is loaded, and what that may cost."""
+"""Checks what a provider reports before its engine is loaded, and what asking it may cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 HEAVY = ("jax", "llama_cpp", "mlx", "mlx_lm", "onnxruntime", "tensorflow", "tinygrad", "torch", "transformers")
-"""Libraries that take a second to import, or memory, or a device; a node asks every engine at its start."""
+"""Libraries that take a second to import, or memory, or a device; a node asks every engine when it starts."""
 
 _ASK = """
 import importlib, sys
@@ -51,7 +51,7 @@ def test_asking_the_provider_imports_no_heavy_library(subject: Subject) -> None:
 
 def test_a_survey_fits_the_model(subject: Subject, engine_provider: EngineProvider, model: CutModel) -> None:
     if not isinstance(engine_provider, Surveyor):
-        pytest.skip("it offers no survey: every boundary is legal, bytes are those of the files")
+        pytest.skip("the provider has no survey: every boundary is legal, and bytes are those of the files")
     survey = engine_provider.survey(model.directory, subject.options)
     assert list(survey.legal_cuts) == sorted(set(survey.legal_cuts))
     assert all(0 < cut < model.num_layers for cut in survey.legal_cuts)
@@ -64,18 +64,19 @@ def test_a_survey_fits_the_model(subject: Subject, engine_provider: EngineProvid
 def test_what_is_surveyed_is_what_is_held(subject: Subject, engine_provider: EngineProvider, model: CutModel) -> None:
     survey = engine_provider.survey(model.directory, subject.options) if isinstance(engine_provider, Surveyor) else None
     if survey is None or not survey.layer_bytes:
-        pytest.skip("it surveys no bytes")
+        pytest.skip("the survey has no bytes")
     before = held_before(engine_provider)
     engine = model.stage(0, model.num_layers)
-    told = sum(survey.layer_bytes) + survey.embed_bytes + survey.head_bytes
+    stated = sum(survey.layer_bytes) + survey.embed_bytes + survey.head_bytes
     held = engine.memory_bytes() - before
     engine.close()
-    assert abs(held - told) <= 0.15 * told + 65536, f"the survey says {told} bytes, {held} are held"
+    assert abs(held - stated) <= 0.15 * stated + 65536, f"the survey says {stated} bytes, but {held} are held"
 
 
 def held_before(provider: EngineProvider) -> int:
-    """What an engine counts that holds nothing: libraries count for the process, and other stages live in it."""
+    """The bytes that an engine counts before it holds anything: libraries count for the whole process, which has other
+    stages too."""
     try:
         return provider.create().memory_bytes()
-    except Exception:  # noqa: BLE001 - the contract promises an answer only of a loaded stage
+    except Exception:  # noqa: BLE001 - the contract promises an answer only for a loaded stage
         return 0

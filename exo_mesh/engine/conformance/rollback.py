@@ -1,4 +1,5 @@
-"""Going back to an earlier position: as far as the engine declares it, and never to a wrong result."""
+"""Checks that a sequence goes back to an earlier position as far as the engine declares, and never to a wrong
+result."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_going_back_forgets_what_was_there_or_is_refused(stages: Stages, alike: 
 
 def test_going_back_is_refused_by_an_engine_that_cannot(stages: Stages, alike: Alike) -> None:
     if rollback_of(stages) != {"none"}:
-        pytest.skip("it can go back")
+        pytest.skip("the engine can go back")
     stages.insert(1, 2)
     stages.logits([Row(1, 0, 10), Row(2, 0, 10)])
     assert {fault.sequence for fault in stages.forward([Row(1, 7, 2, 1)]).faults} == {1}
@@ -58,9 +59,9 @@ def test_going_back_is_refused_by_an_engine_that_cannot(stages: Stages, alike: A
 
 
 def test_each_row_of_a_batch_goes_back_by_its_own_length(stages: Stages, alike: Alike) -> None:
-    """As after the verification of drafts: 4 were tried of each sequence, and 1, 2 and 3 were accepted."""
+    """After the verification of drafts: each sequence tried 4 drafts, and 1, 2 and 3 of them were accepted."""
     if rollback_of(stages) != {"any"}:
-        pytest.skip("it does not declare rollback to any position")
+        pytest.skip("the engine does not declare rollback to any position")
     accepted = {1: 1, 2: 2, 3: 3}
     stages.insert(*accepted, *(sequence + 10 for sequence in accepted))
     for sequence in accepted:

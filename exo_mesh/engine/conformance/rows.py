@@ -1,4 +1,4 @@
-"""What a row asks for is what it gets."""
+"""Checks that each row gets the logits that it asks for."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_frame_without_rows_is_passed_on_empty(stages: Stages) -> None:
 
 def test_rows_of_different_lengths_share_a_frame(stages: Stages, alike: Alike) -> None:
     if not all(engine.capabilities.ragged for engine in stages.engines):
-        pytest.skip("it does not declare ragged")
+        pytest.skip("the engine does not declare ragged")
     stages.insert(1, 2, 3, 4)
     alone = [stages.logits([Row(3, 0, 9, 1)]), stages.logits([Row(4, 0, 4, 2)]), stages.logits([Row(3, 9, 1, 1)])]
     together = stages.logits([Row(1, 0, 9, 1), Row(2, 0, 4, 2)])

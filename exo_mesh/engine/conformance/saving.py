@@ -1,4 +1,4 @@
-"""A sequence that was saved goes on somewhere else as if it had always been there."""
+"""Checks that a saved sequence continues in other stages as if it had always been there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Saver:
-    """Stages of which each can save and restore."""
+    """Stages whose engines can all save and restore."""
 
     stages: Stages
 
@@ -50,13 +50,13 @@ class Saver:
 @pytest.fixture
 def savers(stages: Stages) -> Saver:
     if not all(isinstance(engine, SequenceSaver) for engine in stages.engines):
-        pytest.skip("it offers no save and restore")
+        pytest.skip("the engine cannot save and restore sequences")
     return Saver(stages)
 
 
 @pytest.fixture(scope="module")
 def others(model: CutModel) -> Iterator[Saver]:
-    """The same split once more, in objects of its own."""
+    """The same split again, in separate objects."""
     with model.cut(model.middle) as stages:
         yield Saver(stages)
 
@@ -95,7 +95,7 @@ def test_restoring_replaces_what_was_there(savers: Saver, alike: Alike) -> None:
 
 def test_a_restored_sequence_can_be_cut_back(savers: Saver, others: Saver, alike: Alike) -> None:
     if any(engine.capabilities.rollback != "any" for engine in savers.stages.engines):
-        pytest.skip("it does not declare rollback to any position")
+        pytest.skip("the engine does not declare rollback to any position")
     savers.stages.insert(1)
     savers.stages.logits([Row(1, 0, 13)])
     others.stages.clear()
@@ -154,6 +154,6 @@ def test_tensors_that_do_not_fit_are_refused_and_nothing_changes(
             part.restore(50, 64, spoil(saved))
     for part, saved in zip(savers.parts, savers.save(1), strict=True):
         with pytest.raises(EngineError):
-            part.restore(50, saved.length - 1, saved)  # more than room is to be made for
+            part.restore(50, saved.length - 1, saved)  # more positions than max_tokens allows
     assert sorted(savers.stages.first.sequences()) == [1, 2]
     alike(decode(savers.stages, 1, 13), decode(savers.stages, 2, 13))

@@ -1,4 +1,4 @@
-"""A model that is cut into stages gives what it gives in one piece."""
+"""Checks that a model which is cut into stages gives the same logits as in one piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEDULE = ((0, 17), (17, 12), *((29 + step, 1) for step in range(6)))
 
 
 def run_schedule(stages: Stages) -> np.ndarray:
-    """Float32 `[35, vocab]`: the logits of every position."""
+    """Compute SCHEDULE; returns float32 `[35, vocab]`, the logits of every position."""
     stages.insert(1)
     return np.concatenate([stages.logits([Row(1, pos0, n, n)]) for pos0, n in SCHEDULE])
 
@@ -31,7 +31,9 @@ def run_schedule(stages: Stages) -> np.ndarray:
 def of_the_whole(model: CutModel) -> np.ndarray:
     with model.cut(()) as whole:
         logits = run_schedule(whole)
-    assert len(set(logits.argmax(1).tolist())) > 5, "the tokens are nearly all the same: this would prove little"
+    assert len(set(logits.argmax(1).tolist())) > 5, (
+        "nearly all tokens are the same, so the comparison would prove little"
+    )
     return logits
 
 

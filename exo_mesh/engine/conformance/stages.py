@@ -1,4 +1,4 @@
-"""Stages of one model in one process, called one after the other as frames would go round."""
+"""Runs the stages of one model in one process, one after the other, as on a ring."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CONTEXT = 256
 
 
 def nobody(done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore the progress."""
 
 
 class CutModel:
-    """A model directory, where this engine may cut it, and random token ids to feed it.
+    """A model directory, the places where this engine may cut it, and random token ids to feed it.
 
-    tokens: int32 `[CONTEXT]`; what a row is given unless a test says otherwise, by position.
+    tokens: int32 `[CONTEXT]`; a row at a position gets the token at that index, unless a test gives others.
     """
 
     def __init__(self, subject: Subject, directory: Path) -> None:
@@ -49,7 +49,7 @@ class CutModel:
     def stage(
         self, start: int, stop: int, *, activation_dtype: str = "", progress: LoadProgress = nobody
     ) -> StageEngine:
-        """One loaded stage."""
+        """Load and return one stage."""
         engine = self.subject.load_provider().create()
         engine.load(self.request(start, stop, activation_dtype), progress)
         return engine
@@ -103,7 +103,8 @@ class Stages:
                 engine.remove(sequence)
 
     def forward(self, rows: Sequence[Row], ids: Sequence[int] | np.ndarray | None = None) -> StageOutput:
-        """Through all stages, with the faults of all of them; rows of a faulted sequence go on as well."""
+        """Run rows through all stages; returns the faults of all of them. Rows of a faulted sequence run through the
+        later stages as well."""
         chosen = self.ids(rows) if ids is None else tuple(int(i) for i in ids)
         output = StageOutput()
         faults: list[Fault] = []
@@ -125,7 +126,8 @@ class Stages:
 
 
 def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
-    """The same shape, and no element further apart than `tolerance` times the rms of `want`; 0 means the same bits."""
+    """Check that the shapes are equal, and no element differs by more than `tolerance` times the rms of `want`; 0:
+    equal bits."""
     assert got.shape == want.shape
     if tolerance == 0:
         np.testing.assert_array_equal(got, want)

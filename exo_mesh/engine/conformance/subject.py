@@ -1,4 +1,4 @@
-"""What the suite is run on: an engine, how to write a model for it, and how exact it claims to be."""
+"""Describes the subject of the suite: an engine, how to write a model for it, and how exact it claims to be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VICTIM = "model.layers.2.mlp.up_proj.weight"
 
 @dataclass(frozen=True)
 class Damage:
-    """A way to spoil a model directory, and what the ModelError must say of it (each a part of its message)."""
+    """A way to damage a model directory, and the parts that the message of the ModelError must contain."""
 
     name: str
     spoil: Callable[[Path], None]
@@ -29,7 +29,7 @@ class Damage:
 
 
 def write_tiny_llama(directory: Path) -> Path:
-    """A random Llama of four layers in float32, with flat logits."""
+    """Write a random Llama of four layers in float32, with flat logits."""
     return write_checkpoint(directory, TINY)
 
 
@@ -56,9 +56,9 @@ CHECKPOINT_DAMAGES = (
     Damage("the file is cut short", _truncate, ("model.safetensors", "lm_head.weight")),
     Damage("there is no config", lambda path: (path / "config.json").unlink(), ("config.json",)),
     Damage("the config is not JSON", lambda path: _write(path / "config.json", "{"), ("config.json",)),
-    Damage("nobody knows the architecture", _rename_architecture, ("no_such_thing",)),
+    Damage("the architecture is unknown", _rename_architecture, ("no_such_thing",)),
 )
-"""What may be wrong with what `write_tiny_llama` wrote, when all of its layers are loaded."""
+"""Damages of a model of `write_tiny_llama`, for a load of all its layers."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Subject:
 
     provider: "package:attribute", as in an entry point. options: engine options, as `--engine-option` gives them.
     write_model: writes a model for it into an empty directory: at least 3 layers, cards readable (see weights/card.py).
-    reads_weights: False for an engine that makes things up; checks of weights are then left out.
-    slice_tolerance, tolerance: the largest |difference| of logits, relative to the rms of them, from cutting the model
-    (0: the same bits) and from batching or chunking otherwise (used only if it does not declare row_exact).
-    damages: ways to spoil the model that it must name.
+    reads_weights: False for an engine that computes without weights; checks of weights are then left out.
+    slice_tolerance, tolerance: the largest |difference| of logits, relative to their rms, from cutting the model (0:
+    equal bits) and from other batches or chunks (used only if the engine does not declare row_exact). damages: damages
+    of the model that the engine must name.
     """
 
     provider: str
