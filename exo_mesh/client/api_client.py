@@ -187,5 +187,5 @@ def _server_error(event: dict[str, Any]) -> MeshError:
     error = event["error"]
     code, message = str(error.get("code") or ""), str(error["message"])
     if code == "invalid_api_key":
-        message += "; put a valid key in EXO_MESH_API_KEY"
+        message += "; set EXO_MESH_API_KEY to a valid key"
     return error_from_code(code, message)
