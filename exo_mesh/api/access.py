@@ -1,8 +1,8 @@
-"""Who may call the HTTP API: keys and their roles, the local token, and what web pages may do.
+"""Decides who may call the HTTP API: keys and their roles, the local token, and the rights of web pages.
 
-An open mesh, which has neither a secret nor a key, lets everybody read and chat; changing it takes the local token, or
-`--open-admin`. On a closed mesh every call takes a key or the local token, except for the open paths, which load
-balancers and monitoring ask. The address of a caller gives no rights.
+An open mesh has neither a secret nor a key. Everybody may read and chat there; changes need the local token or
+`--open-admin`. On a closed mesh every call needs a key or the local token, except for the open paths, which load
+balancers and monitoring use. The address of a caller gives no rights.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.errors import plain_error
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import RouteRoles
 from exo_mesh.security.api_keys import KeyFile, Role
 from exo_mesh.security.local_token import is_token
@@ -26,7 +27,8 @@ METRICS_PATHS = frozenset({"/metrics"})
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
-"""Names that no public name server answers for (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: in wide use)."""
+"""Suffixes of names that no public name server resolves (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: widely
+used)."""
 
 _CORS_METHODS = "GET, POST, PUT, DELETE"
 _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
@@ -34,9 +36,9 @@ _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request. key_id: of the key shown, "local" for the local token, empty without either.
+    """The caller of a request. key_id: the id of the caller's key, "local" for the local token, "" without either.
 
-    role: None for strangers on a closed mesh, who may ask the open paths only.
+    role: None for callers without a key on a closed mesh, who may call only the open paths.
     """
 
     key_id: str
@@ -46,20 +48,21 @@ class Caller:
     def may_download(self) -> bool:
         """Whether a chat of this caller may start a download; loading files that the mesh has is always allowed.
 
-        True for admins and for holders of any key. False for callers that an open mesh lets in without one: they
-        could fill the disks of every peer.
+        True for admins and for holders of any key. False for callers without a key on an open mesh, who could fill the
+        disks of all peers.
         """
         return self.role is Role.ADMIN or (self.role is Role.USE and bool(self.key_id))
 
     @property
     def limited_to(self) -> str | None:
-        """The API key ("": none) whose requests this caller may see and cancel; None: those of everybody."""
+        """The id of the API key whose requests this caller may see and cancel; "" means requests without a key, None
+        means all requests."""
         return None if self.role is Role.ADMIN else self.key_id
 
 
 CALLER = web.RequestKey("caller", Caller)
 LOCAL = Caller("local", Role.ADMIN)
-"""The holder of the local token. Ids of keys have eight digits, so none is called that."""
+"""The holder of the local token. Ids of keys have eight digits, so no key has the id "local"."""
 ANYBODY = Caller("", Role.USE)
 """A caller without a key on an open mesh."""
 ANY_ADMIN = Caller("", Role.ADMIN)
@@ -70,14 +73,14 @@ STRANGER = Caller("", None)
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """Who may do what. An origin or host of "*" stands for all of them.
+    """The access rules of one node. The origin or host "*" means all of them.
 
-    keys: None if there can be none. needs_key: callers need one even if none is configured yet. local_token: "" if
-    there is none. open_admin: everybody may change an open mesh. closed_paths: of the open ones, those that need a key
-    on a closed mesh all the same.
+    keys: None if the node keeps no keys. needs_key: callers need a key even if none is configured yet. local_token: ""
+    if there is none. open_admin: everybody may change an open mesh. closed_paths: open paths that nevertheless need a
+    key on a closed mesh.
     cors_origins: web origins that may call from a browser, besides those of localhost; in lower case. member_origins:
-    those of the live members now; the page of one member goes on at another when its own node dies.
-    allowed_hosts: names of this node in Host headers, besides local ones; in lower case.
+    the current origins of the live members, because the page of one member switches to another when its node dies.
+    allowed_hosts: names of this node in Host headers, besides local names; in lower case.
     """
 
     keys: KeyFile | None = None
@@ -101,26 +104,26 @@ class AccessPolicy:
         return origin in self.member_origins()
 
     def allows_host(self, host: str) -> bool:
-        """Whether a Host header is an address, a name that only this network knows, or a name that was allowed."""
+        """Whether a Host header is an address, a name that only the local network resolves, or an allowed name."""
         name = _hostname(f"//{host}").rstrip(".")
         if "*" in self.allowed_hosts or name in self.allowed_hosts or is_local_host(name):
             return True
         return bool(name) and name in {_hostname(origin) for origin in self.cors_origins}
 
     def describe(self) -> str:
-        """Who may do what, in one line."""
+        """The access rules in one line."""
         if not self.is_open:
             return "closed: every call needs a key, or the local token, which exo-mesh on this machine sends"
         if self.open_admin:
-            return "open to all (--open-admin): anybody who reaches it may read, chat and change everything"
+            return "open to all (--open-admin): anybody who reaches this address may read, chat and change everything"
         return (
-            "open to read and chat for anybody who reaches it; "
+            "open: anybody who reaches this address may read and chat; "
             "changes need the local token, which exo-mesh on this machine sends"
         )
 
 
 def guard(policy: AccessPolicy, roles: RouteRoles) -> Middleware:
-    """The middleware that lets requests in. It looks at headers only: a refused body is never read."""
+    """The middleware that checks access. It looks at headers only, so the body of a refused request is never read."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -142,7 +145,7 @@ def guard(policy: AccessPolicy, roles: RouteRoles) -> Middleware:
 
 
 def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.StreamResponse) -> None:
-    """Let pages of the origins that were allowed read the reply."""
+    """Add the CORS headers that let pages of allowed origins read the reply."""
     origin = request.headers.get(hdrs.ORIGIN)
     response.headers.add(hdrs.VARY, hdrs.ORIGIN)
     if origin and policy.allows_origin(origin):
@@ -153,7 +156,7 @@ def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.
 
 
 def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
-    """By the key or token shown, and only by it: an open mesh ignores a text that is neither."""
+    """The caller, identified only by its key or token. An open mesh ignores an unknown key."""
     scheme, _, text = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if scheme.lower() != "bearer":
         text = request.headers.get("x-api-key", "")
@@ -168,26 +171,27 @@ def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
 
 
 def _closed(role: Role | None, path: str, policy: AccessPolicy) -> Role | None:
-    """The role that a call needs where `--open-paths` says less than the table of routes."""
+    """The role that a call needs: an open path in `closed_paths` needs a key, all others have the role of their
+    route."""
     return Role.USE if role is None and path in policy.closed_paths else role
 
 
 def _not_allowed(request: web.Request, role: Role | None, caller: Caller) -> web.Response | None:
-    """The refusal of a call that this caller may not make. role: what the call needs."""
+    """A refusal if this caller may not make the call, else None. role: the role that the call needs."""
     if role is Role.ADMIN and request.match_info.http_exception is not None:
-        role = Role.USE  # there is no such route, which is said to everybody who may read
+        role = Role.USE  # no such route: everybody who may read gets a 404 instead of a refusal
     if role is None or (caller.role is not None and caller.role.covers(role)):
         return None
     if caller.role is None:
         return _unknown_caller()
     call = f"{request.method} {request.path}"
     if caller != ANYBODY:
-        message = f"{call} needs a key with the role {role}; this one has {caller.role}"
+        message = f"{call} needs a key with the role {role}; this key has the role {caller.role}"
         return plain_error("insufficient_permissions", message)
     message = (
-        f"{call} changes an open mesh, which callers without local rights may only read and chat with. "
+        f"{call} changes an open mesh, where callers without a key may only read and chat. "
         "Use exo-mesh on the node's own machine, which sends the token in the file local_token of its home; "
-        "or show a key (`exo-mesh key new --role admin` on the node; then all calls need one); "
+        "or send a key (`exo-mesh key new --role admin` on the node makes one; then all calls need a key); "
         "or start the node with --open-admin"
     )
     return plain_error("insufficient_permissions", message)
@@ -203,7 +207,7 @@ def _unknown_caller() -> web.Response:
 
 
 def _preflight(request: web.Request, policy: AccessPolicy) -> web.Response | None:
-    """The answer to a browser that asks whether a page may call; None for any other request."""
+    """The answer to a CORS preflight request of an allowed origin; None for any other request."""
     origin = request.headers.get(hdrs.ORIGIN)
     asks = request.method == "OPTIONS" and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
     if not asks or not origin or not policy.allows_origin(origin):
@@ -220,22 +224,27 @@ def _preflight(request: web.Request, policy: AccessPolicy) -> web.Response | Non
 
 
 def _misdirected(request: web.Request, policy: AccessPolicy, caller: Caller) -> web.Response | None:
-    """A refusal, if the request is for a host that this node is not.
+    """A refusal if the Host header names another host, else None.
 
-    A web page can make its own name point to this node and then passes for the same origin; that name, in Host, gives
-    it away. Such a page has no key, and programs that send no Host are no browsers.
+    This stops DNS rebinding: a web page can make its own host name resolve to this node, and the browser then treats
+    both as one origin. The Host header still shows the foreign name. Such a page has no key, so calls with a key pass;
+    a program that sends no Host header is not a browser.
     """
     host = request.headers.get(hdrs.HOST)
     if host is None or caller.key_id or policy.allows_host(host):
         return None
-    message = f"this node is not known as {host!r}; --allowed-hosts adds names, and calls with a key may use any"
+    message = (
+        f"the Host header {quoted(host)} does not name this node; "
+        "start the node with --allowed-hosts to add a name, or send a key"
+    )
     return plain_error("misdirected_request", message)
 
 
 def _cross_site(request: web.Request, role: Role | None, policy: AccessPolicy) -> web.Response | None:
-    """A refusal, if a page of another origin tries to change something, or to read more than the open paths.
+    """A refusal if a page of another origin tries to change something or to read more than the open paths, else None.
 
-    It could not read the answer, but reading may cost much, such as asking all peers. Programs send neither header.
+    The browser would not show the page the answer, but a read can still be costly, such as asking all peers. Programs
+    that are not browsers send neither Origin nor Sec-Fetch-Site.
     """
     reads = request.method in _READING
     if reads and role is None:
@@ -249,17 +258,19 @@ def _cross_site(request: web.Request, role: Role | None, policy: AccessPolicy) -
         refused = site not in ("none", "same-origin")
     if not refused:
         return None
-    message = f"web pages of {origin or 'other sites'} may not call this API; --cors-origin allows an origin"
+    message = (
+        f"web pages of {origin or 'other sites'} may not call this API; start the node with --cors-origin to allow one"
+    )
     return plain_error("cross_site_refused", message)
 
 
 def is_local_host(name: str) -> bool:
-    """Whether a host is an address, or a name that only the local network answers for."""
+    """Whether a host is an address, or a name that only the local network resolves."""
     return bool(name) and (_is_address(name) or "." not in name or name.endswith(_LAN_SUFFIXES))
 
 
 def _is_localhost(origin: str) -> bool:
-    """Whether a web origin is of the browser's own machine."""
+    """Whether a web origin is on the browser's own machine."""
     name = _hostname(origin)
     local = name == "localhost" or name.endswith(".localhost") or (_is_address(name) and _is_loopback(name))
     return local and origin.startswith(("http://", "https://"))
@@ -278,7 +289,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _netloc(origin: str) -> str:
-    """host:port of an origin, in lower case; "" if it is none. Callers write what they like into a header."""
+    """host:port of an origin, in lower case; "" if the header is not a valid URL."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The HTTP application: all routes, and what applies to each of them."""
+"""Builds the HTTP application: all routes, and the middlewares around each of them."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def build_app(
     now: Callable[[], float] = time.time,
     texts: TextModels | None = None,
 ) -> web.Application:
-    """An application over a service. Call it in the running loop, and run it with `app_runner`.
+    """Build the application for a service. Call this in the running loop, and run the result with `app_runner`.
 
-    It owns `texts`, which it makes if none are given.
+    The application owns `texts` and closes them; it makes them if none are given.
     """
     options = options or ApiOptions()
     texts = texts or TextModels(TemplateRenderer())
@@ -103,8 +103,11 @@ def app_runner(app: web.Application) -> web.AppRunner:
 
 
 def _not_http(record: logging.LogRecord) -> bool:
-    """aiohttp logs each request that is not HTTP with a traceback that quotes its bytes. The sender has had its 400;
-    anybody could fill the log that way, and the bytes may be of a prompt."""
+    """A log filter that drops aiohttp's records about requests that are not HTTP, and logs their type at debug.
+
+    aiohttp logs each of them with a traceback that quotes its bytes. Anybody could fill the log in this way, and the
+    bytes may be part of a prompt. The sender has already got a 400.
+    """
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, HttpProcessingError):
         return True
@@ -138,7 +141,8 @@ def route_table(context: ApiContext) -> RouteTable:
 
 @web.middleware
 async def give_request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The client's x-request-id if it is a short plain word, else one of ours. Log lines carry it."""
+    """Give the request an id: the client's x-request-id if it is 1 to 128 printable ASCII characters, else a new one.
+    Log lines carry the id."""
     given = request.headers.get("x-request-id", "")
     request[REQUEST_ID] = given if re.fullmatch(r"[\x21-\x7e]{1,128}", given) else "req_" + secrets.token_hex(12)
     token, trace_token = current_request.set(request[REQUEST_ID]), current_trace.set("")
@@ -150,7 +154,7 @@ async def give_request_id(request: web.Request, handler: Handler) -> web.StreamR
 
 
 async def _send_common_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["X-Content-Type-Options"] = "nosniff"  # what callers write into JSON never becomes a page
+    response.headers["X-Content-Type-Options"] = "nosniff"  # a browser must never read JSON as a web page
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
     if OUTPUT_BOUND in request:

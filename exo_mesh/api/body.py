@@ -1,6 +1,6 @@
-"""Reads the body of a request: within deadlines, and unpacked within the limit of its size; refuses odd expectations.
+"""Reads the body of a request within deadlines, unpacks it within the size limit, and refuses unknown Expect headers.
 
-aiohttp would unpack before it looks at the size: 98 KB of gzip took 96 MiB. So the server leaves bodies as they come.
+aiohttp would unpack a body before it checks the size: 98 KB of gzip took 96 MiB. So aiohttp leaves bodies packed here.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from multidict import CIMultiDict
 
+from exo_mesh.api.quoting import quoted
 from exo_mesh.errors import InputError
 
 EXPECTATION = web.RequestKey("expectation", str)
-"""What the Expect header of a request said, if that was not 100-continue."""
+"""The Expect header of a request, if it is not 100-continue."""
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 async def read_body(request: web.Request, silence_s: float) -> bytes:
-    """The whole body, unpacked. silence_s: how long the client may send nothing before its end.
+    """Read the whole body and unpack it. silence_s: how long the client may pause before the end of the body.
 
     Raises InputError, HTTPRequestTimeout or HTTPRequestEntityTooLarge.
     """
     most = request.client_max_size
     encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise InputError(f"Content-Encoding is {encoding[:40]!r}, but must be gzip, deflate or identity")
+        raise InputError(f"Content-Encoding is {quoted(encoding)}; it must be gzip, deflate or identity")
     packed = await _receive(request, most, silence_s)
     return packed if encoding in ("", "identity") else _unpacked(packed, encoding, most)
 
@@ -46,7 +47,7 @@ async def _receive(request: web.Request, most: int, silence_s: float) -> bytes:
         except TimeoutError as exc:
             raise web.HTTPRequestTimeout from exc
         except web.RequestPayloadError as exc:
-            raise InputError("the request body is not sent as its headers say") from exc
+            raise InputError("the request body does not match its headers (length or transfer encoding)") from exc
         if not chunk:
             return b"".join(chunks)
         chunks.append(chunk)
@@ -56,10 +57,10 @@ async def _receive(request: web.Request, most: int, silence_s: float) -> bytes:
 
 
 def _unpacked(packed: bytes, encoding: str, most: int) -> bytes:
-    """At most one byte more than `most` is ever unpacked."""
+    """Unpack a body, but never more than `most` + 1 bytes of it. Raises InputError or HTTPRequestEntityTooLarge."""
     if not packed:
         return b""
-    # some clients of deflate leave out the header of zlib, which RFC 9110 asks for
+    # some clients send deflate without the zlib header that RFC 9110 requires
     deflate = _ZLIB if packed[0] & 0xF == 8 else _RAW_DEFLATE
     unpacker = zlib.decompressobj(deflate if encoding == "deflate" else _GZIP)
     try:
@@ -69,14 +70,14 @@ def _unpacked(packed: bytes, encoding: str, most: int) -> bytes:
     if len(body) > most:
         raise web.HTTPRequestEntityTooLarge(most, len(body))
     if not unpacker.eof or unpacker.unused_data:
-        raise InputError(f"the request body is not valid {encoding}: it is cut off, or more follows its end")
+        raise InputError(f"the request body is not valid {encoding}: it is cut off, or has extra bytes after its end")
     return body
 
 
 def take_expectations(
     answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
 ) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
-    """A handler of all requests that hides odd Expect headers from aiohttp, for `refuse_expectations` to answer.
+    """Wrap the handler of all requests so that unknown Expect headers reach `refuse_expectations`, and not aiohttp.
 
     aiohttp would answer them before the access rules, in plain text, and with a 500 if they are not UTF-8.
     """
@@ -86,7 +87,7 @@ def take_expectations(
         if wanted is None or wanted.strip().lower() == "100-continue":
             return await answer(request)
         others = [(name, text) for name, text in request.headers.items() if name.lower() != "expect"]
-        # aiohttp encodes them again, and surrogates, which stand for bytes that are not UTF-8, cannot be encoded
+        # aiohttp encodes the headers again, and fails at surrogates, which stand for bytes that are not UTF-8
         kept = CIMultiDict((name, text.encode("utf-8", "replace").decode()) for name, text in others)
         changed = request.clone(headers=kept)
         changed[EXPECTATION] = wanted
@@ -99,7 +100,7 @@ def take_expectations(
 
 @web.middleware
 async def refuse_expectations(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Raises InputError for an Expect header that is not 100-continue; the innermost middleware."""
+    """The innermost middleware. Raises InputError for an Expect header that is not 100-continue."""
     if EXPECTATION in request:
-        raise InputError(f"Expect is {request[EXPECTATION][:40]!r}, but must be 100-continue")
+        raise InputError(f"Expect is {quoted(request[EXPECTATION])}; it must be 100-continue")
     return await handler(request)

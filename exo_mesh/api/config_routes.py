@@ -1,6 +1,6 @@
-"""The handlers of the configuration: what is in force at this node and where it came from; what the mesh shares.
+"""Handlers for the configuration: this node's settings with their origin, and the settings that the mesh shares.
 
-No reply has a secret in it. Paths, addresses and the system prompt are for admins only.
+No reply contains a secret. Only admins see paths, addresses and the system prompt.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _PRIVATE = frozenset(
         "system_prompt",
     }
 )
-"""Settings of which only admins see the value, besides all paths."""
+"""Settings whose value only admins see; the same holds for all paths."""
 _SECRET_KEY = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 HIDDEN = "***"
 
 
 class SharedSettingsBody(msgspec.Struct, kw_only=True):
-    """PUT /config: settings of the mesh, and the token of this node for the hub. null takes one back; what is left out
-    stays as it is."""
+    """PUT /config: settings of the mesh, and this node's token for the hub. null resets a setting; missing fields stay
+    unchanged."""
 
     default_model: str | UnsetType | None = UNSET
     default_temp: float | str | UnsetType | None = UNSET
@@ -65,7 +65,7 @@ class SharedSettingsBody(msgspec.Struct, kw_only=True):
 
 
 class LoggingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """PUT /v1/logging. null: the level that the settings say."""
+    """PUT /v1/logging. level: null goes back to the level of the settings."""
 
     level: Literal["debug", "info", "warning", "error"] | None
 
@@ -85,12 +85,12 @@ class ConfigRoutes:
         """The routes."""
         # fmt: off
         return [
-            Route("GET", ("/config",), self.config, USE, "The settings in force here, and where each came from"),
+            Route("GET", ("/config",), self.config, USE, "The current settings of this node and the origin of each"),
             Route(
                 "PUT", ("/config",), self.change, ADMIN, "Change settings that the whole mesh shares",
                 body=SharedSettingsBody, errors=(400,),
             ),
-            Route("GET", ("/v1/logging",), self.logging, USE, "The level and the places of the log of this node"),
+            Route("GET", ("/v1/logging",), self.logging, USE, "The log level of this node and where its log goes"),
             Route(
                 "PUT", ("/v1/logging",), self.set_level, ADMIN, "Change the log level of this node until it restarts",
                 body=LoggingBody, errors=(400,),
@@ -128,28 +128,29 @@ class ConfigRoutes:
         return json_response(found)
 
     async def logging(self, request: web.Request) -> web.Response:
-        """GET /v1/logging: the path of the log file is for admins."""
+        """GET /v1/logging: only admins see the path of the log file."""
         found = self._logs.describe()
         if request[CALLER].role is not Role.ADMIN:
             found["file"] = PurePath(found["file"]).name
         return json_response({"object": "logging", **found})
 
     async def set_level(self, request: web.Request) -> web.Response:
-        """PUT /v1/logging: at once, whatever flags and the mesh say. PUT /config has the level of the whole mesh."""
+        """PUT /v1/logging: set the level of this node now; it overrides flags and the mesh. PUT /config sets the level
+        of the whole mesh."""
         body = decode_body(await read_body(request, self._body_silence_s), LoggingBody)
         self._logs.set_own(body.level)
         return await self.logging(request)
 
     async def change(self, request: web.Request) -> web.Response:
-        """PUT /config: every peer takes the change over, and keeps it for its next start."""
+        """PUT /config: change shared settings; every peer applies the change and keeps it for its next start."""
         raw = await read_body(request, self._body_silence_s)
         body = decode_body(raw, dict[str, Any])
         shared = {name: value for name, value in body.items() if name != "hf_token"}
         texts = {name: shared_text(name, value) for name, value in shared.items() if not isinstance(value, dict | list)}
-        checked = decode_body(raw, SharedSettingsBody)  # names the field that has a value of another type
+        checked = decode_body(raw, SharedSettingsBody)  # the error names a field with a value of the wrong type
         if checked.hf_token is not UNSET:
             if self._hub_token is None:
-                raise InputError("hf_token: this node fetches nothing from a hub", param="hf_token")
+                raise InputError("hf_token: this node does not download from a hub", param="hf_token")
             await self._hub_token.change(checked.hf_token or "")
         if texts:
             await self._desk.change(texts)
@@ -161,7 +162,7 @@ def _is_private(setting: Setting) -> bool:
 
 
 def _shown(setting: Setting, text: str) -> str:
-    """The text without what could be a secret in it."""
+    """The text of a setting with all possible secrets removed."""
     if setting.is_mapping:
         is_secret = setting.name in SECRET_MAPPINGS
         items = (item.partition("=") for item in text.split(setting.separator) if item)
@@ -171,6 +172,6 @@ def _shown(setting: Setting, text: str) -> str:
 
 
 def _origin(origin: str, *, is_admin: bool) -> str:
-    """Where config.toml lies is for admins."""
+    """The origin of a setting; only admins see the directory of config.toml."""
     path, colon, key = origin.rpartition(":")
     return origin if is_admin or not colon else f"{PurePath(path).name}:{key}"

@@ -1,8 +1,9 @@
-"""Serves the HTTP API on a socket, and bounds the connections that have not sent a whole request.
+"""Serves the HTTP API on a socket, and limits the connections that have not sent a whole request.
 
-aiohttp has no deadline for the head of a request and no bound on connections, so 1,100 sockets with half a head each
-took every file that a process may open. Each connection passes through an ApiConnection, which knows whether the peer
-has sent a whole request. Only connections that have not are counted and closed, never streams and running requests.
+aiohttp has no deadline for the head of a request and no limit on connections, so 1,100 sockets with half a head each
+used up all files that a process may open. Each connection passes through an ApiConnection, which knows whether the
+client has sent a whole request. Only connections without a whole request are counted and closed, never streams and
+running requests.
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.tasks import TaskOwner
 
 HEAD_S = 15.0
-"""nginx gives a head 60 s and Apache 20 s; a head is a few kilobytes."""
+"""Time limit for the head of a request, which is a few kilobytes; nginx allows 60 s and Apache 20 s."""
 
 MAX_PER_ADDRESS = 64
 MAX_WAITING, MAX_WAITING_TLS = 1024, 128
-"""A connection with half a head takes about 15 kB, a TLS connection 60 kB; more would be felt in the node's memory
-(measured by tests/security/test_half_open.py: a flood may take half as much again as an idle node has)."""
+"""Most connections without a whole request. One with half a head takes about 15 kB, one with TLS 60 kB, so at this
+limit a flood adds at most 50 % to the memory of an idle node (measured by tests/security/test_half_open.py)."""
 
 BURST_S = 1.0
-"""The bound per address leaves younger connections alone: a load test opens hundreds at once, then sends on each."""
+"""The limit per address ignores connections younger than this, because a load test opens hundreds before it sends."""
 
 SWEEP_EVERY_S = 1.0
 SHUTDOWN_S = 1.0
-"""How long a peer may take to agree to the end of TLS; asyncio would hold the connection for 30 s."""
+"""Time limit for the TLS shutdown; asyncio would hold the connection for 30 s."""
 
 ACCEPT_AGAIN_S = 1.0
-"""The pause after the system refused to open a file; asyncio has the same."""
+"""Pause after the system refused to open a file; the same as asyncio's."""
 
 STOP_S = 0.4
-"""How long a request may go on once the server stops, and how long its handler may take to see that it was cancelled.
-The node has ended all requests by then; this is for their last bytes."""
+"""How long a request may continue after the server stops, and how long its handler may take to react to cancellation.
+The node has already ended all requests by then, so only their last bytes remain to be sent."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """head_s: seconds for the TLS handshake, and for the head of a request. per_address: connections without a whole
-    head that one address may have for more than BURST_S. total: connections without a whole request in all, idle ones
-    between two requests included."""
+    """Limits for connections without a whole request. head_s: seconds for the TLS handshake, and for the head of a
+    request. per_address: connections of one address that are older than BURST_S and have no whole head. total: all
+    connections without a whole request, including idle ones between two requests."""
 
     head_s: float = HEAD_S
     per_address: int = MAX_PER_ADDRESS
@@ -62,22 +63,22 @@ class ConnectionBounds:
 
     @classmethod
     def within(cls, max_open_files: int, *, tls: bool = False) -> ConnectionBounds:
-        """Bounds for a process that may open so many files: half of them at most."""
+        """Limits for a process that may open max_open_files files: connections may use at most half of them."""
         return cls(total=max(1, min(MAX_WAITING_TLS if tls else MAX_WAITING, max_open_files // 2)))
 
 
 class ConnectionPhase(Enum):
-    """What a connection is doing, as far as its bounds go."""
+    """The phase of a connection, which decides the limits that apply to it."""
 
-    HEAD = "its peer has connected, and has sent no whole head"
-    BODY = "a head has come, and a part of the body has not"
+    HEAD = "the client has connected, but has not sent a whole head"
+    BODY = "the head has arrived, but not the whole body"
     RUNNING = "a whole request is being answered"
-    IDLE = "the last request was answered, and nothing has come since"
+    IDLE = "the last request was answered, and nothing has arrived since"
 
 
 class ApiConnection(asyncio.Protocol):
-    """One connection: passes everything to aiohttp's handler, and follows the phase. The handler is made with the first
-    bytes, since a connection that never sends any needs none."""
+    """One connection: passes everything to aiohttp's handler and tracks the phase. The handler is made when the first
+    bytes arrive, so a connection that never sends anything costs none."""
 
     __slots__ = ("_early", "_handler", "_handshake", "_request", "_server", "_transport", "address", "phase", "since")
 
@@ -93,7 +94,7 @@ class ApiConnection(asyncio.Protocol):
         self.address = ""
 
     def shake_hands(self, accepted: socket, context: ssl.SSLContext) -> None:
-        """Begin TLS on a connection that was accepted; its protocol hears of it at the end of the handshake."""
+        """Start TLS on an accepted connection; `connection_made` is called at the end of the handshake."""
         self._handshake = self._server.tasks.start(self._shake_hands(accepted, context), "TLS handshake")
 
     async def _shake_hands(self, accepted: socket, context: ssl.SSLContext) -> None:
@@ -102,8 +103,8 @@ class ApiConnection(asyncio.Protocol):
             await loop.connect_accepted_socket(
                 lambda: self, accepted, ssl=context, ssl_handshake_timeout=head_s, ssl_shutdown_timeout=SHUTDOWN_S
             )
-        except OSError as exc:  # a peer that speaks no TLS, does not trust the certificate, or is too slow
-            _log.debug("no TLS with %s: %s", self.address, exc)
+        except OSError as exc:  # the client speaks no TLS, does not trust the certificate, or is too slow
+            _log.debug("TLS handshake with %s failed: %s", self.address, exc)
         finally:
             self._handshake = None
             if self._transport is None:
@@ -132,24 +133,24 @@ class ApiConnection(asyncio.Protocol):
         return self._request is not None and self._request.content.is_eof()
 
     def began(self, request: web.BaseRequest) -> None:
-        """A head is complete, and the handler of its route begins."""
+        """Note that a head is complete and the handler of its route begins."""
         self._request = request
         self._early = False
         self._server.moved(self, ConnectionPhase.RUNNING if self.has_whole_request else ConnectionPhase.BODY)
 
     def ended(self) -> None:
-        """The route has answered. What came meanwhile is the beginning of the next request."""
+        """Note that the route has answered. Data that arrived during the answer begins the next request."""
         self._request = None
         self._server.moved(self, ConnectionPhase.HEAD if self._early else ConnectionPhase.IDLE)
 
     def abort(self) -> None:
-        """Close it at once; what was not sent is lost."""
+        """Close the connection at once; unsent data is lost."""
         if self._transport is not None:
             self._transport.abort()
         elif self._handshake is not None:
             self._handshake.cancel()
 
-    # passed on to aiohttp
+    # events of the transport, passed on to aiohttp
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._server.left(self)
@@ -187,11 +188,11 @@ class ApiServer:
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[ApiConnection] = set()
-        self._waiting: dict[ApiConnection, None] = {}  # without a whole request, the one that waits longest first
+        self._waiting: dict[ApiConnection, None] = {}  # connections without a whole request, longest waiting first
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, listening: socket) -> None:
-        """Serve on a socket that listens."""
+        """Serve on a listening socket."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None, "the runner is set up"
@@ -206,15 +207,15 @@ class ApiServer:
         self._server = await loop.create_server(lambda: ApiConnection(self), sock=listening, backlog=1024)
 
     async def _accept(self, listening: socket, tls: ApiTls) -> None:
-        """As asyncio's own server, which does not tell of connections before the end of their handshake."""
+        """Accept connections. asyncio's own server would report a connection only after its TLS handshake."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 accepted, peername = await loop.sock_accept(listening)
-            except ConnectionError:  # the peer has gone already
+            except ConnectionError:  # the client has already gone
                 continue
             except OSError as exc:
-                _log.warning("cannot accept connections: %s", exc)
+                _log.warning("the API cannot accept connections: %s", exc)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             connection = ApiConnection(self)
@@ -222,7 +223,7 @@ class ApiServer:
             connection.shake_hands(accepted, tls.context)
 
     def stop_listening(self) -> None:
-        """Take no new connections, and close those that have no whole request."""
+        """Accept no new connections, and close those without a whole request."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -233,20 +234,20 @@ class ApiServer:
             connection.abort()
 
     async def stop(self) -> None:
-        """End what is left within about 2 * STOP_S."""
+        """End all connections, within about 2 * STOP_S."""
         self.stop_listening()
         try:
             async with asyncio.timeout(4 * STOP_S):
                 await self._runner.cleanup()
         except TimeoutError:
-            _log.warning("%d connections of the API did not end in time", len(self._connections))
+            _log.warning("closing %d API connections that did not end in time", len(self._connections))
         for connection in list(self._connections):
             connection.abort()
         await self.tasks.close()
         if self._timer is not None:
             self._timer.cancel()
 
-    # what connections call
+    # called by connections
 
     def new_handler(self) -> web.RequestHandler:
         """aiohttp's protocol for one connection."""
@@ -255,7 +256,7 @@ class ApiServer:
         return server()
 
     def joined(self, connection: ApiConnection, peername: object) -> None:
-        """A peer has connected. If too many wait, the one that waits longest is closed."""
+        """Count a new connection. If too many connections wait, the one that has waited longest is closed."""
         connection.address = str(peername[0]) if isinstance(peername, tuple) else ""
         self._connections.add(connection)
         self.moved(connection, ConnectionPhase.HEAD)
@@ -263,7 +264,7 @@ class ApiServer:
             self._close_oldest()
 
     def moved(self, connection: ApiConnection, phase: ConnectionPhase) -> None:
-        """The phase of a connection has changed, or more of its body has come."""
+        """Note that the phase of a connection has changed, or that more of its body has arrived."""
         if connection not in self._connections:
             return
         connection.phase = phase
@@ -276,23 +277,23 @@ class ApiServer:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._sweep)
 
     def left(self, connection: ApiConnection) -> None:
-        """A connection is gone."""
+        """Forget a closed connection."""
         self._connections.discard(connection)
         self._waiting.pop(connection, None)
 
-    # the inside
+    # private methods
 
     def _close_oldest(self) -> None:
         for connection in list(self._waiting):
-            if connection.has_whole_request:  # its rest came while aiohttp held the reading
+            if connection.has_whole_request:  # the rest arrived while aiohttp had paused reading
                 self.moved(connection, ConnectionPhase.RUNNING)
                 continue
             self._close(connection)
             break
-        _log.warning("more than %d connections of the API wait for a request: closing the oldest", self.bounds.total)
+        _log.warning("more than %d API connections have sent no whole request: closed the oldest", self.bounds.total)
 
     def _sweep(self) -> None:
-        """Close the connections whose head takes too long, and those that one address has too many of."""
+        """Close the connections whose head takes too long, and the oldest ones of an address that has too many."""
         now = self._clock()
         of_address: dict[str, list[ApiConnection]] = defaultdict(list)
         headless = [connection for connection in self._waiting if connection.phase is ConnectionPhase.HEAD]
@@ -306,7 +307,9 @@ class ApiServer:
             for connection in too_many:
                 self._close(connection)
             if too_many:
-                _log.warning("%s has too many connections without a request: closing the oldest", address)
+                _log.warning(
+                    "%s has too many connections without a request: closed the %d oldest", address, len(too_many)
+                )
         again = any(connection.phase is ConnectionPhase.HEAD for connection in self._waiting)
         self._timer = asyncio.get_running_loop().call_later(SWEEP_EVERY_S, self._sweep) if again else None
 
@@ -317,7 +320,7 @@ class ApiServer:
 
 @web.middleware
 async def follow_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tells the connection of a request when its handler begins and ends; the outermost middleware."""
+    """The outermost middleware: notifies the connection of a request when the handler begins and ends."""
     connection = None if request.transport is None else request.transport.get_protocol()
     if not isinstance(connection, ApiConnection):
         return await handler(request)

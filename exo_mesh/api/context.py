@@ -1,4 +1,4 @@
-"""What the handlers share: the service, the text models, and the options of the API."""
+"""The objects that all handlers share: the service, the text models, and the options of the API."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from exo_mesh.telemetry.families import Counters
 from exo_mesh.telemetry.node_logs import LogDesk, LoneLogs
 
 REQUEST_ID = web.RequestKey("request_id", str)
-"""What the reply's x-request-id header says."""
+"""The x-request-id header of the reply."""
 
 
 OUTPUT_BOUND = web.RequestKey("output_bound", int)
-"""What the reply's x-exo-mesh-max-tokens header says: the most tokens of the answer, if the client did not ask for just
-that many."""
+"""The x-exo-mesh-max-tokens header of the reply: the most tokens of the answer. Set only if this differs from the
+number that the client asked for."""
 
 
 def _lone_settings() -> LoneSettings:
@@ -37,16 +37,18 @@ def _lone_settings() -> LoneSettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """registry: the metrics that /metrics shows. responses: counts answers, by method, route and status. keep_alive_s:
-    a waiting stream gets a comment this often. head_hold_s: so long a stream waits for the mesh to take the request,
-    before its status and headers go out. stall_limit_s: a client that reads nothing of its stream for so long loses it.
-    body_silence_s: a client that sends nothing of a body that it has announced for so long gets a 408, as with nginx.
-    invitations: into the mesh of this node; by default nobody is invited. progress_s: least time between two events of
-    a stream of download progress. progress_comment_s: such a stream with nothing new gets a comment this often.
-    headless: no page for browsers. languages: of the page. live_interval_s: time between two events of the live data.
-    defaults: what requests may leave open, as the settings have it now; asked for each request. hub_token: for the hub.
-    config: the settings in force, for `/config`; config_file: where the node's own may be. logs: of this
-    process, for `/v1/logging`.
+    """The options of the API.
+
+    registry: the metrics that /metrics shows. responses: counts answers by method, route and status. keep_alive_s:
+    interval of the comments in a waiting stream. head_hold_s: how long a stream waits for the mesh to accept the
+    request before it sends status and headers. stall_limit_s: a client that reads nothing of its stream for this long
+    is disconnected. body_silence_s: a client that sends nothing of an announced body for this long gets a 408, as with
+    nginx. invitations: invitations into this node's mesh; none by default. progress_s: least time between two events of
+    a stream of download progress. progress_comment_s: interval of the comments in such a stream without news. headless:
+    serve no web page. languages: the languages of the page. live_interval_s: time between two events of the live data.
+    defaults: returns the current defaults for fields that a request leaves out; called for each request. hub_token: the
+    token for the hub. config: the current settings, for `/config`; config_file: the path of this node's config.toml,
+    which need not exist. logs: the log of this process, for `/v1/logging`.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -72,7 +74,8 @@ class ApiOptions:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """now: Unix time, for what OpenAI calls `created`. watchdog: ends waits that have become too long."""
+    """The shared objects of one application. now: Unix time, for the field `created` of OpenAI's replies. watchdog:
+    ends waits that take too long."""
 
     service: MeshService
     texts: TextModels

@@ -1,4 +1,4 @@
-"""JSON bodies to the structs that check them, with errors that name the field at fault."""
+"""Decodes JSON bodies into the structs that check them, with errors that name the wrong field."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _UNKNOWN = "Object contains unknown field"
 
 
 def decode_body(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | None = None) -> T:
-    """The body as a struct. Raises InputError that names the field where it goes wrong.
+    """Decode the body into a struct. Raises InputError that names the wrong field.
 
-    without: drops the unknown fields that a caller may send. It is called only if there is one, because that parses the
-    body once more.
+    without: removes the unknown fields that a caller may send. It is called only if there is an unknown field, because
+    it parses the body again.
     """
     try:
         return _decoded(body, kind, without)
@@ -29,7 +29,7 @@ def decode_body(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | 
     except UnicodeDecodeError as exc:
         raise InputError(f"the request body is not UTF-8 (byte {exc.start})") from exc
     except RecursionError as exc:
-        raise InputError("the request body is nested too deep") from exc
+        raise InputError("the request body is nested too deeply") from exc
     except msgspec.DecodeError as exc:
         raise InputError(f"the request body is not valid JSON: {exc}") from exc
 
@@ -44,7 +44,8 @@ def _decoded(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | Non
 
 
 def _field_error(message: str, kind: type) -> InputError:
-    """msgspec says: Expected `float`, got `str` - at `$.temperature`; or: Object contains unknown field `foo` - at …"""
+    """Translate a message of msgspec, such as: Expected `float`, got `str` - at `$.temperature`; or: Object contains
+    unknown field `foo` - at …"""
     text, _, place = message.partition(" - at ")
     path = re.search(r"`\$\.?([^`]*)`", place)
     param = path.group(1) if path else ""

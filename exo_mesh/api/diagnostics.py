@@ -1,6 +1,6 @@
-"""The handlers of the diagnostic routes: what each node, and all together, went through. No prompt, no answer.
+"""Handlers for the diagnostic routes: the state and recent events of each node and of all nodes. No prompt, no answer.
 
-Callers who are no admin are shown no ids of requests: these are of other callers, too.
+Only admins see the ids of requests, because other callers made some of those requests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.inspection.diagnostics import MAX_TIMELINE
@@ -36,14 +37,14 @@ class DiagnosticRoutes:
         base = "/v1/diagnostics"
         # fmt: off
         return [
-            Route("GET", (f"{base}/node",), self.node, USE, "All that this node knows of itself"),
+            Route("GET", (f"{base}/node",), self.node, USE, "Diagnostics of this node"),
             Route(
                 "DELETE", (f"{base}/node/quarantine",), self.lift_quarantine, ADMIN,
-                "Try again what got stuck or crashed here",
+                "Allow models and engines again that got stuck or crashed on this node",
             ),
-            Route("GET", (f"{base}/cluster",), self.cluster, USE, "The same of every node that answers"),
+            Route("GET", (f"{base}/cluster",), self.cluster, USE, "Diagnostics of every node that answers"),
             Route("GET", (f"{base}/cluster/timeline",), self.timeline, USE, "The phases of all runners, by time"),
-            Route("GET", (f"{base}/cluster/{{id}}",), self.one, USE, "What one node knows of itself", errors=(404,)),
+            Route("GET", (f"{base}/cluster/{{id}}",), self.one, USE, "Diagnostics of one node", errors=(404,)),
             Route(
                 "POST", (f"{base}/node/capture", f"{base}/cluster/{{id}}/capture"), self.capture, ADMIN,
                 "Stacks and memory maps of a node and its runners, taken now", errors=(404, 429, 503, 504),
@@ -55,20 +56,21 @@ class DiagnosticRoutes:
                 query={"request_id": "only the requests with this id"},
             ),
             Route(
-                "GET", ("/events",), self.events, USE, "What the runners went through, one JSON object a line",
+                "GET", ("/events",), self.events, USE, "The recorded phases of the runners, one JSON object per line",
                 errors=(400,), content_type=NDJSON,
-                query={"since": "only what went on after this Unix time", "n": f"most lines, 1 to {MAX_TIMELINE}",
+                query={"since": "only phases that last beyond this Unix time", "n": f"most lines, 1 to {MAX_TIMELINE}",
                        "scope": "node or cluster"},
             ),
         ]
         # fmt: on
 
     async def node(self, request: web.Request) -> web.Response:
-        """GET /v1/diagnostics/node: this node."""
+        """GET /v1/diagnostics/node: diagnostics of this node."""
         return json_response(_for_caller(await self._inspection.diagnostics_of(), request))
 
     async def cluster(self, request: web.Request) -> web.Response:
-        """GET /v1/diagnostics/cluster: every node that answers within 2 s; the others by name."""
+        """GET /v1/diagnostics/cluster: diagnostics of every node that answers within 2 s, and the names of the
+        others."""
         return json_response(_for_caller(await self._inspection.cluster_diagnostics(), request))
 
     async def timeline(self, request: web.Request) -> web.Response:
@@ -76,34 +78,35 @@ class DiagnosticRoutes:
         return json_response(_for_caller(await self._inspection.cluster_timeline(), request))
 
     async def one(self, request: web.Request) -> web.Response:
-        """GET /v1/diagnostics/cluster/{id}: one node by its id, or the first digits of it."""
+        """GET /v1/diagnostics/cluster/{id}: diagnostics of one node, by its id or the first digits of it."""
         wanted = request.match_info["id"]
         found = await self._inspection.diagnostics_of(wanted)
         if found is None:
-            return plain_error("not_found", f"there is no live peer {wanted}; GET /state lists them", "id")
+            return plain_error("not_found", f"no live peer {wanted}; GET /state lists the peers", "id")
         return json_response(_for_caller(found, request))
 
     async def capture(self, request: web.Request) -> web.Response:
-        """POST /v1/diagnostics/node/capture, /v1/diagnostics/cluster/{id}/capture: takes up to some seconds."""
+        """POST /v1/diagnostics/node/capture, /v1/diagnostics/cluster/{id}/capture: stacks and memory maps of processes;
+        takes up to some seconds."""
         wanted, runner = request.match_info.get("id", ""), request.query.get("runner", "")
         found = await self._inspection.capture(wanted, runner)
         return _nothing_there(wanted, runner) if found is None else json_response(found)
 
     async def cancel_runner(self, request: web.Request) -> web.Response:
-        """POST …/runners/{runner}/cancel: the runner itself goes on."""
+        """POST …/runners/{runner}/cancel: cancel the requests of a runner; the runner itself keeps running."""
         wanted, runner = request.match_info.get("id", ""), request.match_info["runner"]
         done = await self._inspection.cancel_runner(wanted, runner, request.query.get("request_id", ""))
         return _nothing_there(wanted, runner) if done is None else json_response({"object": "runner.cancelled", **done})
 
     async def events(self, request: web.Request) -> web.Response:
-        """GET /events[?since=…&n=1000&scope=cluster]: the flight recorder, oldest first; a phase that lasts is one line
-        and comes again with a later `until`."""
+        """GET /events[?since=…&n=1000&scope=cluster]: the flight recorder, oldest first. Each phase is one line; a
+        phase that still lasts appears again in later calls, with a later `until`."""
         since, most = _since(request.query.get("since", "0")), request.query.get("n", "1000")
         scope = request.query.get("scope", "node")
         if not re.fullmatch(r"[1-9][0-9]{0,3}", most) or int(most) > MAX_TIMELINE:
-            raise InputError(f"n must be a whole number from 1 to {MAX_TIMELINE}, not {most!r}", param="n")
+            raise InputError(f"n must be a whole number from 1 to {MAX_TIMELINE}, not {quoted(most)}", param="n")
         if scope not in ("node", "cluster"):
-            raise InputError(f"scope is {scope!r}; it may be node or cluster", param="scope")
+            raise InputError(f"scope is {quoted(scope)}; it must be node or cluster", param="scope")
         if scope == "cluster":
             entries = (await self._inspection.cluster_timeline())["entries"]
         else:
@@ -112,7 +115,7 @@ class DiagnosticRoutes:
         return web.Response(body=b"".join(line + b"\n" for line in lines), content_type=NDJSON)
 
     async def lift_quarantine(self, request: web.Request) -> web.Response:
-        """DELETE /v1/diagnostics/node/quarantine: try again here what got stuck or crashed."""
+        """DELETE /v1/diagnostics/node/quarantine: allow again on this node what got stuck or crashed."""
         return json_response({"object": "quarantine.lifted", "lifted": self._service.lift_quarantine()})
 
 
@@ -122,12 +125,12 @@ def _since(text: str) -> float:
     except ValueError:
         since = math.nan
     if not math.isfinite(since):
-        raise InputError(f"since must be a Unix time in seconds, not {text!r}", param="since")
+        raise InputError(f"since must be a Unix time in seconds, not {quoted(text)}", param="since")
     return since
 
 
 def _nothing_there(peer: str, runner: str) -> web.Response:
-    what = f"no runner {runner} runs on {peer or 'this node'}" if runner else f"there is no live peer {peer}"
+    what = f"no runner {runner} on {peer or 'this node'}" if runner else f"no live peer {peer}"
     return plain_error("not_found", f"{what}; GET /state lists peers and instances", "runner" if runner else "id")
 
 
@@ -138,7 +141,7 @@ def _for_caller(found: Any, request: web.Request) -> Any:
 
 
 def remove_request_ids(value: Any) -> None:
-    """Delete the ids of requests from a JSON value, wherever they are in it; peers of any version may have sent it."""
+    """Delete the ids of requests from a JSON value, at any depth, because peers of any version may have sent it."""
     left = [value]
     while left:
         item = left.pop()

@@ -1,4 +1,4 @@
-"""The handlers of the OpenAPI document and of the page that shows it."""
+"""Handlers for the OpenAPI document and for the page that shows it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class DocumentRoutes:
         return json_response(openapi_document(table))
 
     async def page(self, request: web.Request) -> web.Response:
-        """GET /docs: a static page, which reads the document of this node."""
+        """GET /docs: a static page that reads the document from this node."""
         text = files("exo_mesh.api").joinpath("docs.html").read_text("utf-8")
         return web.Response(text=text, content_type="text/html", headers={"Content-Security-Policy": _CSP})

@@ -1,4 +1,4 @@
-"""The handlers of the routes around downloads: start, cancel, and how far they are."""
+"""Handlers for downloads: start, cancel, and progress."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import named_model
 from exo_mesh.api.model_routes import peer_names
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream, comment_frame, data_frame
 from exo_mesh.clock import monotonic
@@ -44,41 +45,42 @@ class DownloadRoutes:
         # fmt: off
         return [
             Route(
-                "POST", ("/download/start", "/download"), self.start, ADMIN, "Begin to fetch a model",
+                "POST", ("/download/start", "/download"), self.start, ADMIN, "Start the download of a model",
                 body=DownloadBody, status=202, errors=(400, 404, 408, 409, 413, 503, 504),
             ),
             Route(
-                "DELETE", ("/download/{node}/{model:.+}",), self.cancel, ADMIN, "End the download of one peer",
+                "DELETE", ("/download/{node}/{model:.+}",), self.cancel, ADMIN, "Cancel the download of one peer",
                 errors=(404, 503, 504),
             ),
             Route(
                 "GET", ("/v1/download/progress",), self.progress, USE, "All downloads of the mesh",
-                query={"stream": "1: as server-sent events"}, events=True,
+                query={"stream": "1: send server-sent events"}, events=True,
             ),
         ]
         # fmt: on
 
     async def start(self, request: web.Request) -> web.Response:
-        """POST /download/start: fetch each peer's share of a model, or all of it; answers without waiting for that."""
+        """POST /download/start: download each peer's share of a model, or the whole model; answers at once."""
         body = decode_body(await read_body(request, self._context.options.body_silence_s), DownloadBody)
         if not 0 < len(body.model) <= MAX_MODEL_CHARS or not body.model.isprintable():
-            message = f"model must be the name of a model, of at most {MAX_MODEL_CHARS} characters"
+            message = f"model must be the name of a model, with 1 to {MAX_MODEL_CHARS} printable characters"
             raise InputError(message, param="model")
         peers = peer_names(body.peers)
         model = await named_model(request, self._service, body.model)
         return json_response(_listed(await self._service.start_download(model, peers=peers, whole=body.whole)), 202)
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """DELETE /download/{node}/{model}: of one peer, by its id or name. What was fetched is kept."""
+        """DELETE /download/{node}/{model}: cancel the download of one peer, by its id or name. The bytes that it has
+        are kept."""
         node, model = request.match_info["node"], request.match_info["model"]
         known = (entry.peer_id for entry in self._service.downloads() if node in (entry.peer_id, entry.peer_name))
         if not await self._service.cancel_download(next(known, node), model):
-            message = f"peer {node} does not download {model} now; GET /v1/download/progress lists downloads"
+            message = f"peer {node} is not downloading {model}; GET /v1/download/progress lists the downloads"
             return plain_error("not_found", message, "model")
         return json_response({"id": model, "object": "download.cancelled", "peer": node, "cancelled": True})
 
     async def progress(self, request: web.Request) -> web.StreamResponse:
-        """GET /v1/download/progress: all peers' downloads; as events, one per change, if the client asks for those."""
+        """GET /v1/download/progress: the downloads of all peers; with `stream=1` as events, one for each change."""
         if request.method == "HEAD" or not _wants_events(request):
             return json_response(_listed(self._service.downloads()))
         options = self._context.options
@@ -98,7 +100,8 @@ class DownloadRoutes:
 
 
 def _wants_events(request: web.Request) -> bool:
-    """Raises InputError for a value of `stream` that says neither."""
+    """Whether the client asks for events, by `stream` or by Accept. Raises InputError for any other value of
+    `stream`."""
     match request.query.get("stream"):
         case None:
             return "text/event-stream" in request.headers.get(hdrs.ACCEPT, "")
@@ -107,7 +110,7 @@ def _wants_events(request: web.Request) -> bool:
         case "0" | "false":
             return False
         case other:
-            raise InputError(f"stream is {other[:20]!r}; it may be 1 or 0", param="stream")
+            raise InputError(f"stream is {quoted(other)}; it must be 1 or 0", param="stream")
 
 
 def _listed(entries: Sequence[DownloadEntry]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Errors as HTTP: which status an error code has, and OpenAI's error body. The one place that decides either."""
+"""Translates errors to HTTP: the status of each error code, and OpenAI's error body. No other module decides these."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeou
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """A JSON body, without the detour through text."""
+    """A reply with a JSON body, encoded directly to bytes."""
     body = msgspec.json.encode(value)
     return web.Response(
         body=body, status=status, reason=REASONS.get(status), headers=headers, content_type="application/json"
@@ -80,8 +80,8 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def error_body(error: MeshError) -> dict[str, Any]:
-    """OpenAI's error object; all four fields are always there. `details` has the numbers of a refused placement, and
-    what helps after files could not be fetched."""
+    """OpenAI's error object, always with all four fields. `details` has the numbers of a refused placement, or the
+    remedy after a failed download."""
     text = error.full if isinstance(error, FetchError) else str(error)
     body = _body(text, error.code, getattr(error, "param", None))
     if isinstance(error, PlacementError) and error.details:
@@ -92,32 +92,32 @@ def error_body(error: MeshError) -> dict[str, Any]:
 
 
 def error_response(error: MeshError) -> web.Response:
-    """The reply that an error becomes."""
+    """The HTTP reply for an error."""
     rule = _RULES.get(error.code, _RULES["internal_error"])
     wait_s = math.ceil(error.retry_after_s) if isinstance(error, OverloadError) else rule.retry_after_s
     if isinstance(error, FetchError) and error.is_final:
-        wait_s = None  # clients would wait and try again for nothing
+        wait_s = None  # a retry cannot succeed, so do not suggest one
     return json_response(error_body(error), rule.status, {"Retry-After": str(max(1, wait_s))} if wait_s else None)
 
 
 def plain_error(code: str, message: str, param: str | None = None) -> web.Response:
-    """An error that only HTTP knows, such as an unknown path."""
+    """The reply for an error that is not a MeshError, such as an unknown path."""
     return json_response(_body(message, code, param), _RULES[code].status)
 
 
 def _body(message: str, code: str, param: str | None) -> dict[str, Any]:
     rule = _RULES.get(code, _RULES["internal_error"])
-    # What a caller sent may be quoted in the message; a lone surrogate in it cannot be encoded.
+    # the message may quote a caller's text, and a lone surrogate in it cannot be encoded
     text = message.encode("utf-8", "replace").decode()
     return {"error": {"message": text, "type": rule.kind, "param": param, "code": code}}
 
 
 @web.middleware
 async def errors_to_replies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure of a handler leaves here as a reply in OpenAI's shape.
+    """Turn every failure of a handler into a reply in OpenAI's form.
 
-    The boundary of the API: what is no MeshError is our own mistake. It is logged by type and place only, since its
-    message might quote a prompt.
+    This is the boundary of the API: any exception other than a MeshError is a bug of exo-mesh. Only its type and place
+    are logged, because its message might quote a prompt.
     """
     try:
         return await handler(request)
@@ -127,10 +127,10 @@ async def errors_to_replies(request: web.Request, handler: Handler) -> web.Strea
         return _http_error(request, error)
     except ConnectionError:
         raise  # the client has gone; aiohttp closes the connection
-    except Exception as error:  # noqa: BLE001  the documented boundary: a bug must become a 500, not a dropped connection
+    except Exception as error:  # noqa: BLE001  a boundary: a bug must become a 500, not a dropped connection
         places = "".join(traceback.format_tb(error.__traceback__))
         log.error("%s %s failed with %s at\n%s", request.method, request.path, type(error).__name__, places)
-        message = f"exo-mesh made a mistake ({type(error).__name__}); its log says where"
+        message = f"internal error ({type(error).__name__}); see the node's log"
         return await _answer(request, plain_error("internal_error", message))
     finally:
         if STREAM in request:
@@ -138,7 +138,7 @@ async def errors_to_replies(request: web.Request, handler: Handler) -> web.Strea
 
 
 async def _answer(request: web.Request, reply: web.Response) -> web.StreamResponse:
-    """The reply itself, or, if a stream has begun, its body as the last event: a cut stream without [DONE]."""
+    """Send an error reply. If a stream has begun, its body becomes the last event, and no [DONE] follows."""
     if STREAM not in request:
         return reply
     stream = request[STREAM]
@@ -154,9 +154,9 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamRes
             return web.Response(status=error.status, headers=error.headers)
         code = "invalid_request" if error.status < 500 else "internal_error"
     messages = {
-        404: f"there is no route {request.method} {request.path}; GET / lists them",
-        405: f"{request.path} does not answer to {request.method}",
-        408: "the rest of the request body did not come in time",
+        404: f"no route {request.method} {request.path}; GET / lists the routes",
+        405: f"{request.path} does not support {request.method}",
+        408: "the rest of the request body did not arrive in time",
         413: f"the request body is larger than {request.client_max_size} bytes",
     }
     reply = plain_error(code, messages.get(error.status, error.reason))

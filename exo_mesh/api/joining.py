@@ -1,7 +1,7 @@
-"""The handlers of invitations: who runs a node makes one, and a machine that has the code joins.
+"""Handlers for invitations: the operator of a node opens one, and a machine that has the code joins.
 
-A stranger may call only /v1/join, and only while an invitation is open. The API may be plain HTTP: the exchange
-(exo_mesh.security.joining) needs no secrecy of the line.
+A machine without a key may call only /v1/join, and only while an invitation is open. The API may be plain HTTP, because
+the exchange (exo_mesh.security.joining) is safe even if others read it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from exo_mesh.security.invitations import Invitation
 from exo_mesh.security.joining import Side, shown_name
 
 MAX_BODY_BYTES = 1024
-_NEEDS_TOKEN = "an invitation takes the local token: run `exo-mesh invite` on the machine of the node, as its user"
+_NEEDS_TOKEN = "an invitation needs the local token: run `exo-mesh invite` on the node's machine, as the node's user"
 _NEEDS_PRIVACY = (
-    "an admin key makes an invitation over HTTPS only, or from the node's own machine: others on the network could "
-    "read the code. Run `exo-mesh invite` on the machine of the node, or start the node with --tls-cert"
+    "with an admin key, an invitation can be opened only over HTTPS or from the node's own machine, because others on "
+    "the network could read the code. Run `exo-mesh invite` on the node's machine, or start the node with --tls-cert"
 )
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP")
-"""Headers by which a proxy says that somebody else calls."""
+"""Headers with which a proxy shows that it forwards a call."""
 
 
 class HelloBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The first call of a joiner."""
+    """The first call of a machine that joins."""
 
     hello: str
     name: str
 
 
 class ProofBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The second one."""
+    """The second call of a machine that joins."""
 
     exchange: str
     proof: str
@@ -58,7 +58,7 @@ class JoinRoutes:
         # fmt: off
         return [
             Route("POST", ("/v1/invite",), self.invite, ADMIN, "Open an invitation", status=201, errors=(400,)),
-            Route("GET", ("/v1/invite",), self.invitation, USE, "What became of the last invitation"),
+            Route("GET", ("/v1/invite",), self.invitation, USE, "The state of the last invitation"),
             Route("DELETE", ("/v1/invite",), self.withdraw, ADMIN, "Withdraw the invitation"),
             Route(
                 "POST", ("/v1/join",), self.join, OPEN, "The calls of a machine that joins with a code",
@@ -68,9 +68,11 @@ class JoinRoutes:
         # fmt: on
 
     async def invite(self, request: web.Request) -> web.Response:
-        """POST /v1/invite: a one-time code, for the local token, or for an admin key on a line that nobody can read.
+        """POST /v1/invite: open an invitation with a one-time code. It needs the local token, or an admin key over a
+        private connection.
 
-        The code is worth the secret of the mesh. Whoever reads an admin key on plain HTTP must not get that far.
+        The code is as valuable as the secret of the mesh, so somebody who intercepted an admin key on plain HTTP must
+        not get one.
         """
         if request[CALLER] == ANY_ADMIN:
             return plain_error("insufficient_permissions", _NEEDS_TOKEN)
@@ -87,7 +89,7 @@ class JoinRoutes:
         return reply
 
     async def invitation(self, request: web.Request) -> web.Response:
-        """GET /v1/invite: what became of the last invitation."""
+        """GET /v1/invite: the state of the last invitation."""
         last = self._invitations.last
         return json_response({"object": "invitation", "state": "none"} if last is None else _described(last))
 
@@ -98,7 +100,7 @@ class JoinRoutes:
         return await self.invitation(request)
 
     async def join(self, request: web.Request) -> web.Response:
-        """POST /v1/join: one of the two calls of a joiner."""
+        """POST /v1/join: one of the two calls of a machine that joins."""
         invitation = self._invitations.current()
         body = await _small_body(request)
         try:
@@ -107,11 +109,12 @@ class JoinRoutes:
                 return await _hello(invitation, msgspec.convert(asked, HelloBody))
             return _proof(invitation, msgspec.convert(asked, ProofBody), request.remote or "")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise InputError(f"this is no message of a joiner: {exc}") from exc
+            raise InputError(f"this is not a valid join message: {exc}") from exc
 
 
 def _is_private(request: web.Request) -> bool:
-    """Whether nobody on the network reads the reply: HTTPS, this machine, or a proxy on it that says it has HTTPS."""
+    """Whether nobody on the network can read the reply: HTTPS, a caller on this machine, or a proxy on this machine
+    that reports HTTPS."""
     if request.secure:
         return True
     try:
@@ -154,12 +157,12 @@ def _described(invitation: Invitation) -> dict[str, Any]:
 
 
 async def _small_body(request: web.Request) -> bytes:
-    """Raises InputError beyond MAX_BODY_BYTES: the callers are strangers."""
+    """Read a body of at most MAX_BODY_BYTES; the limit is small because the callers have no key. Raises InputError."""
     body = b""
     while chunk := await request.content.read(MAX_BODY_BYTES + 1 - len(body)):
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise InputError(f"a message of a joiner has at most {MAX_BODY_BYTES} bytes")
+            raise InputError(f"the join message is too long; at most {MAX_BODY_BYTES} bytes are allowed")
     return body
 
 

@@ -1,6 +1,6 @@
-"""The handlers of API keys: list, make, revoke. They change the file of `exo-mesh key`, with the same effect.
+"""Handlers for API keys: list, make, revoke. They change the same file as `exo-mesh key`, with the same effect.
 
-The text of a key is in one reply only: that of the call that makes it.
+The text of a key is only in the reply to the call that makes the key.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeyRoutes:
         # fmt: on
 
     async def keys(self, request: web.Request) -> web.Response:
-        """GET /v1/keys. scope: the nodes at which these keys are valid."""
+        """GET /v1/keys: list the valid keys. scope: "mesh" if the keys are valid at all nodes, "node" if only here."""
         file = self._access.keys
         keys = [] if file is None else sorted((one for one in file.table.values() if not one.revoked), key=_age)
         own = request[CALLER].key_id
@@ -57,7 +57,7 @@ class KeyRoutes:
         return json_response({"object": "list", "scope": scope, "data": [_described(key, own) for key in keys]})
 
     async def add(self, request: web.Request) -> web.Response:
-        """POST /v1/keys"""
+        """POST /v1/keys: make a key."""
         if request[CALLER] == ANY_ADMIN:
             return _no_owner()
         body = decode_body(await read_body(request, self._body_silence_s) or b"{}", KeyBody)
@@ -67,12 +67,12 @@ class KeyRoutes:
         return reply
 
     async def remove(self, request: web.Request) -> web.Response:
-        """DELETE /v1/keys/{id}: no peer of the mesh takes the key any more."""
+        """DELETE /v1/keys/{id}: revoke a key; no peer of the mesh accepts it any longer."""
         if request[CALLER] == ANY_ADMIN:
             return _no_owner()
         wanted = request.match_info["id"]
         if not await asyncio.to_thread(self._file().remove, wanted, datetime.datetime.now(datetime.UTC)):
-            return plain_error("not_found", f"there is no key {wanted}; GET /v1/keys lists them", "id")
+            return plain_error("not_found", f"no key {wanted}; GET /v1/keys lists the keys", "id")
         return json_response({"id": wanted, "object": "api_key.deleted", "deleted": True})
 
     def _file(self) -> KeyFile:
@@ -96,9 +96,9 @@ def _age(key: ApiKey) -> tuple[str, str]:
 
 
 def _no_owner() -> web.Response:
-    """The first key closes the API to all others, which a stranger on an open mesh must not do."""
+    """The refusal for callers with --open-admin rights only: the first key would lock everybody else out of the API."""
     message = (
-        "--open-admin lets nobody change the keys, because the first key closes the API to everybody without one: "
-        "run `exo-mesh key new` on the machine of the node, or send its local token"
+        "--open-admin does not allow changes to keys, because the first key closes the API to everybody without a key: "
+        "run `exo-mesh key new` on the node's machine, or send the node's local token"
     )
     return plain_error("insufficient_permissions", message)

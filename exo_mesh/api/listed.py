@@ -1,4 +1,4 @@
-"""A model as lists of models show it."""
+"""The JSON objects of models in lists of models."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry
 
 SCHEMA = {"supported": True, "kinds": ["json_object", "json_schema", "regex", "lark", "choice"]}
-"""Forms that any model's answer can be held to."""
+"""Kinds of grammar that can constrain the answers of any model."""
 
 
 def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
-    """A model of the mesh. created: Unix time, which OpenAI's clients expect; that of the node's start."""
+    """A model of the mesh. created: the Unix time of the node's start, because OpenAI's clients expect a time."""
     return {
         "id": entry.name,
         "object": "model",
@@ -32,7 +32,7 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
 
 
 def known_object(card: TomlCard, created: int) -> dict[str, Any]:
-    """A model that no peer has, as its card describes it; figures that it does not give are 0."""
+    """A model that no peer has, as its card describes it; numbers that the card does not give are 0."""
     return {
         "id": card.id,
         "object": "model",

@@ -1,4 +1,4 @@
-"""How a request names a model: by its name, and by a path only for callers who may do anything on this node.
+"""Finds the model that a request names. All callers may use a name; only admins may use a path.
 
 A name that no peer knows is looked up at the hub, if the caller may start downloads.
 """
@@ -14,7 +14,7 @@ from exo_mesh.errors import MeshError, NotFetchedError, UnknownModelError
 from exo_mesh.node.service import MeshService, ModelEntry
 from exo_mesh.security.api_keys import Role
 
-MAX_PATH = 4096  # PATH_MAX of Linux; what is longer names no directory
+MAX_PATH = 4096  # PATH_MAX of Linux; no directory has a longer path
 
 
 class DownloadRefusedError(MeshError):
@@ -24,22 +24,22 @@ class DownloadRefusedError(MeshError):
 
 
 async def named_model(request: web.Request, service: MeshService, name: str) -> str:
-    """`name` itself, or if it is an absolute path, the name of the model in that directory.
+    """Returns `name`, or if it is an absolute path, the name of the model in that directory.
 
-    A path is only compared with the directories of the models that the node lists, so it opens nothing else. Callers
-    who are not admins get the same error for every path. Raises UnknownModelError.
+    A path is only compared with the directories of the models that the node lists, so no other directory is opened.
+    Callers who are not admins get the same error for every path. Raises UnknownModelError.
     """
     if not name.startswith("/"):
         return name
     if not may_name_paths(request) or len(name) > MAX_PATH:
-        raise UnknownModelError("model is a path; name a model as GET /v1/models lists it", param="model")
+        raise UnknownModelError("model is a path; use a name that GET /v1/models lists", param="model")
     return await service.model_at(Path(name))
 
 
 async def model_of_request(
     request: web.Request, service: MeshService, name: str | None, default: str = ""
 ) -> str | None:
-    """The model that a request names, else the default one of this node; None if there is neither.
+    """The model that a request names, else this node's default model; None if there is neither.
 
     The default may be a path for every caller, because the operator has set it. Raises UnknownModelError.
     """
@@ -51,18 +51,18 @@ async def model_of_request(
 
 
 def may_name_paths(request: web.Request) -> bool:
-    """Whether the caller has the rights of an admin, who may learn which directories this node has."""
+    """Whether the caller is an admin, and so may learn which directories this node has."""
     return request[CALLER].role is Role.ADMIN
 
 
 async def find_model(service: MeshService, name: str, *, may_download: bool) -> ModelEntry:
-    """A model of the mesh or, if the caller may download, of the hub. Raises DownloadRefusedError for one that the hub
-    may have and the caller may not download; else as MeshService.find_model."""
+    """Find a model of the mesh or, if the caller may download, of the hub. Raises DownloadRefusedError if only the hub
+    may have the model and the caller may not download; all other errors are those of MeshService.find_model."""
     try:
         return await service.find_model(name, may_download=may_download)
     except NotFetchedError as exc:
         raise DownloadRefusedError(
-            f"{exc}. Downloading a model takes local rights or a key, and this request has neither. Ask with exo-mesh "
-            "on the node's own machine, or with a key (`exo-mesh key new` on the node), or ask for a model that "
+            f"{exc}. Downloading a model needs local rights or a key, and this request has neither. Use exo-mesh on "
+            "the node's own machine, or send a key (`exo-mesh key new` on the node makes one), or use a model that "
             "GET /v1/models lists"
         ) from exc

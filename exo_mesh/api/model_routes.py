@@ -1,4 +1,4 @@
-"""The handlers of the routes around models: search at the hub, cards, deleting, and what is on the disk."""
+"""Handlers for models: search at the hub, cards, deletion, the disk space of models, and the model store."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.listed import model_object
 from exo_mesh.api.model_names import may_name_paths
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import InputError, NoStoreError
@@ -44,7 +45,7 @@ class ModelRoutes:
         self._started_at = context.started_at
 
     def table(self) -> RouteTable:
-        """The routes. They come before /models/{id}, which would take their paths for names of models."""
+        """The routes. They come before /models/{id}, which would read their paths as names of models."""
         # fmt: off
         return [
             Route(
@@ -56,43 +57,45 @@ class ModelRoutes:
                 body=CardBody, status=201, errors=(400, 404, 408, 409, 413, 503, 504),
             ),
             Route(
-                "DELETE", ("/models/custom/{id:.+}",), self.delete_card, ADMIN, "Delete a card that was made so",
+                "DELETE", ("/models/custom/{id:.+}",), self.delete_card, ADMIN, "Delete a custom card",
                 errors=(400, 404),
             ),
             Route(
                 "DELETE", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.delete, ADMIN,
-                "Delete a model's files at all peers, or at some", errors=(400, 404, 503, 504), query=PEERS,
+                "Delete a model's files at all peers, or at the named ones", errors=(400, 404, 503, 504), query=PEERS,
             ),
-            Route("GET", ("/store/storage",), self.storage, USE, "What the models of this node take on its disk"),
-            Route("GET", ("/store/health",), self.store_health, USE, "The model store: its host", errors=(503,)),
+            Route("GET", ("/store/storage",), self.storage, USE, "The disk space of this node's models"),
+            Route("GET", ("/store/health",), self.store_health, USE, "The host of the model store", errors=(503,)),
             Route("GET", ("/store/registry",), self.store_registry, USE, "The models of the store", errors=(503,)),
-            Route("GET", ("/store/downloads",), self.store_downloads, USE, "What the host fetches", errors=(503,)),
+            Route("GET", ("/store/downloads",), self.store_downloads, USE, "Downloads of the store", errors=(503,)),
             Route(
                 "GET", ("/store/models/{id:.+}/download/status",), self.store_status, USE,
-                "How far the host is with a model", errors=(404, 503),
+                "The progress of the store's download of a model", errors=(404, 503),
             ),
             Route(
                 "POST", ("/store/models/{id:.+}/download",), self.store_download, ADMIN,
-                "Let the host fetch all files of a model", status=202, errors=(400, 404, 503, 504),
+                "Let the store download all files of a model", status=202, errors=(400, 404, 503, 504),
             ),
             Route(
-                "POST", ("/store/purge-staging",), self.purge_staging, ADMIN, "Delete staged copies that nothing uses",
+                "POST", ("/store/purge-staging",), self.purge_staging, ADMIN, "Delete unused staged copies",
                 errors=(400, 503, 504), query=PEERS,
             ),
             Route(
                 "DELETE", ("/store/models/{id:.+}",), self.store_delete, ADMIN,
-                "Delete a model of the store and all copies of it", errors=(400, 404, 503, 504),
+                "Delete a model of the store and all its copies", errors=(400, 404, 503, 504),
             ),
         ]
         # fmt: on
 
     async def search(self, request: web.Request) -> web.Response:
-        """GET /models/search?query=…[&limit=N]: models at the hub."""
+        """GET /models/search?query=…[&limit=N]: search the hub for models."""
         query, limit = request.query.get("query", "").strip(), request.query.get("limit", str(DEFAULT_RESULTS))
         if not 0 < len(query) <= MAX_QUERY_CHARS or not query.isprintable():
             raise InputError(f"query must have 1 to {MAX_QUERY_CHARS} printable characters", param="query")
         if not re.fullmatch(r"[1-9][0-9]{0,2}", limit) or int(limit) > MAX_RESULTS:
-            raise InputError(f"limit must be a whole number from 1 to {MAX_RESULTS}, not {limit[:20]!r}", param="limit")
+            raise InputError(
+                f"limit must be a whole number from 1 to {MAX_RESULTS}, not {quoted(limit)}", param="limit"
+            )
         found = await self._service.search_models(query, int(limit))
         return json_response({"object": "list", "query": query, "data": found})
 
@@ -100,31 +103,31 @@ class ModelRoutes:
         """POST /models/add: make a card from the headers of a repository, for all peers."""
         body = decode_body(await read_body(request, self._body_silence_s), CardBody)
         if not is_name(body.repo):
-            message = f"repo must be a hub id such as Qwen/Qwen3-0.6B, or ID@REVISION, not {body.repo[:80]!r}"
+            message = f"repo must be a hub id such as Qwen/Qwen3-0.6B, or ID@REVISION, not {quoted(body.repo)}"
             raise InputError(message, param="repo")
         entry = await self._service.add_card(body.repo)
         return json_response(model_object(entry, self._started_at), 201)
 
     async def delete_card(self, request: web.Request) -> web.Response:
-        """DELETE /models/custom/{id}: the card only; files stay where they are."""
+        """DELETE /models/custom/{id}: delete a custom card; the files of the model stay."""
         name = request.match_info["id"]
         if not await self._service.delete_card(name):
-            return plain_error("not_found", f"there is no custom card {name}; POST /models/add makes one", "id")
+            return plain_error("not_found", f"no custom card {name}; POST /models/add makes one", "id")
         return json_response({"id": name, "object": "model_card.deleted", "deleted": True})
 
     async def delete(self, request: web.Request) -> web.Response:
-        """DELETE /models/{id}[?peers=A,B]: the files of a model, at all peers or at those that are named."""
+        """DELETE /models/{id}[?peers=A,B]: delete the files of a model, at all peers or at the named ones."""
         name = request.match_info["id"]
         peers = peer_names(request.query.get("peers", "").split(",") if "peers" in request.query else ())
         freed = await self._service.delete_model(name, peers=peers)
         if not freed:
-            where = "of those peers" if peers else "peer"
-            return plain_error("model_not_found", f"no {where} has files of {name} that it may delete", "id")
+            who = "none of the named peers" if peers else "no peer"
+            return plain_error("model_not_found", f"{who} has files of {name} that it may delete", "id")
         return json_response({"id": name, "object": "model", "deleted": True, "peers": list(freed),
                               "freed_bytes": sum(freed.values())})  # fmt: skip
 
     async def storage(self, request: web.Request) -> web.Response:
-        """GET /store/storage: what the models of this node take on its disk; where they are, only for admins."""
+        """GET /store/storage: the disk space of this node's models; only admins see the path."""
         storage = await self._service.storage()
         hidden = () if may_name_paths(request) else ("path",)
         return json_response({name: value for name, value in storage.items() if name not in hidden})
@@ -134,12 +137,12 @@ class ModelRoutes:
         store = self._service.store
         if store is None:
             raise NoStoreError(
-                "no model store is configured: peers copy models from each other, and fetch the rest from the hub"
+                "no model store is configured: peers copy models from each other, and download the rest from the hub"
             )
         return store
 
     async def store_health(self, request: web.Request) -> web.Response:
-        """GET /store/health: which peer is the host, and whether it is there."""
+        """GET /store/health: the peer that hosts the store, and whether it is alive."""
         return json_response(self._store.health())
 
     async def store_registry(self, request: web.Request) -> web.Response:
@@ -147,39 +150,39 @@ class ModelRoutes:
         return json_response({"object": "list", "data": self._store.registry()})
 
     async def store_downloads(self, request: web.Request) -> web.Response:
-        """GET /store/downloads: what the host fetches."""
+        """GET /store/downloads: the downloads of the store's host."""
         return json_response({"object": "list", "data": [one.describe() for one in self._store.downloads()]})
 
     async def store_status(self, request: web.Request) -> web.Response:
-        """GET /store/models/{id}/download/status: how far the host is with a model."""
+        """GET /store/models/{id}/download/status: the progress of the host's download of a model."""
         name = request.match_info["id"]
         if found := self._store.downloads(name):
             return json_response(found[0].describe())
         if any(model["id"] == name and model["whole"] for model in self._store.registry()):
             return json_response({"model": name, "state": str(DownloadState.COMPLETED)})
-        return plain_error("model_not_found", f"the model store neither has {name} nor fetches it", "id")
+        return plain_error("model_not_found", f"the model store neither has nor downloads {name}", "id")
 
     async def store_download(self, request: web.Request) -> web.Response:
-        """POST /store/models/{id}/download: let the host fetch all files of a model."""
+        """POST /store/models/{id}/download: let the host download all files of a model."""
         entries = await self._store.start(request.match_info["id"])
         return json_response({"object": "list", "data": [one.describe() for one in entries]}, 202)
 
     async def store_delete(self, request: web.Request) -> web.Response:
-        """DELETE /store/models/{id}: also all copies that were staged from it."""
+        """DELETE /store/models/{id}: delete a model of the store and all copies staged from it."""
         name = request.match_info["id"]
         if not await self._store.delete(name):
-            return plain_error("model_not_found", f"the model store has no {name}", "id")
+            return plain_error("model_not_found", f"the model store does not have {name}", "id")
         return json_response({"id": name, "object": "store.model", "deleted": True})
 
     async def purge_staging(self, request: web.Request) -> web.Response:
-        """POST /store/purge-staging[?peers=A,B]: delete the staged copies that nothing uses."""
+        """POST /store/purge-staging[?peers=A,B]: delete unused staged copies."""
         peers = peer_names(request.query.get("peers", "").split(",") if "peers" in request.query else ())
         return json_response({"object": "list", "peers": await self._store.purge(peers)})
 
 
 def peer_names(names: Any) -> tuple[str, ...]:
-    """Names or ids of peers as a request gives them. Raises InputError for too many, and for what is no name."""
+    """Check the names or ids of peers in a request. Raises InputError for too many, and for an invalid name."""
     given = tuple(names)
     if len(given) > MAX_PEERS or not all(0 < len(name) <= 200 and name.isprintable() for name in given):
-        raise InputError(f"peers must be names or ids of peers, at most {MAX_PEERS}", param="peers")
+        raise InputError(f"peers must be a list of at most {MAX_PEERS} names or ids of peers", param="peers")
     return given

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the API, from the table of routes and the structs that check bodies."""
+"""Builds the OpenAPI 3.1 document of the API from the table of routes and the structs that check bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exo_mesh.api.errors import REASONS
 from exo_mesh.api.routes import OPEN, Route, canonical
 
 _COMMON = (401, 403, 421, 500)
-"""Errors that any call can end with: who calls, from where, and a mistake of ours."""
+"""Statuses that any call can end with: no valid key, no permission, a wrong host, an internal error."""
 _OF_BODIES = (400, 408, 413)
 
 _ERROR_SCHEMA: Mapping[str, Any] = {
@@ -53,7 +53,7 @@ def openapi_document(table: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "exo-mesh",
             "version": __version__,
-            "description": "One language model over the machines you already own. Every peer answers this API.",
+            "description": "Runs one language model over several machines. Every peer serves this API.",
         },
         "paths": dict(sorted(paths.items())),
         "components": {

@@ -1,4 +1,4 @@
-"""The handlers of the operational routes. None of them needs a model; they answer while one loads."""
+"""Handlers for the operational routes. They need no loaded model, and answer while a model loads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import find_model, named_model
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import instance_spec, preview_spec
@@ -40,32 +41,32 @@ class OpsRoutes:
         return [
             Route("GET", ("/version",), self.version, OPEN, "Versions of the package and of the protocol"),
             Route("GET", HEALTH, self.health, OPEN, "The health of the node, 503 unless it can serve", errors=(503,)),
-            Route("GET", ("/healthz",), self.alive, OPEN, "The process lives"),
-            Route("GET", ("/readyz",), self.ready, OPEN, "It can serve, else 503 with reasons", errors=(503,)),
+            Route("GET", ("/healthz",), self.alive, OPEN, "200 if the process is alive"),
+            Route("GET", ("/readyz",), self.ready, OPEN, "200 if it can serve, else 503 with reasons", errors=(503,)),
             Route("GET", ("/metrics",), self.metrics, OPEN, "Metrics for Prometheus", content_type="text/plain"),
-            Route("GET", ("/state",), self.state, USE, "What the mesh agrees on; telemetry of each peer"),
+            Route("GET", ("/state",), self.state, USE, "The shared view of the mesh, and telemetry of each peer"),
             Route("GET", ("/v1/topology", "/topology"), self.topology, USE, "Peers, links, cables and rings"),
-            Route("GET", ("/drain",), self.drain_state, USE, "Whether the node drains, and what is left"),
-            Route("POST", ("/drain",), self.drain, ADMIN, "Finish what there is, take nothing new"),
-            Route("DELETE", ("/drain",), self.undo_drain, ADMIN, "Take requests again"),
-            Route("GET", ("/queue",), self.queue, USE, "What waits and runs on the rings whose driver is here"),
+            Route("GET", ("/drain",), self.drain_state, USE, "Whether the node drains, and the requests that are left"),
+            Route("POST", ("/drain",), self.drain, ADMIN, "Finish running requests and accept no new ones"),
+            Route("DELETE", ("/drain",), self.undo_drain, ADMIN, "Accept requests again"),
+            Route("GET", ("/queue",), self.queue, USE, "Waiting and running requests of the drivers on this node"),
             Route(
-                "GET", ("/requests/recent",), self.recent_requests, USE, "How the last requests of this node ended",
+                "GET", ("/requests/recent",), self.recent_requests, USE, "The outcomes of this node's last requests",
                 errors=(400,), query={"n": "most requests, 1 to 9999"},
             ),
-            Route("GET", ("/requests/stats",), self.request_stats, USE, "Sums over the requests that entered here"),
+            Route("GET", ("/requests/stats",), self.request_stats, USE, "Totals over this node's requests"),
             Route(
-                "GET", ("/memory",), self.memory, USE, "Memory of this machine, or of all",
+                "GET", ("/memory",), self.memory, USE, "Memory of this machine, or of all machines",
                 errors=(400,), query={"scope": "node or cluster"},
             ),
-            Route("GET", ("/memory/live",), self.memory_live, USE, "Memory readings of the last minute and a half"),
+            Route("GET", ("/memory/live",), self.memory_live, USE, "Memory readings of the last 90 s"),
             Route(
                 "POST", ("/instance",), self.create_instance, ADMIN, "Place a model and wait until it is ready",
                 body=InstanceBody, status=201, errors=(400, 404, 408, 409, 413, 429, 500, 503, 504),
             ),
             Route(
-                "GET", ("/instance/previews",), self.previews, USE, "Every sensible way to place a model now",
-                errors=(400, 404, 503, 504), query={"model": "its name", "model_id": "likewise"},
+                "GET", ("/instance/previews",), self.previews, USE, "The possible ways to place a model now",
+                errors=(400, 404, 503, 504), query={"model": "the name of the model", "model_id": "same as model"},
             ),
             Route("GET", ("/instance/{id}",), self.instance, USE, "One instance", errors=(404,)),
             Route(
@@ -80,7 +81,7 @@ class OpsRoutes:
         return json_response({"version": __version__, "protocol": PROTOCOL_VERSION})
 
     async def health(self, request: web.Request) -> web.Response:
-        """GET /health: all that the node says of itself; 503 unless it can serve."""
+        """GET /health: the full health report of the node; 503 unless it can serve."""
         seen = self._service.observation
         health = {**_for_caller(seen.health(), request), **seen.runner(), "queue": seen.queue(), "version": __version__}
         if request[CALLER] != STRANGER:
@@ -90,11 +91,11 @@ class OpsRoutes:
         return json_response(health, 200 if health.get("status") in _ABLE else 503)
 
     async def alive(self, request: web.Request) -> web.Response:
-        """GET /healthz: the process runs and its loop turns. Restart it only if this fails."""
+        """GET /healthz: answers while the process and its event loop run. Restart the node only if this fails."""
         return json_response({"status": "alive"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """GET /readyz: 200 only if requests can be served now; else the reasons."""
+        """GET /readyz: 200 if the node can serve requests now, else 503 with the reasons."""
         health = _for_caller(self._service.observation.health(), request)
         status = health.get("status")
         body = {"ready": status in _ABLE, "status": status, "reasons": health.get("reasons", [])}
@@ -114,29 +115,29 @@ class OpsRoutes:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def drain(self, request: web.Request) -> web.Response:
-        """POST /drain: finish what there is, take nothing new."""
+        """POST /drain: finish running requests and accept no new ones."""
         self._service.drain(on=True)
         return await self.drain_state(request)
 
     async def undo_drain(self, request: web.Request) -> web.Response:
-        """DELETE /drain: take requests again."""
+        """DELETE /drain: accept requests again."""
         self._service.drain(on=False)
         return await self.drain_state(request)
 
     async def drain_state(self, request: web.Request) -> web.Response:
-        """GET /drain: whether it drains, and what is left."""
+        """GET /drain: whether the node drains, and the requests that are left."""
         return json_response(self._service.observation.drain_state())
 
     async def queue(self, request: web.Request) -> web.Response:
-        """GET /queue: what waits and runs on the rings whose driver is here."""
+        """GET /queue: the waiting and running requests of the rings whose driver is on this node."""
         return json_response(self._service.observation.queue())
 
     async def recent_requests(self, request: web.Request) -> web.Response:
-        """GET /requests/recent[?n=50]: how the last requests that entered here have ended; with a key of the role
-        "use", those that came with this key."""
+        """GET /requests/recent[?n=50]: the outcomes of the last requests with this node as entry peer; with a key of
+        the role "use", only the requests of this key."""
         text = request.query.get("n", "50")
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
-            raise InputError(f"n must be a whole number from 1 to 9999, not {text!r}", param="n")
+            raise InputError(f"n must be a whole number from 1 to 9999, not {quoted(text)}", param="n")
         found = self._service.observation.recent_requests(int(text), request[CALLER].limited_to)
         return json_response({"requests": found})
 
@@ -148,15 +149,15 @@ class OpsRoutes:
         """GET /memory[?scope=cluster]"""
         scope = request.query.get("scope", "node")
         if scope not in ("node", "cluster"):
-            raise InputError(f"scope is {scope!r}; it may be node or cluster", param="scope")
+            raise InputError(f"scope is {quoted(scope)}; it must be node or cluster", param="scope")
         return json_response(self._service.observation.memory(whole_mesh=scope == "cluster"))
 
     async def memory_live(self, request: web.Request) -> web.Response:
-        """GET /memory/live: the readings of the last minute and a half."""
+        """GET /memory/live: the memory readings of the last 90 s."""
         return json_response(self._service.observation.memory_live())
 
     async def create_instance(self, request: web.Request) -> web.Response:
-        """POST /instance: place a model and wait until it is ready; with `replicas`, so many times."""
+        """POST /instance: place a model and wait until it is ready; `replicas`: the number of instances to place."""
         body = decode_body(await read_body(request, self._body_silence_s), InstanceBody)
         body.model = await self._found(request, body.model)
         spec = instance_spec(body)
@@ -166,7 +167,7 @@ class OpsRoutes:
         return json_response(await self._service.create_instance(spec), 201)
 
     async def previews(self, request: web.Request) -> web.Response:
-        """GET /instance/previews?model=…: what could be placed, by the wish in the query (see wishes.preview_spec)."""
+        """GET /instance/previews?model=…: the possible placements for the query (see wishes.preview_spec)."""
         spec = preview_spec(request.query)
         spec = replace(spec, model=await self._found(request, spec.model))
         return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
@@ -185,18 +186,18 @@ class OpsRoutes:
         return json_response({"id": instance_id, "object": "instance.deleted", "deleted": True})
 
     async def _found(self, request: web.Request, name: str) -> str:
-        """The name of a model that can be placed: one of the mesh, or of the hub if the caller may download."""
+        """The name of a model that can be placed: a model of the mesh, or of the hub if the caller may download."""
         name = await named_model(request, self._service, name)
         return (await find_model(self._service, name, may_download=request[CALLER].may_download)).name
 
 
 def _for_caller(health: dict[str, Any], request: web.Request) -> dict[str, Any]:
-    """Everybody may ask whether a node is well, but names, paths and models are for those who may call the API."""
+    """Remove names, paths and models from a health report for callers who may not call the API."""
     if request[CALLER] != STRANGER:
         return health
     reasons = [{"code": reason["code"], "level": reason.get("level", "")} for reason in health.get("reasons", ())]
-    told = {name: value for name, value in health.items() if name not in ("peer_health", "instance_health")}
-    return {**told, "reasons": reasons}
+    public = {name: value for name, value in health.items() if name not in ("peer_health", "instance_health")}
+    return {**public, "reasons": reasons}
 
 
 def _find(instances: list[dict[str, Any]], instance_id: str) -> dict[str, Any] | None:
@@ -204,4 +205,4 @@ def _find(instances: list[dict[str, Any]], instance_id: str) -> dict[str, Any] |
 
 
 def _no_instance(instance_id: str) -> web.Response:
-    return plain_error("not_found", f"there is no instance {instance_id}; GET /state lists them", "id")
+    return plain_error("not_found", f"no instance {instance_id}; GET /state lists the instances", "id")

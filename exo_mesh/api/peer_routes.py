@@ -1,4 +1,5 @@
-"""The routes that tend a single peer through any node: drain it, read its log, wake its machine; and our own sleep."""
+"""Handlers that manage one peer through any node: drain it, read its log, wake its machine; and this machine's
+sleep."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.telemetry.log_ring import MAX_RECORDS
@@ -25,22 +27,22 @@ class PeerRoutes:
         # fmt: off
         return [
             Route(
-                "POST", ("/admin/drain",), self.drain, ADMIN, "Let a node take nothing new", errors=(404, 503),
+                "POST", ("/admin/drain",), self.drain, ADMIN, "Let a node accept no new requests", errors=(404, 503),
                 query=peer,
             ),
             Route(
-                "DELETE", ("/admin/drain",), self.undo_drain, ADMIN, "Let a node take requests again",
+                "DELETE", ("/admin/drain",), self.undo_drain, ADMIN, "Let a node accept requests again",
                 errors=(404, 503), query=peer,
             ),
             Route(
                 "GET", ("/admin/log",), self.log, ADMIN, "The last log records of a node", errors=(400, 404, 503),
                 query={**peer, "n": f"most records, 1 to {MAX_RECORDS}; 100 by default"},
             ),
-            Route("POST", ("/admin/sleep",), self.sleep, ADMIN, "Tell the peers that this machine goes to sleep"),
-            Route("POST", ("/admin/awake",), self.awake, ADMIN, "Come back after /admin/sleep"),
+            Route("POST", ("/admin/sleep",), self.sleep, ADMIN, "Announce that this machine goes to sleep"),
+            Route("POST", ("/admin/awake",), self.awake, ADMIN, "Rejoin the mesh after /admin/sleep"),
             Route(
                 "POST", ("/admin/wake",), self.wake, ADMIN, "Wake the machine of a peer by Wake-on-LAN",
-                errors=(400, 404), query={"node_id": "id or name of a peer that was here once"},
+                errors=(400, 404), query={"node_id": "id or name of a peer that this node has met"},
             ),
         ]
         # fmt: on
@@ -54,15 +56,17 @@ class PeerRoutes:
         return await self._drain(request, on=False)
 
     async def log(self, request: web.Request) -> web.Response:
-        """GET /admin/log[?node_id=…&n=100]: oldest first. Only for admins: it names addresses, paths and models."""
+        """GET /admin/log[?node_id=…&n=100]: the last log records, oldest first. Admins only, because the log names
+        addresses, paths and models."""
         wanted, text = request.query.get("node_id", ""), request.query.get("n", "100")
         if not re.fullmatch(r"[1-9][0-9]{0,2}", text) or int(text) > MAX_RECORDS:
-            raise InputError(f"n must be a whole number from 1 to {MAX_RECORDS}, not {text[:20]!r}", param="n")
+            raise InputError(f"n must be a whole number from 1 to {MAX_RECORDS}, not {quoted(text)}", param="n")
         found = await self._service.peer_desk.log(wanted, int(text))
         return _no_peer(wanted) if found is None else json_response({"object": "list", "data": found})
 
     async def sleep(self, request: web.Request) -> web.Response:
-        """POST /admin/sleep: the node keeps silent until its machine has slept and woken, for a minute at most."""
+        """POST /admin/sleep: announce the sleep; the node then stays silent until its machine has slept and woken, at
+        most one minute."""
         return json_response({"status": "asleep", "told": await self._service.sleeps.sleep()})
 
     async def awake(self, request: web.Request) -> web.Response:
@@ -71,11 +75,11 @@ class PeerRoutes:
         return json_response({"status": "awake"})
 
     async def wake(self, request: web.Request) -> web.Response:
-        """POST /admin/wake?node_id=…: from here, and from peers that are in a network of that machine."""
+        """POST /admin/wake?node_id=…: send Wake-on-LAN from this node, and from peers in a network of that machine."""
         wanted = request.query.get("node_id", "")
         found = await self._service.sleeps.wake(wanted)
         if found is None:
-            return plain_error("not_found", f"no peer {wanted[:80]!r} was ever met by this node", "node_id")
+            return plain_error("not_found", f"this node has never met a peer {quoted(wanted)}", "node_id")
         peer = found.peer
         status = "here" if found.is_here else "sent"
         return json_response({"status": status, "node_id": peer.id, "name": peer.name, "senders": list(found.senders)})
@@ -87,4 +91,4 @@ class PeerRoutes:
 
 
 def _no_peer(wanted: str) -> web.Response:
-    return plain_error("not_found", f"there is no live peer {wanted[:80]}; GET /state lists them", "node_id")
+    return plain_error("not_found", f"no live peer {wanted[:80]}; GET /state lists the peers", "node_id")

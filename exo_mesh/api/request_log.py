@@ -1,4 +1,4 @@
-"""A log line and a count for each request: method, route, status and time; never what was in it."""
+"""Logs and counts each request: method, route, status and time; never its content."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from exo_mesh.telemetry.families import Counters
 _log = logging.getLogger(__name__)
 
 _ANYBODYS = (401, 403, 404, 405)
-"""Statuses that strangers can cause at any rate."""
+"""Statuses that anybody can cause at any rate, with or without a key."""
 
 _POLLED = frozenset({"/metrics", "/health", "/healthz", "/readyz"})
-"""Routes that programs ask every few seconds: an answer that is fine is not worth a line."""
+"""Routes that monitoring calls every few seconds; their successes are not logged."""
 
 
 def log_requests(responses: Counters) -> Middleware:
-    """The middleware. responses: counts by method, route and status; a client that left before the answer has 499."""
+    """The middleware. responses: counts by method, route and status; 499 if the client left before the answer."""
 
     @web.middleware
     async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Info for what asks the mesh to do something, debug for what only looks, and for what came to the wrong
-        door."""
+        """Log at info a request that changes or runs something; at debug a read, or a request that was refused or had
+        no route."""
         began = monotonic()
         status = 500
         try:
@@ -43,7 +43,7 @@ def log_requests(responses: Counters) -> Middleware:
             route = resource.canonical if resource is not None else "(no route)"
             if not (looks and route in _POLLED and status < 400):
                 _log.log(level, "%s %s: %d in %.3f s", request.method, route, status, monotonic() - began)
-            # whatever a stranger sends as a method or path must not become a series
+            # an unknown method or path must not create a new time series
             method = request.method if request.method in hdrs.METH_ALL else "other"
             responses.labels(method, "other" if resource is None else route, str(status)).inc()
 

@@ -1,6 +1,6 @@
-"""The table of routes: what the router, the access rules and the OpenAPI document are made from.
+"""The table of routes, from which the router, the access rules and the OpenAPI document are made.
 
-Each group of handlers has a method `table` with its rows. Of two rows that match the same path, the first one answers.
+Each group of handlers has a method `table` with its rows. If two rows match the same path, the first one answers.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from aiohttp.typedefs import Handler
 from exo_mesh.security.api_keys import Role
 
 OPEN: Final = None
-"""The role of a row that everybody may call, also on a closed mesh."""
+"""The role of a route that everybody may call, even on a closed mesh."""
 USE, ADMIN = Role.USE, Role.ADMIN
 
 GENERATION_ERRORS = (400, 404, 408, 409, 413, 422, 429, 499, 500, 503, 504)
-"""What a request that runs on the mesh can end with, besides the statuses that every route has."""
+"""Error statuses of a request that runs on the mesh, besides the statuses that every route has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row. paths: the first is the name, the others are aliases. role: who may call it; see OPEN, USE and ADMIN.
+    """One row of the table. paths: the first is the name, the others are aliases. role: the role that a caller needs;
+    see OPEN, USE and ADMIN.
 
-    body, reply: msgspec structs, for the document; None: no body, or a JSON object that has no struct. status: of a
-    success. errors: other statuses of its own. query: parameters and what they mean. events: a success can be a stream
-    of server-sent events, too. content_type: of a success.
+    body, reply: msgspec structs, for the document; None means no body, or a JSON object without a struct. status: the
+    status of a success. errors: further statuses of this route. query: the parameters and their meaning. events: a
+    success can also be a stream of server-sent events. content_type: the type of a success.
     """
 
     method: str
@@ -63,7 +64,8 @@ class RouteRoles:
         return cls({(row.method, canonical(path)): row.role for row in table for path in row.paths})
 
     def needed(self, method: str, path: str) -> Role | None:
-        """The role for a call; None for what everybody may call. A route that is in no table needs the most."""
+        """The role that a call needs; None if everybody may make it. A call that is in no table needs USE for reading
+        and ADMIN for all else."""
         asked = (("GET" if method == "HEAD" else method), path)
         if asked in self.roles:
             return self.roles[asked]
@@ -75,7 +77,7 @@ class RouteRoles:
 
 
 def add_routes(app: web.Application, table: RouteTable) -> None:
-    """Put every row into the router."""
+    """Add every row to the router."""
     app[ROUTES] = table
     for row in app[ROUTES]:
         for path in row.paths:

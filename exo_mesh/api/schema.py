@@ -1,4 +1,4 @@
-"""The bodies of the instance routes."""
+"""The structs of the bodies of the instance routes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import msgspec
 
 
 class GroupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The tensor group of a stage as previews and /state show it: the leader first. `rdma` follows from the cables."""
+    """The tensor group of a stage, as previews and /state show it, with the leader first. `rdma` is accepted and
+    computed again from the cables."""
 
     peers: list[str]
     backend: Literal["auto", "ring", "jaccl", "jaccl-ring"] = "auto"
@@ -16,8 +17,8 @@ class GroupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A stage as `GET /instance/previews` shows it. What it says besides peer and layers is checked where it can still
-    be: the engine, and with reserve_bytes the sum of weights, KV and overhead."""
+    """A stage, as `GET /instance/previews` shows it. Peer, layers, engine and reserve_bytes (the sum of weights, KV and
+    overhead) are used; the other figures are accepted, so that a preview can be sent back unchanged."""
 
     peer: str
     layers: tuple[int, int]

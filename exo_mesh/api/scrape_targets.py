@@ -1,4 +1,4 @@
-"""The addresses of all nodes for Prometheus, in the format of its http_sd_configs."""
+"""Lists the addresses of all nodes for Prometheus, in the format of its http_sd_configs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import USE, Route, RouteTable
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
-"""Peers write their own records, so nothing else is taken for a host."""
+"""The only form of host that is accepted, because peers write their own records."""
 
 
 class ScrapeTarget(msgspec.Struct):
@@ -39,7 +39,7 @@ class ScrapeTargetRoutes:
                 ("/v1/prometheus/targets",),
                 self.targets,
                 USE,
-                "The APIs of all nodes, for http_sd_configs",
+                "The API addresses of all nodes, for Prometheus' http_sd_configs",
                 reply=list[ScrapeTarget],
             ),
         ]
@@ -50,15 +50,16 @@ class ScrapeTargetRoutes:
 
 
 def scrape_targets(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """state: as GET /state has it. One target for each live node that has an API, in the order of their ids."""
+    """One target for each live node that has an API, in the order of the peers in the state. state: that of GET
+    /state."""
     own_id = state.get("node_id")
     used = {link["to"]: link["address"] for link in state.get("links", ()) if link["from"] == own_id}
     return list(_targets(state["view"]["peers"], used))
 
 
 def _targets(peers: list[dict[str, Any]], used: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """used: by peer id, the control address by which this node reaches the peer. Its API is bound to the same host, and
-    the address that a peer with several networks announces first may not be reachable."""
+    """Yields the targets. used: by peer id, the control address by which this node reaches the peer. The peer's API is
+    on the same host, while the address that a peer with several networks announces first may be unreachable."""
     for peer in peers:
         try:
             announced = urlsplit(peer["api_url"])

@@ -1,4 +1,4 @@
-"""Routes under the names that older programs know: thin wrappers over instances, and who this node is."""
+"""Routes with the names of older programs: thin wrappers around instances, and the identity of this node."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _QUERY = {
     "model_id": "the name of the model",
     "sharding": "Pipeline or Tensor",
     "instance_meta": "MlxRing or MlxJaccl",
-    "min_nodes": "spread it over at least so many peers",
-    "excluded_nodes": "names or ids of peers that take no part, separated by commas",
+    "min_nodes": "use at least this many peers",
+    "excluded_nodes": "names or ids of peers not to use, separated by commas",
 }
 
 
 class PlaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /place_instance. Tensor: min_nodes peers are one stage together. instance_meta: how these meet."""
+    """POST /place_instance. With sharding "Tensor", min_nodes peers form one stage (a tensor group). instance_meta: the
+    communication backend of that group."""
 
     model_id: str
     sharding: Literal["Pipeline", "Tensor"] | None = None
@@ -44,7 +45,7 @@ class PlaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /model/load and /model/unload. model is another name of model_id."""
+    """POST /model/load and /model/unload. model: another name for model_id."""
 
     model_id: str | None = None
     model: str | None = None
@@ -58,7 +59,7 @@ class SeedRoutes:
         self._service = context.service
 
     def table(self) -> RouteTable:
-        """The routes. They come before /instance/{id}, which would take `placement` for an id."""
+        """The routes. They come before /instance/{id}, which would read `placement` as an id."""
         # fmt: off
         return [
             Route(
@@ -66,7 +67,7 @@ class SeedRoutes:
                 body=PlaceBody, status=201, errors=_PLACING,
             ),
             Route(
-                "GET", ("/instance/placement",), self.placement, USE, "What /place_instance would do, and does not",
+                "GET", ("/instance/placement",), self.placement, USE, "Preview of /place_instance; changes nothing",
                 errors=(400, 403, 404, 503, 504), query=_QUERY,
             ),
             Route(
@@ -74,15 +75,15 @@ class SeedRoutes:
                 body=ModelBody, errors=_PLACING,
             ),
             Route(
-                "POST", ("/model/unload",), self.unload, ADMIN, "End all instances of a model",
+                "POST", ("/model/unload",), self.unload, ADMIN, "Stop all instances of a model",
                 body=ModelBody, errors=(400, 404, 503, 504),
             ),
             Route(
-                "POST", ("/model/gc",), self.collect, ADMIN, "End instances that failed, or that nobody uses now",
+                "POST", ("/model/gc",), self.collect, ADMIN, "Stop instances that failed or are not in use",
                 errors=(503, 504),
             ),
             Route("GET", ("/node_id",), self.node_id, USE, "The id of this node, as a JSON string"),
-            Route("GET", ("/node/identity",), self.identity, USE, "Id, name, start and versions of this node"),
+            Route("GET", ("/node/identity",), self.identity, USE, "Id, name, start time and versions of this node"),
         ]
         # fmt: on
 
@@ -92,11 +93,11 @@ class SeedRoutes:
         return json_response(await self._service.create_instance(spec), 201)
 
     async def placement(self, request: web.Request) -> web.Response:
-        """GET /instance/placement?model_id=…: one plan with its arithmetic; nothing changes."""
+        """GET /instance/placement?model_id=…: preview one plan with its arithmetic; changes nothing."""
         return json_response(await self._service.preview_instance(await self._spec(request, _place_query(request))))
 
     async def load(self, request: web.Request) -> web.Response:
-        """POST /model/load: the instance that there is, or one that is placed now."""
+        """POST /model/load: return the model's instance, or place one and wait for it."""
         name = await self._model(request)
         entry = await find_model(
             self._service, choose_model(name, self._service.models()), may_download=request[CALLER].may_download
@@ -104,16 +105,16 @@ class SeedRoutes:
         return json_response(await self._service.create_instance(InstanceSpec(entry.name)))
 
     async def unload(self, request: web.Request) -> web.Response:
-        """POST /model/unload: without a model, of the only one that has instances."""
+        """POST /model/unload: stop all instances of a model; without a name, of the only loaded model."""
         name = await self._model(request)
         placed = self._instances()
         models = {instance["model"] for instance in placed}
         if name is None and len(models) != 1:
-            raise InputError(f"model_id is missing, and {len(models)} models are loaded", param="model_id")
+            raise InputError(f"model_id is required, because {len(models)} models are loaded", param="model_id")
         wanted = models.pop() if name is None else (await self._service.model(name)).name
         ended = await self._end([one["id"] for one in placed if one["model"] == wanted])
         if not ended:
-            return plain_error("not_found", f"{wanted} has no instance; GET /state lists them", "model_id")
+            return plain_error("not_found", f"{wanted} has no instance; GET /state lists the instances", "model_id")
         return json_response({"model": wanted, "instances": ended, "unloaded": True})
 
     async def collect(self, request: web.Request) -> web.Response:
@@ -129,12 +130,13 @@ class SeedRoutes:
         return json_response(self._service.observation.identity())
 
     async def _spec(self, request: web.Request, body: PlaceBody) -> InstanceSpec:
-        """Raises InputError that names the field of the body."""
+        """Translate the body to an InstanceSpec. Raises InputError that names the wrong field, or the errors of
+        find_model."""
         most = MAX_MESH_RANKS if body.sharding == "Tensor" else 2**31 - 1
         if body.min_nodes is not None and not 1 <= body.min_nodes <= most:
             raise InputError(f"min_nodes must be between 1 and {most}", param="min_nodes")
         if body.sharding == "Tensor" and body.min_nodes == 1:
-            raise InputError("sharding is Tensor, which takes at least 2 nodes, but min_nodes is 1", param="min_nodes")
+            raise InputError("sharding Tensor needs at least 2 nodes, but min_nodes is 1", param="min_nodes")
         name = await named_model(request, self._service, body.model_id)
         entry = await find_model(self._service, name, may_download=request[CALLER].may_download)
         wish = InstanceBody(model=entry.name, min_peers=body.min_nodes, exclude_peers=body.excluded_nodes)
@@ -145,11 +147,11 @@ class SeedRoutes:
         return instance_spec(wish)
 
     async def _model(self, request: web.Request) -> str | None:
-        """The model that a body names, or this node's default one. The body may be empty."""
+        """The model that the body names, else this node's default model. The body may be empty."""
         raw = await self._read(request)
         body = decode_body(raw, ModelBody) if raw.strip() else ModelBody()
         if body.model is not None and body.model_id is not None:
-            raise InputError("model and model_id are two names of one field: give one", param="model")
+            raise InputError("model and model_id are two names of the same field: send only one", param="model")
         name = body.model_id if body.model is None else body.model
         return await model_of_request(request, self._service, name, self._context.options.defaults().model)
 
@@ -161,15 +163,15 @@ class SeedRoutes:
         return placed
 
     async def _end(self, instance_ids: list[str]) -> list[str]:
-        """Those of them that were still there."""
+        """Stop these instances; returns the ids of those that still existed."""
         return [one for one in instance_ids if await self._service.delete_instance(one)]
 
 
 def _place_query(request: web.Request) -> PlaceBody:
-    """The query as a body. Raises InputError that names the parameter."""
+    """Read the query as a body. Raises InputError that names the wrong parameter."""
     for name in request.query:
         if name not in _QUERY:
-            raise InputError(f"{name}: exo-mesh does not support this parameter here", param=name)
+            raise InputError(f"{name}: this route does not support this parameter", param=name)
     given: dict[str, Any] = dict(request.query)
     if "model_id" not in given:
         raise InputError("model_id: this parameter is required", param="model_id")

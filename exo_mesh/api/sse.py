@@ -1,4 +1,4 @@
-"""Server-sent events: framing, and the response that carries them."""
+"""Server-sent events: their framing, and the response that sends them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ DONE = b"data: [DONE]\n\n"
 
 
 def data_frame(payload: Any, event_id: int | None = None) -> bytes:
-    """One event. JSON has no raw newline, so it is one line. event_id: a client that has it has had all before, too."""
+    """Encode one event. JSON has no raw newline, so it is one line. event_id: a client that received it has received
+    all earlier events."""
     head = b"" if event_id is None else b"id: %d\n" % event_id
     return head + b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def comment_frame(text: str) -> bytes:
-    """A line that clients skip; it keeps proxies and read timeouts content."""
+    """Encode a comment, which clients skip; it keeps proxies and clients from timing out."""
     return b": " + " ".join(text.split()).encode() + b"\n\n"
 
 
 class EventStream:
-    """A response of events. Each write waits until the socket has room, so a slow reader slows its own producer.
+    """A response of events. Each write waits until the socket has room, so a slow reader slows only its own request.
 
-    One that takes nothing for stall_limit_s is cut off by the watchdog: what it asked for holds memory on every stage.
+    The watchdog disconnects a client that reads nothing for stall_limit_s, because its request holds memory on every
+    stage.
     """
 
     def __init__(self, request: web.Request, stall_limit_s: float, watchdog: Watchdog) -> None:
@@ -41,18 +43,18 @@ class EventStream:
         self.response = web.StreamResponse(headers=HEADERS)
 
     async def start(self) -> None:
-        """Send status and headers; from now on errors can only be events. The middleware finds the stream in
-        the request, and closes it."""
+        """Send status and headers; after this, errors can only be sent as events. The error middleware finds the stream
+        in the request and closes it."""
         self._request[STREAM] = self
         self._watchdog.watch(self._check)
         await self.response.prepare(self._request)
 
     def close(self) -> None:
-        """Nothing is written after this."""
+        """Stop watching the stream; nothing may be written after this."""
         self._watchdog.forget(self._check)
 
     async def send(self, *frames: bytes) -> None:
-        """Send frames in one write. Raises ConnectionError if the client has gone, or reads nothing any more."""
+        """Send frames in one write. Raises ConnectionError if the client has gone or has stopped reading."""
         self._writing_since = monotonic()
         try:
             await self.response.write(b"".join(frames))
@@ -72,4 +74,4 @@ class EventStream:
 
 
 STREAM = web.RequestKey("stream", EventStream)
-"""The stream of a request, once that has begun."""
+"""The stream of a request, once the stream has begun."""

@@ -1,4 +1,4 @@
-"""The routes that stop and restart nodes."""
+"""Handlers that stop and restart nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exo_mesh.api.routes import ADMIN, Route, RouteTable
 
 
 class StopRoutes:
-    """Each method answers one route. A node answers before it stops; then it finishes its streams."""
+    """Each method answers one route. A node first answers the call, then finishes its streams, then stops."""
 
     def __init__(self, context: ApiContext) -> None:
         self._service = context.service
@@ -30,25 +30,25 @@ class StopRoutes:
         ]  # fmt: skip
 
     async def quit(self, request: web.Request) -> web.Response:
-        """POST /quit: stop this node, as SIGTERM does. Programs that started a node call it; nobody else's machine."""
+        """POST /quit: stop this node, as SIGTERM does. For programs that started the node; only from this machine."""
         if not _is_loopback(request.remote):
-            return plain_error("insufficient_permissions", "POST /quit is for callers on this machine: call it there")
+            return plain_error("insufficient_permissions", "POST /quit works only from the node's own machine")
         await self._service.stops.tell("", restart=False)
         return json_response({"status": "stopping"}, 202)
 
     async def stop(self, request: web.Request) -> web.Response:
         """POST /admin/stop[?node_id=…]"""
-        return await self._tell(request, restart=False)
+        return await self._stop(request, restart=False)
 
     async def restart(self, request: web.Request) -> web.Response:
         """POST /admin/restart[?node_id=…]"""
-        return await self._tell(request, restart=True)
+        return await self._stop(request, restart=True)
 
-    async def _tell(self, request: web.Request, *, restart: bool) -> web.Response:
+    async def _stop(self, request: web.Request, *, restart: bool) -> web.Response:
         wanted = request.query.get("node_id", "")
         node_id = await self._service.stops.tell(wanted, restart=restart)
         if not node_id:
-            return plain_error("not_found", f"there is no live peer {wanted}; GET /state lists them", "node_id")
+            return plain_error("not_found", f"no live peer {wanted}; GET /state lists the peers", "node_id")
         return json_response({"status": "restarting" if restart else "stopping", "node_id": node_id}, 202)
 
 

@@ -1,4 +1,4 @@
-"""The secret of a running answer, with which a client that has no key can read and stop it elsewhere."""
+"""The secret of a running answer: with it a client without a key can read and stop the answer at any peer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from aiohttp import web
 SECRET_HEADER = "x-exo-mesh-stream-secret"
 
 STREAM_SECRET = web.RequestKey("stream_secret", str)
-"""What the reply's header says; only for requests that came without a key."""
+"""The header of the reply; only for requests without a key."""
 
 
 def new_secret(request: web.Request) -> str:
-    """A secret that the reply to this request carries."""
+    """Make a secret and add it to the reply's headers."""
     request[STREAM_SECRET] = secrets.token_urlsafe(24)
     return request[STREAM_SECRET]

@@ -1,7 +1,7 @@
-"""The routes that turn text into tokens, tokens into text, and conversations into prompts. Nothing runs on the mesh.
+"""Handlers that turn text into tokens, tokens into text, and conversations into prompts, without running a model.
 
-`/tokenize` and `/detokenize` speak both as llama.cpp and as vLLM do: the fields of a body say which is meant, and the
-reply has those of both.
+`/tokenize` and `/detokenize` support the fields of both llama.cpp and vLLM. The fields of the body select one of them,
+and the reply has the fields of both.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from exo_mesh.text.tokenizer import TextModel
 B = TypeVar("B")
 
 MAX_TOKENS = 1 << 17
-"""Of one text, where the model's context is not longer: the tokenizer takes some 400 bytes for each."""
+"""Most tokens of one text, or the model's context if that is longer. The tokenizer needs about 400 bytes for each."""
 
 _NAMES = FieldNames()
 _ERRORS = (400, 403, 404, 408, 413, 503, 504)
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize. Exactly one of content (llama.cpp), prompt and messages (vLLM)."""
+    """POST /tokenize. Exactly one of content (llama.cpp), prompt and messages (vLLM) is required."""
 
     model: str | None = None
     content: str | None = None
@@ -57,14 +57,15 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenPiece(msgspec.Struct):
-    """A token and what it stands for: text, or bytes where it is but part of a character."""
+    """A token and its text, or its bytes if it is only part of a character."""
 
     id: int
     piece: str | list[int]
 
 
 class TokenizeReply(msgspec.Struct):
-    """tokens: objects if with_pieces is true. token_strs: as the vocabulary writes them, if return_token_strs is."""
+    """The reply of /tokenize. tokens: objects if with_pieces is true, else ids. token_strs: the tokens as the
+    vocabulary writes them, if return_token_strs is true."""
 
     tokens: list[int | TokenPiece]
     count: int
@@ -80,14 +81,14 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class DetokenizeReply(msgspec.Struct):
-    """The text, under the names that llama.cpp and vLLM give it."""
+    """The text, under the field names of llama.cpp and of vLLM."""
 
     content: str
     prompt: str
 
 
 class EncodedChat(msgspec.Struct):
-    """A conversation as the model reads it. length: characters of encoded_prompt."""
+    """The prompt of a conversation and its tokens. length: characters of encoded_prompt."""
 
     length: int
     num_tokens: int
@@ -96,7 +97,7 @@ class EncodedChat(msgspec.Struct):
 
 
 class PromptReply(msgspec.Struct):
-    """A conversation as the chat template writes it."""
+    """The prompt that the chat template makes of a conversation."""
 
     prompt: str
 
@@ -138,11 +139,9 @@ class TextRoutes:
         body = await self._body(request, TokenizeBody)
         given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
         if len(given) != 1:
-            raise InputError(
-                "exactly one of content, prompt and messages must be given", param=(given or ["prompt"])[0]
-            )
+            raise InputError("send exactly one of content, prompt and messages", param=(given or ["prompt"])[0])
         if body.parse_special is False:
-            message = "parse_special is false, which is not supported: special tokens in a text are always recognised"
+            message = "parse_special false is not supported: special tokens in a text are always recognised"
             raise InputError(message, param="parse_special")
         model, text = await self._text(request, body.model)
         limit = await self._service.context_limit(model)
@@ -162,27 +161,27 @@ class TextRoutes:
         )
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        """POST /detokenize: special tokens are text here."""
+        """POST /detokenize: decode tokens; special tokens become text."""
         body = await self._body(request, DetokenizeBody)
         _, text = await self._text(request, body.model)
         if len(body.tokens) > MAX_TOKENS:
-            raise InputError(f"tokens may have {MAX_TOKENS} ids, not {len(body.tokens)}", param="tokens")
+            raise InputError(f"tokens has {len(body.tokens)} ids; at most {MAX_TOKENS} are allowed", param="tokens")
         for token_id in body.tokens:
             if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
                 shown = token_id if token_id.bit_length() < 64 else "a huge number"
-                raise InputError(f"tokens names token {shown}, which this model does not have", param="tokens")
+                raise InputError(f"tokens contains {shown}, which is not a token id of this model", param="tokens")
         decoded = await self._texts.work(partial(_decode, text, body.tokens))
         return json_response(DetokenizeReply(decoded, decoded))
 
     async def encode_chat(self, request: web.Request) -> web.Response:
-        """POST /v1/chat/token/encode: of a body of /v1/chat/completions."""
+        """POST /v1/chat/token/encode: the prompt and tokens for a body of /v1/chat/completions."""
         model, text, prompt = await self._chat_prompt(request)
         limit = await self._service.context_limit(model)
         ids = await self._encode(text, prompt, limit, "messages", with_special=False)
         return json_response(EncodedChat(len(prompt), len(ids), ids, prompt))
 
     async def apply_template(self, request: web.Request) -> web.Response:
-        """POST /apply-template: of a body of /v1/chat/completions."""
+        """POST /apply-template: the prompt for a body of /v1/chat/completions."""
         _, _, prompt = await self._chat_prompt(request)
         return json_response(PromptReply(prompt))
 
@@ -195,7 +194,7 @@ class TextRoutes:
         return model, text, await self._prompt(subject, text)
 
     async def _prompt(self, conversation: Conversation, text: TextModel) -> str:
-        """As a chat would have it on this node."""
+        """The prompt that a chat on this node would use."""
         defaults = self._context.options.defaults()
         conversation = with_system_prompt(conversation, defaults.system_prompt)
         moves = not defaults.keep_agent_lines
@@ -205,7 +204,8 @@ class TextRoutes:
         return decode_body(await read_body(request, self._context.options.body_silence_s), kind)
 
     async def _text(self, request: web.Request, name: str | None) -> tuple[str, TextModel]:
-        """The model that a body names, or the one that a chat without a model would get."""
+        """The name and text model for a body: the model that it names, or the one that a chat without a name would
+        use."""
         name = await model_of_request(request, self._service, name, self._context.options.defaults().model)
         chosen = choose_model(name, self._service.models())
         entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)
@@ -234,8 +234,8 @@ def _conversation(body: TokenizeBody, messages: list[Message]) -> Conversation:
 
 
 def _wants_special(body: TokenizeBody) -> bool:
-    """What the client says, else as the server does whose field holds the text: vLLM puts special tokens around a
-    prompt only."""
+    """Whether to add special tokens: as the client asks, else as the server with this field does. vLLM adds them around
+    a prompt only."""
     asked = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     return body.prompt is not None if asked is None else asked
 

@@ -1,4 +1,4 @@
-"""The handlers of the traces: of this node, of the whole mesh, and of one request wherever it entered."""
+"""Handlers for traces: of this node, of the whole mesh, and of one request at any peer."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from exo_mesh.serving.traces import MAX_TRACES, RequestTrace
 from exo_mesh.settings.effective import shared_text
 
 SHARE = "trace_sample"
-"""The setting that the switch is of; see exo_mesh.settings.effective."""
+"""The setting that PUT /v1/tracing changes; see exo_mesh.settings.effective."""
 
 MAX_IDS = 10 * MAX_TRACES
 
 
 class DeleteTracesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/traces/delete: exactly one of the two."""
+    """POST /v1/traces/delete: exactly one of the two fields is required."""
 
     trace_ids: list[str] = []
     all: bool = False
 
 
 class TracingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """PUT /v1/tracing. sample: the share of new requests that is traced, instead of all of them."""
+    """PUT /v1/tracing. sample: the share of new requests to trace, above 0 and at most 1; null means all."""
 
     enabled: bool
     sample: float | None = None
 
 
 class TraceRoutes:
-    """Each method answers one route. Callers who are no admin see traces of their own requests only."""
+    """Each method answers one route. Callers who are not admins see only traces of their own requests."""
 
     def __init__(self, context: ApiContext) -> None:
         self._service = context.service
@@ -46,28 +46,28 @@ class TraceRoutes:
         self._body_silence_s = context.options.body_silence_s
 
     def table(self) -> RouteTable:
-        """The routes. Each trace is found at any peer, so the `cluster` names are aliases."""
+        """The routes. Every peer finds each trace of the mesh, so the `cluster` names of single traces are aliases."""
         of_node, of_mesh = "/v1/traces", "/v1/traces/cluster"
         # fmt: off
         return [
-            Route("GET", ("/v1/tracing",), self.tracing, USE, "Whether new requests are traced, and what share"),
+            Route("GET", ("/v1/tracing",), self.tracing, USE, "The share of new requests that is traced"),
             Route(
-                "PUT", ("/v1/tracing",), self.switch, ADMIN, "Trace all new requests of the mesh, or some, or as set",
+                "PUT", ("/v1/tracing",), self.switch, ADMIN, "Turn tracing of new requests on or off for the mesh",
                 body=TracingBody, errors=(400, 408, 413),
             ),
-            Route("GET", (of_node,), self.here, USE, "Traced requests that entered here"),
+            Route("GET", (of_node,), self.here, USE, "Traced requests of this node"),
             Route("GET", (of_mesh,), self.everywhere, USE, "Traced requests of all peers that answer"),
             Route(
                 "POST", (f"{of_node}/delete",), self.delete, ADMIN, "Delete traces at all peers",
                 body=DeleteTracesBody, errors=(400, 408, 413),
             ),
             Route(
-                "GET", (f"{of_node}/{{id}}", f"{of_mesh}/{{id}}"), self.one, USE, "One traced request, of any peer",
+                "GET", (f"{of_node}/{{id}}", f"{of_mesh}/{{id}}"), self.one, USE, "One traced request of any peer",
                 errors=(404,),
             ),
             Route(
                 "GET", (f"{of_node}/{{id}}/stats", f"{of_mesh}/{{id}}/stats"), self.stats, USE,
-                "Where the time of one traced request went", errors=(404,),
+                "The time of one traced request by stage and phase", errors=(404,),
             ),
             Route(
                 "GET", (f"{of_node}/{{id}}/raw", f"{of_mesh}/{{id}}/raw"), self.raw, USE,
@@ -77,9 +77,9 @@ class TraceRoutes:
         # fmt: on
 
     async def tracing(self, request: web.Request) -> web.Response:
-        """GET /v1/tracing: of this node. origin "mesh": by PUT /v1/tracing or PUT /config, so that every peer has the
-        same, except those that were started with --trace-sample. export: how sending to a collector goes; null
-        if none is named."""
+        """GET /v1/tracing: the tracing of this node. origin "mesh": set by PUT /v1/tracing or PUT /config for all
+        peers, except those started with --trace-sample. export: the state of the export to a collector; null if no
+        collector is configured."""
         effective = self._desk.effective
         sample, origin = effective.now.trace_sample, effective.origin(SHARE)
         is_on = SHARE in self._desk.shared_texts and float(self._desk.shared_texts[SHARE]) > 0
@@ -90,7 +90,7 @@ class TraceRoutes:
         return json_response({**found, "export": export})
 
     async def switch(self, request: web.Request) -> web.Response:
-        """PUT /v1/tracing: {"enabled": true} traces every new request at all peers, with `sample` a share of them;
+        """PUT /v1/tracing: {"enabled": true} traces every new request at all peers, or with `sample` a share of them;
         {"enabled": false} goes back to the --trace-sample of each node."""
         body = decode_body(await read_body(request, self._body_silence_s), TracingBody)
         share = 1.0 if body.sample is None else body.sample
@@ -105,22 +105,23 @@ class TraceRoutes:
         return json_response({"object": "list", "data": data})
 
     async def everywhere(self, request: web.Request) -> web.Response:
-        """GET /v1/traces/cluster: those of every peer that answers within 2 s; the others by name."""
+        """GET /v1/traces/cluster: the traces of every peer that answers within 2 s, and the names of the other
+        peers."""
         found = await self._service.inspection.cluster_traces(request[CALLER].limited_to)
         return json_response({"object": "list", **found})
 
     async def one(self, request: web.Request) -> web.Response:
-        """GET /v1/traces/{id}: by trace id or any id of its request, in the Trace Event Format."""
+        """GET /v1/traces/{id}: one trace in the Trace Event Format, by its trace id or any id of its request."""
         found = await self._found(request)
         return _not_found(request) if found is None else json_response(chrome_trace(found))
 
     async def stats(self, request: web.Request) -> web.Response:
-        """GET /v1/traces/{id}/stats: sums per stage and phase."""
+        """GET /v1/traces/{id}/stats: the total time per stage and phase."""
         found = await self._found(request)
         return _not_found(request) if found is None else json_response(trace_stats(found))
 
     async def raw(self, request: web.Request) -> web.Response:
-        """GET /v1/traces/{id}/raw: the same as /v1/traces/{id}, for a browser to save."""
+        """GET /v1/traces/{id}/raw: the same as /v1/traces/{id}, as a file that a browser saves."""
         found = await self._found(request)
         if found is None:
             return _not_found(request)
@@ -130,12 +131,13 @@ class TraceRoutes:
         )
 
     async def delete(self, request: web.Request) -> web.Response:
-        """POST /v1/traces/delete: traces with these ids, or all, at every peer that answers."""
+        """POST /v1/traces/delete: delete the traces with these ids, or all, at every peer that answers."""
         body = decode_body(await read_body(request, self._body_silence_s), DeleteTracesBody)
         if body.all == bool(body.trace_ids):
-            raise InputError("send either trace_ids with at least one id, or all: true", param="trace_ids")
+            raise InputError('send either "trace_ids" with at least one id, or "all": true', param="trace_ids")
         if len(body.trace_ids) > MAX_IDS:
-            raise InputError(f"trace_ids has {len(body.trace_ids)} ids, more than {MAX_IDS}", param="trace_ids")
+            message = f"trace_ids has {len(body.trace_ids)} ids; at most {MAX_IDS} are allowed"
+            raise InputError(message, param="trace_ids")
         deleted = await self._service.inspection.delete_traces(None if body.all else body.trace_ids)
         return json_response({"object": "traces.deleted", **deleted})
 
@@ -146,5 +148,5 @@ class TraceRoutes:
 def _not_found(request: web.Request) -> web.Response:
     wanted = request.match_info["id"]
     return plain_error(
-        "not_found", f"no peer that answers has a trace {wanted}; GET /v1/traces/cluster lists them", "id"
+        "not_found", f"no peer that answers has a trace {wanted}; GET /v1/traces/cluster lists the traces", "id"
     )

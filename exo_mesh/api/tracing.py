@@ -1,4 +1,4 @@
-"""Which requests are traced, and where they are in their trace: as W3C Trace Context says, or by a draw."""
+"""Decides which requests are traced, and their place in the trace: by W3C Trace Context headers, or at random."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from aiohttp import web
 from exo_mesh.api.core.asker import TraceContext
 
 TRACE = web.RequestKey("trace", TraceContext)
-"""Of a request that is traced; the reply says it as x-trace-id and traceresponse."""
+"""The trace of a traced request; the reply has it in x-trace-id and traceresponse."""
 
 MAX_STATE_CHARS, MAX_STATE_MEMBERS = 512, 32
-"""Of a tracestate, as the standard has them. A longer one is dropped whole."""
+"""Limits of a tracestate in the standard. A longer tracestate is dropped completely."""
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _STATE_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{1,256}")
 
 
 def trace_of(parents: Sequence[str], states: Sequence[str], sample: float) -> TraceContext | None:
-    """The place of a request in its trace; None if it is not traced.
+    """The place of a request in its trace; None if the request is not traced.
 
-    parents, states: its traceparent and tracestate headers (https://www.w3.org/TR/trace-context/). A caller with the
-    sampled flag gets a trace with its own id, and one without it gets none. Of all other requests a share `sample` is
-    drawn. A traceparent that is not well-formed, or comes twice, counts as none.
+    parents, states: its traceparent and tracestate headers (https://www.w3.org/TR/trace-context/). If the traceparent
+    has the sampled flag, the request is traced under the caller's trace id; without the flag it is not traced. Of the
+    requests without a traceparent, a random share `sample` is traced. A malformed or repeated traceparent is ignored.
     """
     found = _TRACEPARENT.fullmatch(parents[0].strip().lower()) if len(parents) == 1 else None
     if found and found[1] != "ff" and not (found[1] == "00" and found[5]):
@@ -39,7 +39,7 @@ def trace_of(parents: Sequence[str], states: Sequence[str], sample: float) -> Tr
 
 
 def _state(headers: Sequence[str]) -> str:
-    """The members of tracestate headers as one; empty if they break the standard."""
+    """The members of all tracestate headers, joined; "" if they violate the standard."""
     members = [member.strip(" \t") for member in ",".join(headers).split(",") if member.strip(" \t")]
     joined = ",".join(members)
     if len(members) > MAX_STATE_MEMBERS or len(joined) > MAX_STATE_CHARS:
@@ -48,5 +48,5 @@ def _state(headers: Sequence[str]) -> str:
 
 
 def trace_headers(trace: TraceContext) -> dict[str, str]:
-    """What the reply to a traced request says: which trace, and its span in it (Trace Context, level 2)."""
+    """The headers of the reply to a traced request: its trace id and its span id (Trace Context, level 2)."""
     return {"x-trace-id": trace.trace_id, "traceresponse": f"00-{trace.trace_id}-{trace.span_id}-01"}

@@ -1,4 +1,4 @@
-"""Wishes for an instance, as a body of `POST /instance` or the query of `GET /instance/previews` says them."""
+"""Reads the wishes for an instance from the body of `POST /instance` or the query of `GET /instance/previews`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import cast, get_args
 
 from multidict import MultiDict, MultiMapping
 
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.schema import InstanceBody, StageBody
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.pinning import Pin
@@ -20,7 +21,7 @@ from exo_mesh.instances.spec import InstanceSpec
 MAX_PREFERENCES = 16
 MAX_REPLICAS = 64
 MAX_GROUPS = 16
-"""Tensor groups that one wish may name."""
+"""Most tensor groups that one request may name."""
 
 _BACKENDS: tuple[str, ...] = get_args(WishedBackend)
 _QUERY = frozenset(
@@ -32,25 +33,27 @@ _QUERY = frozenset(
 
 
 _OTHER_NAMES = {"model_id": "model", "excluded_nodes": "exclude_peers"}
-"""What older programs call parameters."""
+"""Parameter names of older programs, and the current names."""
 
 
 def preview_spec(query: MultiMapping[str]) -> InstanceSpec:
-    """`model=…[&context_limit=N][&engine=NAME][&exclude_peers=A,B][&engine_preference=A,B][&mixed_rings=WHEN]
-    [&tensor_group=N | &groups=A,B[&groups=C,D]][&group_backend=NAME]`. Raises InputError that names the parameter."""
+    """Read a query: `model=…[&context_limit=N][&engine=NAME][&exclude_peers=A,B][&engine_preference=A,B]
+    [&mixed_rings=WHEN][&tensor_group=N | &groups=A,B[&groups=C,D]][&group_backend=NAME]`. Raises InputError that names
+    the wrong parameter."""
     query = MultiDict((_OTHER_NAMES.get(name, name), value) for name, value in query.items())
     if unknown := sorted(set(query) - _QUERY):
-        raise InputError(f"{unknown[0]}: exo-mesh does not support this parameter here", param=unknown[0])
+        raise InputError(f"{unknown[0]}: this route does not support this parameter", param=unknown[0])
     model, context_limit, mixed_rings = query.get("model"), query.get("context_limit"), query.get("mixed_rings")
     group_size, group_backend = query.get("tensor_group"), query.get("group_backend")
     if not model:
         raise InputError("model: this parameter is required", param="model")
     if context_limit is not None and not re.fullmatch(r"[1-9][0-9]{0,8}", context_limit):
-        raise InputError(f"context_limit must be a whole number from 1, not {context_limit!r}", param="context_limit")
+        message = f"context_limit must be a whole number, at least 1, not {quoted(context_limit)}"
+        raise InputError(message, param="context_limit")
     if mixed_rings not in (None, *MIXING):
         raise InputError(f"mixed_rings must be one of {', '.join(MIXING)}", param="mixed_rings")
     if group_size is not None and not re.fullmatch(r"[0-9]{1,3}", group_size):
-        raise InputError(f"tensor_group must be a whole number, not {group_size!r}", param="tensor_group")
+        raise InputError(f"tensor_group must be a whole number, not {quoted(group_size)}", param="tensor_group")
     if group_backend not in (None, *_BACKENDS):
         raise InputError(f"group_backend must be one of {', '.join(_BACKENDS)}", param="group_backend")
     spec = InstanceSpec(
@@ -73,7 +76,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def instance_spec(body: InstanceBody) -> InstanceSpec:
-    """Raises InputError for figures out of range, and for wishes that contradict each other."""
+    """Translate a body to an InstanceSpec. Raises InputError for numbers out of range and for contradictory fields."""
     for name in ("min_peers", "context_limit"):
         value = getattr(body, name)
         if value is not None and not 1 <= value < 2**31:
@@ -85,7 +88,7 @@ def instance_spec(body: InstanceBody) -> InstanceSpec:
         others = [name for name in ("min_peers", "policy", "replicas") if getattr(body, name) is not None]
         if others or len(by_hand) > 1:
             names = " and ".join([*by_hand, *others])
-            raise InputError(f"{names} contradict each other: give one of them", param=by_hand[0])
+            raise InputError(f"{names} contradict each other: send only one of them", param=by_hand[0])
         if not getattr(body, by_hand[0]):
             raise InputError(f"{by_hand[0]} must name at least one peer with its layers", param=by_hand[0])
     pins = [Pin(peer, start, stop) for peer, (start, stop) in (body.pins or {}).items()]
@@ -113,34 +116,33 @@ def _pin(stage: StageBody) -> Pin:
     if stage.group is None:
         return pin
     if stage.group.peers[:1] != [stage.peer]:
-        raise InputError(
-            f"the peer of a stage leads its group, and {stage.peer} is not the first of it", param="stages"
-        )
+        raise InputError(f"the peer of a stage must come first in its group, but {stage.peer} does not", param="stages")
     return replace(pin, group=tuple(stage.group.peers), group_backend=stage.group.backend)
 
 
 def _refuse_odd_groups(spec: InstanceSpec, by_hand: Sequence[str]) -> None:
-    """Raises InputError for groups out of range, and for two ways of asking for them. by_hand: fields that deal out the
-    layers."""
+    """Raises InputError for groups out of range, and for two contradictory ways to ask for them. by_hand: the given
+    fields that assign layers to peers."""
     if spec.tensor_group is not None and not 1 <= spec.tensor_group <= MAX_MESH_RANKS:
         raise InputError(f"tensor_group must be between 1 (no group) and {MAX_MESH_RANKS}", param="tensor_group")
     if len(spec.groups) > MAX_GROUPS or any(not 2 <= len(group) <= MAX_MESH_RANKS for group in spec.groups):
-        raise InputError(f"groups may be {MAX_GROUPS}, each of 2 to {MAX_MESH_RANKS} peers", param="groups")
+        message = f"groups may have at most {MAX_GROUPS} groups, each with 2 to {MAX_MESH_RANKS} peers"
+        raise InputError(message, param="groups")
     asked = [name for name in ("tensor_group", "groups") if getattr(spec, name)]
     if asked and (by_hand or len(asked) > 1):
         names = " and ".join([*by_hand, *asked])
-        raise InputError(f"{names} contradict each other: give one of them", param=asked[0])
+        raise InputError(f"{names} contradict each other: send only one of them", param=asked[0])
 
 
 def _one_engine(body: InstanceBody, pins: Sequence[Pin]) -> str | None:
-    """The engine of all stages, if the body asks for one. Raises InputError for wishes that contradict each other."""
+    """The engine of all stages, if the body asks for one. Raises InputError for contradictory fields."""
     engines = {pin.engine for pin in pins if pin.engine is not None}
     if body.engine is not None and engines - {body.engine}:
         others = " and ".join(sorted(engines - {body.engine}))
         raise InputError(f"engine is {body.engine}, but stages ask for {others}", param="engine")
     if body.engine is not None and (body.engine_preference or body.mixed_rings == "always"):
         other = "engine_preference" if body.engine_preference else "mixed_rings"
-        raise InputError(f"engine and {other} contradict each other: give one of them", param=other)
+        raise InputError(f"engine and {other} contradict each other: send only one of them", param=other)
     if len(body.engine_preference) > MAX_PREFERENCES:
-        raise InputError(f"engine_preference may name {MAX_PREFERENCES} engines", param="engine_preference")
+        raise InputError(f"engine_preference may name at most {MAX_PREFERENCES} engines", param="engine_preference")
     return body.engine or (min(engines) if len(engines) == 1 and all(pin.engine for pin in pins) else None)

@@ -1,1 +1,1 @@
-"""A client of the HTTP API of nodes, and nodes that are child processes of their caller."""
+"""A client of a node's HTTP API, and helpers that run nodes as child processes."""

@@ -1,4 +1,4 @@
-"""A small client of a node's HTTP API on the standard library, so that the reading verbs start fast."""
+"""A small client of a node's HTTP API. It uses only the standard library, so that short commands start fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exo_mesh.settings.places import DEFAULT_API_URL
 
 READ_DEADLINE_S = 10.0
 STREAM_SILENCE_S = 120.0
-"""The API sends a keep-alive comment at least every 10 s, so this much silence means that it is gone."""
+"""The API sends a keep-alive comment at least every 10 s; after this much silence the client treats it as gone."""
 
 
 class NoNodeError(TransportError):
@@ -32,19 +32,19 @@ class NoNodeError(TransportError):
 
 
 class ApiClient:
-    """Calls with deadlines; every failure is a MeshError, with the server's own message where it gave one."""
+    """Calls a node's HTTP API with deadlines. Each failure is a MeshError, with the server's message if it sent one."""
 
     def __init__(
         self, url: str | None = None, home: Path | str | None = None, own_certificate: Path | None = None
     ) -> None:
-        """home: of the node, if it is on this machine; its local token is shown where there is no key. own_certificate:
-        that of the node, if it serves HTTPS; None looks for it in the node's settings."""
+        """home: the home directory of a node on this machine; without an API key the client sends that node's local
+        token. own_certificate: the certificate of that node, if it serves HTTPS; None looks it up in its settings."""
         chosen = url or os.environ.get("EXO_MESH_API_URL") or default_url(home, own_certificate)
         if "//" not in chosen:
             chosen = f"http://{chosen}"
         parts = urllib.parse.urlsplit(chosen)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--api-url {chosen}: an address such as {DEFAULT_API_URL} is needed")
+            raise ConfigError(f"--api-url {chosen}: not an HTTP address; use one such as {DEFAULT_API_URL}")
         self.url = chosen.rstrip("/")
         self._address = parts.hostname, _port_of(parts)
         self._home = Path(home) if home else home_of(os.environ)
@@ -58,28 +58,28 @@ class ApiClient:
         self._opener = urllib.request.build_opener(*handlers)
 
     def credentials(self) -> dict[str, str]:
-        """The header with the key of EXO_MESH_API_KEY, or else with the local token of the home."""
+        """The Authorization header with EXO_MESH_API_KEY, else with the home's local token; {} without either."""
         key = (os.environ.get("EXO_MESH_API_KEY") if self._shows_key else "") or self.local_token()
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def local_token(self) -> str:
-        """The local token of the home; "" if no node of this home is at the address."""
+        """The local token of the home; "" if no node with this home serves the address."""
         return token_for(self._home, *self._address)
 
     def get(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
-        """The JSON at `path`, with every text in it printable: names and errors are what peers say."""
+        """The JSON at `path`. Every text in it is made printable, because names and errors come from other peers."""
         return printable_values(self._call("GET", path, None, deadline_s), ANSWER_CHARS)
 
     def post(self, path: str, body: Any, deadline_s: float = READ_DEADLINE_S) -> Any:
-        """What the API answers to `body`."""
+        """POST `body` and return the JSON answer."""
         return self._call("POST", path, body, deadline_s)
 
     def put(self, path: str, body: Any, deadline_s: float = READ_DEADLINE_S) -> Any:
-        """What the API answers to `body`, with every text in it printable."""
+        """PUT `body` and return the JSON answer, with every text in it made printable."""
         return printable_values(self._call("PUT", path, body, deadline_s), ANSWER_CHARS)
 
     def delete(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
-        """What the API answers to DELETE."""
+        """DELETE `path` and return the JSON answer."""
         return self._call("DELETE", path, None, deadline_s)
 
     def text(self, path: str, deadline_s: float = READ_DEADLINE_S) -> str:
@@ -88,12 +88,12 @@ class ApiClient:
             try:
                 data: bytes = response.read()
             except (OSError, http.client.HTTPException) as exc:
-                raise TransportError(f"{self.url}{path} broke off") from exc
+                raise TransportError(f"the connection to {self.url} broke during the answer to {path}") from exc
         return data.decode(errors="replace")
 
     def at(self, url: str, *, with_key: bool) -> ApiClient:
-        """A client of another node, with the same home. with_key: that node may see the key of EXO_MESH_API_KEY. Raises
-        ConfigError for an address that cannot be used."""
+        """A client of another node, with the same home. with_key: send that node the key of EXO_MESH_API_KEY. Raises
+        ConfigError for an invalid address."""
         other = ApiClient(url, self._home, self._own_certificate)
         other._shows_key = with_key
         return other
@@ -107,9 +107,9 @@ class ApiClient:
         headers: Mapping[str, str] | None = None,
         silence_s: float = STREAM_SILENCE_S,
     ) -> Iterator[dict[str, Any]]:
-        """The events of a server-sent stream, until `[DONE]`. Closing the iterator closes the connection.
+        """Yields the events of a server-sent event stream, until `[DONE]`. Closing the iterator closes the connection.
 
-        body: None asks with GET. on_comment: gets the text of each comment, printable.
+        body: None sends a GET request. on_comment: called with the printable text of each comment.
         """
         with self._open("GET" if body is None else "POST", path, body, silence_s, headers) as response:
             try:
@@ -126,10 +126,10 @@ class ApiClient:
                         raise _server_error(event)
                     yield event
             except TimeoutError as exc:
-                raise DeadlineError(f"{self.url} was silent for {silence_s:.0f} s") from exc
+                raise DeadlineError(f"{self.url} sent nothing for {silence_s:.0f} s") from exc
             except (OSError, http.client.HTTPException, ValueError) as exc:
-                raise TransportError(f"the answer of {self.url} broke off") from exc
-        raise TransportError(f"the answer of {self.url} broke off")
+                raise TransportError(f"the stream from {self.url} ended early or is damaged") from exc
+        raise TransportError(f"the stream from {self.url} ended early")
 
     def _call(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
         with self._open(method, path, body, deadline_s) as response:
@@ -161,10 +161,10 @@ class ApiClient:
                 raise TransportError(tls_failure(self.url, reason)) from exc
             if self.url.startswith("http:") and isinstance(reason, ConnectionResetError):
                 raise TransportError(
-                    f"{self.url} ends the connection; if it serves HTTPS, use --api-url https://…"
+                    f"{self.url} closed the connection; if it serves HTTPS, use --api-url https://…"
                 ) from exc
             raise NoNodeError(
-                f"nothing answers at {self.url}; start a node with `exo-mesh`, or name one with --api-url"
+                f"no node answers at {self.url}; start one with `exo-mesh`, or give its address with --api-url"
             ) from exc
 
 
@@ -183,9 +183,9 @@ def _http_error(answer: urllib.error.HTTPError, path: str) -> MeshError:
 
 
 def _server_error(event: dict[str, Any]) -> MeshError:
-    """The error in an answer of OpenAI's shape, `{"error": {"message", "code", ...}}`."""
+    """The error in an answer of OpenAI's form, `{"error": {"message", "code", ...}}`."""
     error = event["error"]
     code, message = str(error.get("code") or ""), str(error["message"])
     if code == "invalid_api_key":
-        message += "; set EXO_MESH_API_KEY to it"
+        message += "; set EXO_MESH_API_KEY to a valid key"
     return error_from_code(code, message)

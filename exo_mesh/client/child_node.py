@@ -1,6 +1,6 @@
-"""A node as a child process: `exo-mesh serve`, which stops when its standard input closes.
+"""Runs a node as a child process: `exo-mesh serve`, which stops when its standard input closes.
 
-So it cannot outlive us, however we end. Its output goes to a file, from which the line that says "ready" is read.
+So the child stops even if this process is killed. The child's output goes to a file; its "ready" event is read there.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from exo_mesh.errors import DeadlineError, MeshError
 
 _POLL_S = 0.05
 STOP_DEADLINE_S = 5.0
-"""A node promises to stop within this."""
+"""A node guarantees to stop within this time."""
 
 
 class ChildNodeError(MeshError):
-    """A child node ended by itself; the message has its last log lines."""
+    """A child node exited unexpectedly; the message has its last log lines."""
 
     code = "child_node_failed"
 
 
 def client_of(ready: Mapping[str, Any]) -> ApiClient:
-    """A client, with local rights, of the node whose "ready" event this is. Without a home it is the usual one."""
+    """A client with local rights for the node that sent this "ready" event. "home": null means the default home."""
     return ApiClient(ready["api_url"], ready["home"], Path(ready["tls_cert"]) if ready["tls_cert"] else None)
 
 
 class ChildNode:
-    """One child. Start it, wait until it is ready, and always stop it."""
+    """One child process. Creating the object starts it; the owner calls `wait_ready` and must call `stop`."""
 
     def __init__(self, flags: Sequence[str], log_path: Path, environ: Mapping[str, str]) -> None:
         self.log_path = log_path
@@ -48,7 +48,7 @@ class ChildNode:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),
-                start_new_session=True,  # Ctrl-C in the terminal is for the parent, which then stops its children
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the parent, which then stops its children
             )
 
     @property
@@ -60,23 +60,25 @@ class ChildNode:
         return self._process.poll() is None
 
     def wait_ready(self, deadline_s: float) -> dict[str, Any]:
-        """Its "ready" event: node_id, name, home, api_url, grpc_address. Raises ChildNodeError or DeadlineError."""
+        """Wait for the child's "ready" event and return it: node_id, name, home, api_url, grpc_address. Raises
+        ChildNodeError or DeadlineError."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
             if ready := self._event("ready"):
                 return ready
             if not self.alive:
-                raise ChildNodeError(f"a node ended with exit code {self._process.returncode}:\n{self.log_tail()}")
+                raise ChildNodeError(f"a node exited with code {self._process.returncode}:\n{self.log_tail()}")
             time.sleep(_POLL_S)
         raise DeadlineError(f"a node was not ready after {deadline_s:g} s:\n{self.log_tail()}")
 
     def log_tail(self, num_lines: int = 12) -> str:
-        """Where its log is, and the last lines of it."""
+        """The path of the child's log and the log's last lines."""
         lines = self.log_path.read_text(errors="replace").splitlines()[-num_lines:]
         return "\n".join([f"last lines of {self.log_path}:", *(f"  {line}" for line in lines)])
 
     def ask_to_stop(self) -> None:
-        """Begin a clean stop; returns at once. Asking again changes nothing: a node ends unclean at a second signal."""
+        """Start a clean stop and return at once. Further calls do nothing, because a second signal would make the node
+        skip its cleanup."""
         if self._process.stdin is None or self._process.stdin.closed:
             return
         self._process.stdin.close()
@@ -84,7 +86,7 @@ class ChildNode:
             self._process.terminate()
 
     def stop(self) -> None:
-        """Stop it; kill its session if it has not ended within STOP_DEADLINE_S."""
+        """Stop the child; kill its session if it is still alive 1 s after STOP_DEADLINE_S."""
         self.ask_to_stop()
         try:
             self._process.wait(STOP_DEADLINE_S + 1.0)

@@ -1,4 +1,4 @@
-"""A mesh of a few nodes on this machine: real `exo-mesh serve` processes that share only the loopback network."""
+"""Starts a mesh of a few nodes on this machine: `exo-mesh serve` processes that share only the loopback network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _POLL_S = 0.1
 
 @dataclass
 class LocalMesh:
-    """children[0] is the peer that the others dial, and whose API is shown. `ready`: what each said when it was."""
+    """The child nodes of one local mesh. children[0] is the peer that the others connect to, and the user sees its API.
+    ready: the "ready" event of each child."""
 
     children: list[ChildNode] = field(default_factory=list)
     ready: list[dict[str, Any]] = field(default_factory=list)
@@ -37,7 +38,7 @@ class LocalMesh:
         return client_of(self.ready[index])
 
     def wait_until_joined(self) -> None:
-        """Until all are ready and the first sees all others. Raises ChildNodeError or DeadlineError."""
+        """Wait until all nodes are ready and the first sees all others. Raises ChildNodeError or DeadlineError."""
         self.ready = [child.wait_ready(_START_DEADLINE_S) for child in self.children]
         end = time.monotonic() + _JOIN_DEADLINE_S
         while time.monotonic() < end:
@@ -50,10 +51,10 @@ class LocalMesh:
 
 @contextlib.contextmanager
 def local_mesh(num_peers: int, flags: Sequence[str], name: str, api_port: int | None = None) -> Iterator[LocalMesh]:
-    """Start num_peers nodes at once with `flags`, and stop them at the end, however it comes.
+    """Start num_peers nodes together with `flags`, and always stop them when the context ends.
 
-    api_port: of the first peer; None is the usual port. Their homes are kept after a failure: the message says where
-    the logs are.
+    api_port: the API port of the first peer; None means the default port. After a failure the homes of the nodes stay
+    on disk, and the message gives the paths of the logs.
     """
     scratch = Path(tempfile.mkdtemp(prefix=f"exo-mesh-{name}-"))
     mesh = LocalMesh()
@@ -91,7 +92,7 @@ def _start(
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on just now."""
+    """A TCP port on 127.0.0.1 that is free at the moment of the call."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The nodes of a mesh that a command may ask: the first was named, and that one tells the addresses of the others."""
+"""The nodes that a command may ask: the user names the first, and that node reports the addresses of the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEARN_DEADLINE_S = 2.0
 
 
 class MeshNodes:
-    """Knows which node is asked now, and whom to ask next. Several threads may use it."""
+    """Keeps the node that a command asks, and switches to the next one when it fails. Several threads may use it."""
 
     def __init__(self, first: ApiClient) -> None:
         self._first = first
@@ -25,18 +25,19 @@ class MeshNodes:
 
     @property
     def client(self) -> ApiClient:
-        """The node that is asked now."""
+        """A client of the node that the command currently asks."""
         return self._current
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def name_of(self, client: ApiClient) -> str:
-        """The name of a node, or its address where nobody has told its name."""
+        """The name of a node, or its address if its name is unknown."""
         return self._names.get(client.url) or client.url
 
     def learn(self) -> dict[str, Any]:
-        """Ask the node for the addresses of the others. What it answers to `/state`; {} if it does not answer."""
+        """Ask the current node for `/state` and note the addresses of the other nodes. Returns the state, or {} if the
+        node does not answer."""
         try:
             state: dict[str, Any] = self._current.get("/state", LEARN_DEADLINE_S)
         except MeshError:
@@ -45,15 +46,15 @@ class MeshNodes:
         return state
 
     def learn_whether_loaded(self, model: str) -> bool:
-        """`learn`, and whether an instance of the model serves now."""
+        """Does what `learn` does, and returns whether an instance of the model is ready."""
         instances = self.learn().get("view", {}).get("instances", ())
         return any(one["model"] == model and one.get("state") == "ready" for one in instances)
 
     def note(self, peers: Iterable[Mapping[str, Any]], health: Mapping[str, Any]) -> None:
-        """Take the addresses of live peers.
+        """Replace the known nodes by the given live peers.
 
-        Any machine can join an open mesh, so the key of EXO_MESH_API_KEY is shown there only to the node that the user
-        named. MeshNodes of a closed mesh have its secret, and its keys hold at each of them.
+        Any machine can join an open mesh, so there only the node that the user named receives the key of
+        EXO_MESH_API_KEY. All nodes of a closed mesh have its secret and accept its keys, so there all of them get it.
         """
         found: dict[str, tuple[str, ApiClient]] = {}
         for peer in list(peers)[:MAX_MEMBERS]:
@@ -61,7 +62,7 @@ class MeshNodes:
             try:
                 client = self._clients.get(url) or self._first.at(url, with_key=health.get("mesh") == "closed")
             except MeshError:
-                continue  # a peer without an API, or with an address that is none
+                continue  # the peer has no API, or its address is invalid
             found[client.url] = peer["name"], client
         with self._lock:
             self._names = {url: name for url, (name, _) in found.items()}
@@ -69,12 +70,12 @@ class MeshNodes:
             self._clients = kept | {url: client for url, (_, client) in found.items()}
 
     def return_to_first(self) -> None:
-        """Ask the node that was named again: another one does not know this caller."""
+        """Go back to the node that the user named: other nodes may not accept this caller's credentials."""
         with self._lock:
             self._current = self._first
 
     def leave(self, client: ApiClient) -> None:
-        """Turn to the member after this one; does nothing if somebody else has turned already."""
+        """Switch from this node to the next one; does nothing if another thread has already switched."""
         with self._lock:
             if self._current is not client:
                 return

@@ -1,4 +1,4 @@
-"""Which server the verbs of the command line trust, where the API of a node speaks HTTPS."""
+"""Decides which server certificates the command line trusts, when a node serves its API over HTTPS."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from exo_mesh.settings.places import DEFAULT_API_URL
 
 
 def default_url(home: Path | str | None = None, own_certificate: Path | None = None) -> str:
-    """Where a node of this machine answers that has the default port."""
+    """The API address of a node on this machine with the default port; https if it has a certificate."""
     own = own_certificate or certificate_of(home)
     return DEFAULT_API_URL.replace("http:", "https:") if own else DEFAULT_API_URL
 
 
 def certificate_of(home: Path | str | None) -> Path | None:
-    """The certificate that a node with this home has from the environment and config.toml; None for the usual home."""
+    """The TLS certificate that the environment or the home's config.toml configures; None if neither does. home: None
+    means the default home."""
     try:
         return load_settings({"home": [str(home)]} if home else {}, os.environ).settings.tls_cert
     except ConfigError:
@@ -26,8 +27,8 @@ def certificate_of(home: Path | str | None) -> Path | None:
 
 
 def trust(host: str, own_certificate: Path | None) -> ssl.SSLContext:
-    """What to trust when `host` is asked over HTTPS: on this machine the certificate of its own node, and nothing else;
-    else the authorities of the system and EXO_MESH_API_CA."""
+    """The TLS context for HTTPS calls to `host`. If `host` is this machine and own_certificate is given, only that
+    certificate is accepted; else one signed by an authority of the system or of EXO_MESH_API_CA. Raises ConfigError."""
     if own_certificate is not None and _is_this_machine(host):
         try:
             return _pinned_context(own_certificate)
@@ -38,7 +39,7 @@ def trust(host: str, own_certificate: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(file)
         except OSError as exc:
-            raise ConfigError(f"EXO_MESH_API_CA={file}: there is no certificate in PEM form in it") from exc
+            raise ConfigError(f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form") from exc
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
@@ -54,17 +55,16 @@ def tls_failure(url: str, reason: ssl.SSLError) -> str:
     if isinstance(reason, ssl.SSLCertVerificationError):
         return (
             f"the certificate of {url} is not trusted ({reason.verify_message}); "
-            "set EXO_MESH_API_CA to it, or to that of its authority"
+            "set EXO_MESH_API_CA to a PEM file with that certificate or with its authority's"
         )
-    return f"{url} does not speak TLS as it should ({reason.reason or reason})"
+    return f"the TLS handshake with {url} failed ({reason.reason or reason}); does it serve HTTPS?"
 
 
 def _pinned_context(certificate: Path) -> ssl.SSLContext:
-    """For clients: trusts the first certificate in the file and no other, whatever name the server goes by. Raises
-    ValueError.
+    """A client context that trusts only the first certificate in the file, under any host name. Raises ValueError.
 
-    Only a server with its private key can use it, so a client on the same machine may use 127.0.0.1. The certificates
-    that follow belong to authorities, which sign for anybody.
+    Only the server with the matching private key can use that certificate, so a client on the same machine may connect
+    to 127.0.0.1. The certificates after the first belong to authorities, which also sign for other servers.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -73,5 +73,5 @@ def _pinned_context(certificate: Path) -> ssl.SSLContext:
         first, end, _ = certificate.read_text(encoding="ascii", errors="replace").partition("-----END CERTIFICATE-----")
         context.load_verify_locations(cadata=first[first.index("-----BEGIN CERTIFICATE-----") :] + end)
     except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
-        raise ValueError(f"{certificate} has no certificate that can be read") from exc
+        raise ValueError(f"{certificate} holds no readable certificate in PEM form") from exc
     return context

@@ -1,4 +1,4 @@
-"""Token events of one output to text: detokenized, cut at a stop string, each token with the text it belongs to."""
+"""Turns the token events of one output into text: detokenizes, cuts at a stop string, maps each token to its text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from exo_mesh.text.stop import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """A token and where its text begins and ends in the output; both are equal if it ends inside a character."""
+    """A token and the range [start, stop) of its text in the output, in characters; empty if the token ends inside a
+    character."""
 
     event: TokenEvent
     start: int
@@ -22,7 +23,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that may be sent, and the tokens whose text it ends. finish is set on the last piece only."""
+    """Text that may be sent, and the tokens whose text is complete with it. finish is set on the last piece only."""
 
     text: str
     tokens: tuple[TokenSpan, ...] = ()
@@ -32,7 +33,7 @@ class Piece:
 class TextAssembler:
     """Turns the events of one request into pieces.
 
-    Tokens are released once all of their text is: what belongs to a stop string, if only in part, is never shown.
+    A token is released once all of its text is released. A token with any text of a stop string is never shown.
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = ()) -> None:
@@ -42,10 +43,11 @@ class TextAssembler:
         self._num_decoded = 0
         self._num_released = 0
         self.num_tokens = 0
-        """Output tokens so far, those of a stop string included."""
+        """Output tokens so far, including the tokens of a stop string."""
 
     def push(self, event: TokenEvent) -> Piece:
-        """After a piece with `finish`, push nothing more: the output is complete, whatever the engine would add."""
+        """Take one event and return the text that may now be sent. After a piece with `finish` the output is complete:
+        push nothing more, even if the engine adds tokens."""
         decoded = ""
         if event.token_id is not None:
             self.num_tokens += 1
@@ -64,7 +66,8 @@ class TextAssembler:
         return Piece(text, self._release(everything=finish is not None and not self._stops.stopped), finish)
 
     def _release(self, *, everything: bool) -> tuple[TokenSpan, ...]:
-        """Tokens whose text has been sent; one that ends inside a character waits for that character."""
+        """Remove and return the tokens whose text has been sent. A token that ends inside a character waits until that
+        character is complete. everything: return all tokens that wait."""
         released: list[TokenSpan] = []
         while self._spans:
             span = self._spans[0]

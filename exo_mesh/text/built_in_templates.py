@@ -154,7 +154,7 @@ GEMMA4_TEMPLATE = """
 
 
 def built_in_template(architecture: str) -> ChatTemplate | None:
-    """The template for an architecture whose models may come without one; None for all others."""
+    """The built-in template for an architecture whose models may have none; None for all other architectures."""
     if architecture == "deepseek_v32":
         return ChatTemplate.found(DSML_TEMPLATE, "the built-in template of DeepSeek V3.2")
     if architecture.startswith("gemma4"):

@@ -1,4 +1,4 @@
-"""For compiled code that recurses as deep as its input: what overflows a stack ends the whole process."""
+"""Runs deeply recursive compiled code in a thread with a large stack, because a stack overflow ends the process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 STACK_BYTES = 128 << 20
-"""The deepest chain of rules in the largest grammar takes half of it; 8 MiB are usual. Only pages that are touched
-cost memory."""
+"""Stack size of such a thread; the default is 8 MiB. The deepest chain of rules in the largest grammar uses half of it.
+Only the pages that are used cost memory."""
 
 _lock = threading.Lock()
 
 
 def in_deep_stack(work: Callable[[], T]) -> T:
-    """Do it in a thread with a stack of STACK_BYTES, and wait for that. Answers or raises what it does."""
+    """Run `work` in a new thread with a stack of STACK_BYTES and wait for it. Returns or raises what `work` does."""
     executor = deep_executor("deep stack")
     try:
         return executor.submit(work).result()
@@ -26,12 +26,12 @@ def in_deep_stack(work: Callable[[], T]) -> T:
 
 
 def deep_executor(name: str) -> ThreadPoolExecutor:
-    """One thread with a stack of STACK_BYTES that does one thing after the other."""
+    """An executor with one thread whose stack has STACK_BYTES. The thread is already started."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-    with _lock:  # the size holds for all threads that start meanwhile
+    with _lock:  # the stack size applies to every thread that starts in the meantime
         usual = threading.stack_size(STACK_BYTES)
         try:
-            executor.submit(int)  # the thread starts with its first work
+            executor.submit(int)  # the executor starts its thread only with the first task
         finally:
             threading.stack_size(usual)
     return executor

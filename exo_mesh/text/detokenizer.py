@@ -1,4 +1,4 @@
-"""Token ids to text, token by token, at a constant cost per token."""
+"""Turns token ids into text, one token at a time, at a constant cost per token."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from exo_mesh.text.panics import is_panic
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_TOKENS = 4  # a UTF-8 character has at most four bytes
-MAX_WINDOW_TOKENS = 32  # a stream of bytes that never make text is given up on after so many tokens
+MAX_WINDOW_TOKENS = 32  # after this many tokens without valid text, the bytes are sent as they decode
 
 
 class Detokenizer:
-    """The pieces that `push` and `flush` return, joined, are the one-shot decode of all ids. Both raise ModelError.
+    """Decodes one output token by token.
 
-    A decoder is a black box that may look at neighbours (a space before a word, a character of several bytes). So the
-    last piece that was sent is decoded again together with what is new, and the difference is sent. An incomplete
-    character decodes to U+FFFD at the end: it is held until it is complete, or until it can no longer become so.
+    The pieces that `push` and `flush` return, joined, equal the decode of all ids at once. Both raise ModelError.
+    A decoder may look at neighbouring tokens (a space before a word, a character of several bytes). So the last piece
+    that was sent is decoded again together with the new tokens, and only the difference is sent. An incomplete
+    character decodes to U+FFFD at the end: it is held until it is complete or can no longer become complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
@@ -29,7 +30,7 @@ class Detokenizer:
         self._sent = ""  # their text, as it decodes from the start of the window
 
     def push(self, token_id: int) -> str:
-        """Text that this token completes; often "", if it ends inside a character."""
+        """Take the next token and return the text that it completes; "" if the token ends inside a character."""
         if token_id in self._hidden_ids or self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._window.append(token_id)
@@ -43,14 +44,15 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """The stream is over: text of an incomplete character, if one is held."""
+        """End the stream. Returns the text of an incomplete character, if one is held, else ""."""
         text = self._decode(self._window)
         return self._advance(len(self._window), text)
 
     def _release_broken(self, text: str) -> str:
-        """More is held than one character needs, so some of it is broken for good: send up to the last character.
+        """Send the held tokens except those of the last character, which may still become complete.
 
-        A border inside the window is one if both sides decode apart as they do together.
+        More tokens are held than one character needs, so some of their bytes can never become a character. The window
+        may be cut at a border if both sides, decoded separately, give the same text as when decoded together.
         """
         for border in range(len(self._window) - MAX_CHARACTER_TOKENS + 1, len(self._window)):
             head = self._decode(self._window[:border])
@@ -59,11 +61,12 @@ class Detokenizer:
         return ""
 
     def _advance(self, border: int, text: str) -> str:
-        """Send the window up to border, whose text from the start of the window is `text`."""
+        """Return the text that is new in the window up to `border`, and mark it as sent. text: the decode of the window
+        up to `border`."""
         piece = text[len(self._sent) :]
         fresh = self._window[self._num_sent : border]
         if not piece:
-            del self._window[self._num_sent : border]  # tokens without text: nothing to decode again later
+            del self._window[self._num_sent : border]  # tokens without text need not be decoded again
         elif fresh:
             self._window = self._window[self._num_sent :]
             self._num_sent = len(fresh)
@@ -76,4 +79,4 @@ class Detokenizer:
         except BaseException as exc:
             if not is_panic(exc):
                 raise
-            raise ModelError("the model's tokenizer cannot decode what the model wrote") from exc
+            raise ModelError("the model's tokenizer cannot decode the tokens that the model generated") from exc

@@ -1,7 +1,7 @@
-"""Grammars that answers can be held to: is one sound, and what is it as Lark, the one form that drivers compile.
+"""Checks grammars that constrain answers, and translates them to Lark, the only form that drivers compile.
 
-llguidance reads them: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md. It is compiled code that
-walks what a client wrote, deeper than a usual stack: see `in_deep_stack`.
+The syntax is llguidance's: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md. llguidance is compiled
+code that recurses over the client's grammar, deeper than a default stack allows: see `in_deep_stack`.
 """
 
 from __future__ import annotations
@@ -18,30 +18,36 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 MAX_BYTES = 128 << 10
-"""Of a grammar's text. The slowest found of this size is checked in 0.5 s and takes 100 MB."""
+"""Largest text of a grammar. Checking the slowest grammar of this size that we found takes 0.5 s and 100 MB."""
 
 MAX_CHOICES = 4096
 
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON is written as `json.dumps` does: a model that could put spaces anywhere may do so without end, and what lies
-between two values is known before the model says it, so that it takes no laps of the ring."""
+"""JSON has the fixed layout of `json.dumps`. With free white space a model may write spaces without end; with a fixed
+layout the text between two values is known in advance, so it costs no laps of the ring."""
 
 MAX_MESSAGE = 300
-"""Characters of an error of the library."""
+"""Most characters of an error of the library that a message quotes."""
 
 
 def compile_limits() -> LLParserLimits:
-    """What one grammar may cost, at the entry peer and the driver alike: the states of its lexer, about 2 kB each, and
-    the items of a step, of which 20,000 take a millisecond on the driver's event loop. Else the library's own limits,
-    with which the worst found takes 1 s and 80 MB for a mask, once, in a thread of its own."""
-    from llguidance import LLParserLimits  # a node begins without it
+    """Limits of one grammar, the same at the entry peer and the driver.
+
+    They bound the states of the lexer (about 2 kB each) and the items of a step (20,000 take 1 ms on the driver's event
+    loop). All other limits are the library's; with them the worst grammar that we found takes 1 s and 80 MB for one
+    mask, once, in a thread of its own.
+    """
+    from llguidance import LLParserLimits  # imported on first use, so that a node starts without it
 
     return LLParserLimits(max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
 
 
 def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
-    """Raises InputError naming the keyword that cannot be honoured. It blocks, up to half a second, and needs a deep
-    stack (`exo_mesh.text.deep_stack`): `TemplateRenderer.check_grammar` runs it in a process that may die of it."""
+    """Check that a grammar can be enforced. Raises InputError that names the keyword which cannot be.
+
+    It blocks for up to 0.5 s and needs a deep stack (`exo_mesh.text.deep_stack`). A grammar may still crash it, so
+    `TemplateRenderer.check_grammar` runs it in a separate process.
+    """
     from llguidance import LLMatcher
 
     lark = lark_text(spec, param)
@@ -50,20 +56,20 @@ def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
     except BaseException as exc:
         if not is_panic(exc):
             raise
-        raise InputError("the grammar is too much for its compiler", param=param) from exc
+        raise InputError("the grammar compiler failed on this grammar; use a simpler one", param=param) from exc
     if is_error:
         raise InputError(reason(spec, messages[0]), param=param)
 
 
 def lark_text(spec: GrammarSpec, param: str = "response_format") -> str:
-    """A whole grammar as Lark. Raises InputError if its text is not what its kind says."""
+    """Translate a grammar to a complete Lark grammar. Raises InputError if its text does not fit its kind."""
     check_size(spec, param)
     return spec.text if spec.kind == "lark" else f"start: {lark_of(spec, param)}"
 
 
 def lark_of(spec: GrammarSpec, param: str = "response_format") -> str:
-    """What stands for a grammar on the right-hand side of a rule of another one. Raises InputError if its text is not
-    what its kind says."""
+    """Translate a grammar to an expression for the right-hand side of a Lark rule. Raises InputError if its text does
+    not fit its kind."""
     check_size(spec, param)
     match spec.kind:
         case "json_schema":
@@ -79,15 +85,15 @@ def lark_of(spec: GrammarSpec, param: str = "response_format") -> str:
 
 
 def check_size(spec: GrammarSpec, param: str) -> None:
-    """Raises InputError if it is too large to be looked at."""
+    """Raises InputError if the grammar is too large, or holds a NUL character or a lone surrogate."""
     try:
         size = len(spec.text.encode())
     except UnicodeEncodeError as exc:
-        raise InputError("the grammar holds a lone surrogate, which is no character", param=param) from exc
+        raise InputError("the grammar contains a lone surrogate (U+D800 to U+DFFF)", param=param) from exc
     if size > MAX_BYTES:
-        raise InputError(f"the grammar has {size} bytes, more than {MAX_BYTES}", param=param)
+        raise InputError(f"the grammar has {size} bytes; at most {MAX_BYTES} are allowed", param=param)
     if "\0" in spec.text:
-        raise InputError("the grammar holds a NUL character", param=param)
+        raise InputError("the grammar contains a NUL character", param=param)
 
 
 def _schema(text: str, param: str) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def _schema(text: str, param: str) -> dict[str, Any]:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
-        raise InputError("the schema is neither an object nor true", param=param)
+        raise InputError("the schema is not an object, true or false", param=param)
     return {**schema, "x-guidance": LAYOUT}
 
 
@@ -109,9 +115,9 @@ def _written(schema: dict[str, Any], param: str) -> str:
 def _choices(text: str, param: str) -> list[str]:
     choices = _json(text, "list of choices", param)
     if not (isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices)):
-        raise InputError("the choices are not a list of strings", param=param)
+        raise InputError("the choices are not a non-empty list of strings", param=param)
     if len(choices) > MAX_CHOICES:
-        raise InputError(f"there are {len(choices)} choices, more than {MAX_CHOICES}", param=param)
+        raise InputError(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed", param=param)
     return choices
 
 
@@ -125,7 +131,7 @@ def _json(text: str, what: str, param: str) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 _KEYWORDS: tuple[tuple[str, str], ...] = (
@@ -141,14 +147,14 @@ _KEYWORDS: tuple[tuple[str, str], ...] = (
     ("multiple", '"multipleOf"'),
     ("patternProperties", '"patternProperties"'),
 )  # fmt: skip
-"""What the library says of a schema, and the keyword that it means."""
+"""(part of an error of the library about a schema, the keywords that cause it)."""
 
 
 def reason(spec: GrammarSpec, message: str) -> str:
-    """One sentence from what the library says, which has the place in the text in further lines."""
+    """Shorten an error of the library to one sentence; its other lines show the position in the text."""
     message = re.sub(r"^at \d+\(\d+\): ", "", message)
     detail = message.removeprefix("failed to compile JSON schema: ")
-    if spec.kind == "json_schema" or detail != message:  # one that stands in a Lark grammar, too
+    if spec.kind == "json_schema" or detail != message:  # a Lark grammar can contain a schema, too
         return _of_schema(" ".join(re.split(r"\n +\d+ \| ", detail)[0].split())[:MAX_MESSAGE])
     first = " ".join(message.split()) if spec.kind == "regex" else message.partition("\n")[0]
     return f"the {spec.kind} grammar cannot be used: {first[:MAX_MESSAGE]}"

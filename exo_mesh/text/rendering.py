@@ -1,7 +1,7 @@
-"""Compiles and renders chat templates, which are untrusted code: messages to one prompt text.
+"""Compiles chat templates, which are untrusted code, and renders messages to one prompt text.
 
-Only a renderer process (`template_child`) and tests may import this module: whatever gets past the sandbox's limits
-then costs that process's memory and time, and not the node's.
+Only a renderer process (`template_child`) and tests may import this module. If a template escapes the sandbox's limits,
+it uses that process's memory and time, not the node's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exo_mesh.text.sandbox import compile_template, strftime, time_limit
 from exo_mesh.text.template import MAX_LENGTH, RENDER_LIMIT_S, Message
 
 MAX_VARIABLES = 1000
-"""Names that a template may read from outside; those on the hub read fewer than 40."""
+"""Most names that a template may read from outside; templates on the hub read fewer than 40."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class CompiledTemplate:
 
     template: Template
     variables: frozenset[str]
-    """Names that it reads from outside, such as `enable_thinking`."""
+    """Names that the template reads from outside, such as `enable_thinking`."""
 
     @classmethod
     def compile(cls, source: str, where: str) -> CompiledTemplate:
-        """Raises ModelError naming `where` if it is no template."""
+        """Compile a template. Raises ModelError, naming `where`, if it cannot be used."""
         try:
             template, names = compile_template(source)
         except (TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as exc:
@@ -40,7 +40,9 @@ class CompiledTemplate:
         except MemoryError as exc:
             raise ModelError(f"{where}: the chat template needs too much memory to compile") from exc
         if len(names) > MAX_VARIABLES:
-            raise ModelError(f"{where}: the chat template reads {len(names)} names; {MAX_VARIABLES} are allowed")
+            raise ModelError(
+                f"{where}: the chat template reads {len(names)} variables; at most {MAX_VARIABLES} are allowed"
+            )
         return cls(template, names)
 
     def render(
@@ -54,9 +56,9 @@ class CompiledTemplate:
         limit_s: float = RENDER_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> str:
-        """The prompt. It may compute for limit_s, or longer where the sandbox has a gap.
+        """Render the messages to a prompt. It may take limit_s, or longer if the sandbox has a gap.
 
-        Raises InputError with what the template says, or because it runs too long or makes too much.
+        Raises InputError if the template refuses the messages, runs too long or makes a value that is too large.
         """
         names = {
             "tools": None,
@@ -81,7 +83,7 @@ class CompiledTemplate:
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as exc:
             raise InputError(f"the model's chat template refuses these messages: {exc}", param="messages") from exc
         except RecursionError as exc:
-            raise InputError("the model's chat template recurses without end", param="messages") from exc
+            raise InputError("the model's chat template recurses too deeply", param="messages") from exc
         except MemoryError as exc:
             raise InputError("the model's chat template needs too much memory", param="messages") from exc
         text = "".join(pieces)
@@ -89,12 +91,12 @@ class CompiledTemplate:
 
 
 def _cut_after_final_message(text: str, messages: Sequence[Message]) -> str:
-    """The prompt up to the end of the last message's content, so that the model goes on inside it."""
+    """Cut the prompt after the last message's content, so that the model continues that message. Raises InputError."""
     content = str(messages[-1].get("content") or "")
     start = text.rfind(content.strip()) if content.strip() else -1
     if start < 0:
         raise InputError(
-            "continue_final_message: the chat template does not show the last message as it is",
+            "continue_final_message: the chat template changes the text of the last message, so it cannot be continued",
             param="continue_final_message",
         )
     whole = content.lstrip()

@@ -1,12 +1,12 @@
-"""A Jinja environment for chat templates, which are code from strangers: sandboxed, bounded in time and size.
+"""A Jinja environment for chat templates, which are untrusted code: sandboxed, with limits on time and size.
 
-The sandbox is the first line of defence and says in clear words what a template does wrong. A list of limits is never
-complete: `template_child` runs it in a process whose memory and time the system bounds.
+The sandbox is the first line of defence and names what a template does wrong. No list of limits is complete, so
+`template_child` runs the sandbox in a process whose memory and time the operating system limits.
 
-Jinja's own sandbox keeps a template away from Python. It does not keep it from running or growing for ever, so every
-way to repeat something (a loop, a call) looks at the clock, and every way to grow a value has a size limit. What counts
-is the size of a value written out: a list that holds another one twice, which holds another one twice, is small in
-memory, but to print or compare it takes for ever, and no Python code can stop that.
+Jinja's own sandbox keeps a template away from Python. It does not stop a template that runs or grows for ever. So every
+way to repeat something (a loop, a call) checks the clock, and every way to grow a value has a size limit. The size that
+counts is that of the value written out. A list that holds another list twice, which again holds a list twice, and so
+on, is small in memory, but printing or comparing it takes for ever, and no Python code can interrupt that.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from jinja2.visitor import NodeTransformer
 
 from exo_mesh.text.template import MAX_LENGTH
 
-MAX_ITEMS = 1 << 20  # of a value, with everything inside it
-MAX_NUMBER = 1 << 20  # an argument of a call: widths and counts are far below
+MAX_ITEMS = 1 << 20  # items of a value, including those of all values inside it
+MAX_NUMBER = 1 << 20  # largest number as an argument of a call: real widths and counts are far smaller
 MAX_BITS = 256
-MAX_SPREAD = 64 << 20  # most characters inside a value, or that a join or replace may come to, by a generous estimate
-# Filters that no chat template needs, and that can make much out of little.
+MAX_SPREAD = 64 << 20  # most characters inside a value; also the upper estimate allowed for a join or replace
+# Filters that no chat template needs, and that can produce a large value from a small one.
 _REMOVED_FILTERS = ("batch", "center", "filesizeformat", "format", "pprint", "random", "slice", "urlize", "wordwrap")
 
 
@@ -58,7 +58,7 @@ _budget: ContextVar[_Budget | None] = ContextVar("chat_template_budget", default
 
 @contextmanager
 def time_limit(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Within it, a template of this thread raises TemplateLimitError once `seconds` have passed."""
+    """Inside this context, templates of this thread raise TemplateLimitError after `seconds`."""
     token = _budget.set(_Budget(clock() + seconds, clock))
     try:
         yield
@@ -67,9 +67,9 @@ def time_limit(seconds: float, clock: Callable[[], float] = time.monotonic) -> I
 
 
 def compile_template(source: str) -> tuple[Template, frozenset[str]]:
-    """A template ready to render, and the names that it reads from outside.
+    """Compile a template with all limits built in. Returns it and the names that it reads from outside.
 
-    Raises jinja2.TemplateError, or RecursionError if it is nested absurdly deep.
+    Raises jinja2.TemplateError, or RecursionError if the template is nested too deeply.
     """
     environment = _Environment()
     tree = _Watch().visit(environment.parse(source))
@@ -78,8 +78,8 @@ def compile_template(source: str) -> tuple[Template, frozenset[str]]:
 
 
 class _Watch(NodeTransformer):
-    """Puts the limits into a template: `for x in y` iterates `y|_watched`, and `a ~ b` becomes `(a ~ b)|_bounded`, as
-    do `[a]`, `(a, b)` and `{a: b}`."""
+    """Adds the limits to a template: `for x in y` iterates over `y|_watched`, and `a ~ b` becomes `(a ~ b)|_bounded`;
+    `[a]`, `(a, b)` and `{a: b}` are bounded in the same way."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -107,7 +107,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        # Not optimized: the optimizer would compute constant expressions at compile time, outside the limits.
+        # The optimizer is off: it would compute constant expressions at compile time, outside the limits.
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation])
         for name in _REMOVED_FILTERS:
             del self.filters[name]
@@ -143,7 +143,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a model is trained on; here it just renders what is inside."""
+    """Renders the inside of `{% generation %}…{% endgeneration %}`, which only marks the text for training."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -175,7 +175,7 @@ def _bounded(value: Any) -> Any:
 
 
 def _check_size(value: Any) -> None:
-    """Refuse a container that is too large when it is written out."""
+    """Raises TemplateLimitError for a container that is too large when it is written out."""
     num_items = num_characters = 0
     inside = [value]
     while inside:
@@ -196,7 +196,7 @@ def _check_size(value: Any) -> None:
 
 
 class _Namespace(Namespace):
-    """A template can change it, so that what it holds must be small at any time: no other namespace."""
+    """Jinja's namespace with its content checked at every change. It may not hold another namespace."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         Namespace.__init__(*args, **kwargs)
@@ -211,7 +211,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def _check_counts(*arguments: Any) -> None:
-    """Refuse widths and counts that no template needs."""
+    """Raises TemplateLimitError for widths and counts larger than any template needs."""
     for value in arguments:
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise TemplateLimitError(f"the chat template passes {value} to a call")
@@ -219,7 +219,7 @@ def _check_counts(*arguments: Any) -> None:
 
 def _check_format(text: Any) -> None:
     if isinstance(text, str) and _WIDE_FIELD.search(text):
-        raise TemplateLimitError("the chat template formats with a computed or a very wide field")
+        raise TemplateLimitError("the chat template uses a format field with a computed or very large width")
 
 
 def _check_product(left: Any, right: Any) -> None:
@@ -229,31 +229,34 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _check_spread(name: str, arguments: tuple[Any, ...]) -> None:
-    """`join` and `replace` can copy one text as often as another is long: the first and the last text tell."""
+    """Raises TemplateLimitError if a `join` or `replace` may produce too much text.
+
+    Both can copy one text once per character of another, so the product of the first and the last length is the bound.
+    """
     lengths = [len(value) for value in arguments if isinstance(value, str | list | tuple | range)]
     if name in ("join", "replace") and len(lengths) > 1 and lengths[0] * lengths[-1] > MAX_SPREAD:
-        raise TemplateLimitError("the chat template joins or replaces too much")
+        raise TemplateLimitError("the chat template joins or replaces texts that are too long")
 
 
 _WIDE_FIELD = re.compile(r"%[-+ #0]*(\*|\d{5})|\{[^{}]*:[^{}]*(\{|\d{5})")
 
 
 def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja with its result bounded; its calling convention stays."""
+    """Wrap a filter of Jinja so that its result is bounded; its calling convention stays."""
 
     def limited(*args: Any, **kwargs: Any) -> Any:
         return _bounded(function(*args, **kwargs))
 
-    limited.__dict__.update(getattr(function, "__dict__", {}))  # a built-in function has none
+    limited.__dict__.update(getattr(function, "__dict__", {}))  # a built-in function has no __dict__
     return limited
 
 
 def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter `sum`, for numbers only: a sum of lists copies the first as often as there are others."""
+    """Wrap the filter `sum` so that it adds only numbers: a sum of lists copies the first list once for each other."""
 
     def numbers_only(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, _CONTAINERS) for value in (*args[2:], *kwargs.values())):
-            raise TemplateLimitError("the chat template adds up something else than numbers")
+            raise TemplateLimitError("the chat template uses the filter sum on values that are not numbers")
         return function(*args, **kwargs)
 
     numbers_only.__dict__.update(vars(function))
@@ -261,7 +264,7 @@ def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja with its arguments checked and its result bounded; its calling convention stays."""
+    """Wrap a filter of Jinja so that its arguments are checked and its result bounded; its calling convention stays."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
@@ -269,7 +272,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         _check_spread(name, values)
         return _bounded(function(*args, **kwargs))
 
-    guarded.__dict__.update(vars(function))  # Jinja's mark for filters that want the context or the environment
+    guarded.__dict__.update(vars(function))  # keeps Jinja's mark on filters that take the context or environment
     return guarded
 
 
@@ -284,12 +287,12 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers defines it for chat templates: no HTML escapes, non-ASCII kept."""
+    """The filter `tojson` as transformers defines it for chat templates: no HTML escapes, non-ASCII stays."""
     _check_counts(indent)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return str(_bounded(text))
 
 
 def strftime(now: Callable[[], datetime]) -> Callable[[str], str]:
-    """The `strftime_now` that many templates print a date with."""
+    """The function `strftime_now`, with which many templates print a date."""
     return lambda format_: now().strftime(format_)

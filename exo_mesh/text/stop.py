@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text: what may be sent on, and where the text ends."""
+"""Finds stop strings in a stream of text, and holds back text that may become one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts a stream before the first stop string that completes in it.
+    """Cuts a stream of text before the first stop string in it.
 
-    "First" is by the character that completes it; of those that complete together, the longest. So the result does
-    not depend on how the text was cut into pieces. The longest suffix that could still become a stop string is held.
+    The first stop string is the one whose last character comes first; if several end there, the longest. So the result
+    does not depend on how the text was cut into pieces. The longest suffix that could still become a stop string is
+    held back.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
@@ -20,7 +21,7 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """Text that is now safe to send. After `stopped` is set there is none any more."""
+        """Take more text and return the text that is now safe to send; always "" once `stopped` is set."""
         if self.stopped:
             return ""
         pending = self._held + text
@@ -34,7 +35,7 @@ class StopStrings:
         return pending[:safe]
 
     def flush(self) -> str:
-        """The stream is over: what was held is no stop string after all."""
+        """End the stream and return the held text, which did not become a stop string."""
         held, self._held = self._held, ""
         return held
 

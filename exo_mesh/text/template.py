@@ -1,4 +1,4 @@
-"""Chat templates as found in a model's files. They are code from strangers: only `rendering` runs them, in a child."""
+"""Finds the chat template in a model's files. Templates are untrusted code: only `rendering` runs them, in a child."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from exo_mesh.model_files import exists, named, read_json_text, read_model_file,
 Message = dict[str, Any]
 
 MAX_SOURCE = 1 << 20
-"""Most characters of a template; long ones on the hub have some 30,000."""
+"""Most characters of a template; the longest on the hub have about 30,000."""
 
-MAX_SOURCE_BYTES = 4 * MAX_SOURCE  # a character has at most four
+MAX_SOURCE_BYTES = 4 * MAX_SOURCE  # a UTF-8 character has at most four bytes
 
 MAX_LENGTH = 4 << 20
 """Most characters of a prompt, and of any value that a template makes."""
 
-RENDER_LIMIT_S = 5.0  # rendering a megabyte of conversation takes a fraction of it
+RENDER_LIMIT_S = 5.0  # rendering a conversation of 1 MB takes a fraction of this
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range", "namespace"}
 )
-"""Names that a template is given; a request may not set them."""
+"""Names that the node sets for a template; a request may not set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,25 @@ class ChatTemplate:
     source: str
     where: str
     digest: str
-    """SHA-256 of the text: how a renderer process knows the template after the first time."""
+    """SHA-256 of the text; a renderer process that has compiled the template finds it by this digest."""
     variables: frozenset[str] = frozenset()
-    """Names that it reads from outside, such as `enable_thinking`; empty until a renderer has compiled it."""
+    """Names that the template reads from outside, such as `enable_thinking`; empty until a renderer has compiled it."""
 
     @classmethod
     def found(cls, source: str, where: str) -> ChatTemplate:
-        """Raises ModelError if the text is too long."""
+        """Make a ChatTemplate of a text found at `where`. Raises ModelError if the text is too long."""
         if len(source) > MAX_SOURCE:
-            raise ModelError(f"{where}: the chat template has {len(source)} characters; {MAX_SOURCE} are allowed")
+            raise ModelError(
+                f"{where}: the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed"
+            )
         return cls(source, where, hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest())
 
 
 def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
-    """A model's template: chat_template.jinja, else chat_template.json, else tokenizer_config.json; None without one.
+    """Find a model's template in chat_template.jinja, else chat_template.json, else tokenizer_config.json; None if no
+    file has one.
 
-    Of several named templates it is the one called "default". Raises ModelError.
+    Of several named templates it takes the one called "default". Raises ModelError.
     """
     jinja = directory / "chat_template.jinja"
     if exists(jinja):
@@ -69,17 +72,17 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatT
         by_name = {str(entry.get("name")): entry.get("template") for entry in found if isinstance(entry, dict)}
         if "default" not in by_name:
             names = shown(sorted(map(str, by_name)))
-            raise ModelError(f"{named(where)}: none of the chat templates {names} is called 'default'")
+            raise ModelError(f'{named(where)}: none of the chat templates {names} is called "default"')
         found = by_name["default"]
     if found is None:
         return None
     if not isinstance(found, str):
-        raise ModelError(f"{named(where)}: chat_template is a {type(found).__name__}, not text")
+        raise ModelError(f"{named(where)}: chat_template is {shown(found)}, not a string")
     return ChatTemplate.found(found, named(where))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} if there is no file. Raises ModelError."""
+    """Read a JSON object from a file; {} if the file does not exist. Raises ModelError."""
     try:
         value = msgspec.json.decode(read_json_text(path))
     except FileNotFoundError:
@@ -87,5 +90,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"{named(path)}: cannot be read: {exc}") from exc
     if not isinstance(value, dict):
-        raise ModelError(f"{named(path)}: holds no JSON object")
+        raise ModelError(f"{named(path)}: is not a JSON object")
     return value

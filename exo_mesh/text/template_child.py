@@ -1,16 +1,16 @@
 """`python -m exo_mesh.text.template_child MAX_BYTES`: a process that compiles and renders chat templates for a node.
 
-Templates are untrusted code, and grammars are walked by compiled code; both are checked here. They run out of reach of
-the node, with limits that the system enforces:
+It also checks grammars. Templates are untrusted code, and compiled code recurses over grammars, so both run in this
+separate process, with limits that the operating system enforces:
 
 - memory: MAX_BYTES of address space above what the process has at its start. Only Linux reports that size; elsewhere
   the node alone watches the process and ends it (see `api/core/templates.py`).
-- CPU time: the limit of each question and CPU_GRACE_S more, after which the system ends the process. The node's own
-  timer usually comes first; this one ends a process whose node has died in the middle of a question.
+- CPU time: the limit of each question plus CPU_GRACE_S, after which the system ends the process. The node's own timer
+  usually fires first; this limit ends a process whose node has died in the middle of a question.
 - no file written, no core dump, and no new process (unless root runs the node).
 
-Questions come through standard input and answers go through standard output, one at a time. The process ends with its
-standard input. It imports Jinja and msgspec, and nothing that a node needs to talk to others.
+Questions arrive on standard input and answers leave on standard output, one at a time. The process ends when its
+standard input closes. It imports Jinja and msgspec, and no networking code of a node.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from exo_mesh.text.template_wire import (
 
 CPU_GRACE_S = 2.0
 MAX_KEPT = 8
-"""Compiled templates; a node keeps as many text models open."""
+"""Most compiled templates in memory; a node keeps the same number of text models open."""
 
 MAX_MESSAGE = 500
-"""Characters of an error, which a template can choose."""
+"""Most characters of an error; a template can choose its text."""
 
 
 def main(argv: list[str]) -> int:
-    """Answer questions until standard input ends."""
-    return in_deep_stack(partial(_answer_all, int(argv[0])))  # the thread starts before the limits forbid it
+    """Answer questions until standard input closes."""
+    return in_deep_stack(partial(_answer_all, int(argv[0])))  # start the thread before the limits forbid new ones
 
 
 def _answer_all(max_bytes: int) -> int:
@@ -75,13 +75,13 @@ def _answer_all(max_bytes: int) -> int:
 
 
 class Renderer:
-    """The compiled templates of this process, and answers to questions about them."""
+    """Keeps the compiled templates of this process and answers questions about templates and grammars."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, CompiledTemplate] = OrderedDict()
 
     def answer(self, question: Question) -> Answer:
-        """Never raises: whatever a template does becomes a refusal."""
+        """Answer one question. Every error of a template or grammar becomes a refusal, and never an exception."""
         try:
             if isinstance(question, CompileTemplate):
                 return self._compile(question)
@@ -93,7 +93,7 @@ class Renderer:
             return TemplateRefused(_short(str(exc)), param, isinstance(exc.__cause__, MemoryError))
         except MemoryError:
             return TemplateRefused("the model's chat template needs too much memory", is_spent=True)
-        except Exception as exc:  # noqa: BLE001  the documented boundary: a template may reach any bug of Jinja
+        except Exception as exc:  # noqa: BLE001  a boundary: a template may trigger any bug of Jinja
             return TemplateRefused(f"the model's chat template cannot be used ({type(exc).__name__})")
 
     def _compile(self, question: CompileTemplate) -> TemplateCompiled:
@@ -126,16 +126,16 @@ def _check_grammar(question: CheckGrammar) -> GrammarSound:
 
 
 def limit_process(max_bytes: int) -> None:
-    """Limits that hold for as long as this process lives."""
+    """Set the limits that hold until this process ends."""
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
-    with suppress(OSError):  # no /proc: see the module's docstring
+    with suppress(OSError):  # without /proc the node watches the memory: see the module's docstring
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, used + max_bytes))
 
 
 def limit_cpu(limit_s: float) -> None:
-    """The system ends this process when it has computed for longer than that from now on."""
+    """Let the system end this process after limit_s and CPU_GRACE_S more seconds of CPU time, counted from now."""
     seconds = math.ceil(time.process_time() + limit_s + CPU_GRACE_S)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
@@ -144,7 +144,7 @@ _questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
 
 
 def _receive(pipe: BinaryIO) -> Question | None:
-    """None once the node has closed its end."""
+    """The next question; None once the node has closed its end of the pipe."""
     head = pipe.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -157,13 +157,13 @@ def _send(pipe: BinaryIO, answer: Answer) -> None:
     try:
         message = frame(answer)
     except UnicodeEncodeError:
-        message = frame(TemplateRefused("the model's chat template makes a lone surrogate, which is no character"))
+        message = frame(TemplateRefused("the model's chat template outputs a lone surrogate (U+D800 to U+DFFF)"))
     pipe.write(message)
     pipe.flush()
 
 
 def _short(text: str) -> str:
-    """Fit for an error: bounded, and free of lone surrogates."""
+    """Make a text fit for an error message: bounded, and without lone surrogates."""
     return text[:MAX_MESSAGE].encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,6 @@
-"""What a node and the process that renders chat templates and checks grammars say to each other, as JSON behind its
-length in bytes.
+"""Messages between a node and its renderer process: each is JSON, preceded by its length in bytes.
 
-JSON, because what a template is given came as JSON: any number and text passes unchanged.
+They are JSON because a template's input came as JSON, so every number and text passes unchanged.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from exo_mesh.domain.grammar import GrammarKind
 from exo_mesh.text.template import MAX_LENGTH, Message
 
 LENGTH = struct.Struct(">I")
-"""What stands before each message."""
+"""The length before each message, in bytes."""
 
 MAX_ANSWER_BYTES = 6 * MAX_LENGTH + 4096
-"""JSON writes a control character in six bytes, the longest for one character."""
+"""Most bytes of an answer. JSON needs at most six bytes for a character: those of an escaped control character."""
 
 EXIT_OUT_OF_MEMORY = 4
-"""Exit code of a renderer process that had no memory left to read a question or to answer it."""
+"""Exit code of a renderer process that ran out of memory while it read or answered a question."""
 
 
 class CompileTemplate(msgspec.Struct, tag="compile", frozen=True):
@@ -45,7 +44,7 @@ class RenderTemplate(msgspec.Struct, tag="render", frozen=True):
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
-    """Is it a sound grammar? kind and text as of GrammarSpec; param: the field of the request that it came in."""
+    """Check a grammar. kind and text: those of GrammarSpec; param: the field of the request that had the grammar."""
 
     kind: GrammarKind
     text: str
@@ -54,7 +53,7 @@ class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
 
 
 class GrammarSound(msgspec.Struct, tag="sound", frozen=True):
-    """It can be used."""
+    """The grammar can be used."""
 
 
 class RendererReady(msgspec.Struct, tag="ready", frozen=True):
@@ -62,20 +61,20 @@ class RendererReady(msgspec.Struct, tag="ready", frozen=True):
 
 
 class TemplateCompiled(msgspec.Struct, tag="compiled", frozen=True):
-    """The template can be used; `variables` as of ChatTemplate."""
+    """The template can be used. variables: those of ChatTemplate."""
 
     variables: list[str]
 
 
 class TemplateRendered(msgspec.Struct, tag="rendered", frozen=True):
-    """The prompt."""
+    """The rendered prompt."""
 
     text: str
 
 
 class TemplateRefused(msgspec.Struct, tag="refused", frozen=True):
     """The template cannot be compiled or refuses the messages, or the grammar cannot be used. param: the field of the
-    request at fault. is_spent: the process ran out of memory over it, and may have none left for other questions."""
+    request at fault. is_spent: the question used up the process's memory, so it may fail at further questions."""
 
     message: str
     param: str = "messages"
@@ -83,7 +82,7 @@ class TemplateRefused(msgspec.Struct, tag="refused", frozen=True):
 
 
 class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):
-    """The process does not have the template: send it first."""
+    """The process does not have the template: the node must send CompileTemplate first."""
 
 
 Question = CompileTemplate | RenderTemplate | CheckGrammar
@@ -91,6 +90,6 @@ Answer = RendererReady | GrammarSound | TemplateCompiled | TemplateRendered | Te
 
 
 def frame(message: Question | Answer) -> bytes:
-    """A message as it goes through the pipe. Raises UnicodeEncodeError for a lone surrogate."""
+    """Encode a message for the pipe. Raises UnicodeEncodeError for a lone surrogate."""
     body = msgspec.json.encode(message)
     return LENGTH.pack(len(body)) + body

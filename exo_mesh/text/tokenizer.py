@@ -1,4 +1,4 @@
-"""What a model's directory says about text: its tokenizer, chat template, special tokens and sampling defaults."""
+"""Reads a model's text files: its tokenizer, chat template, special tokens and sampling defaults."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
 
 MAX_NUMBER = 2**31 - 1
-"""Of token ids and sampling figures in generation_config.json."""
+"""Largest token id and sampling value that is accepted in generation_config.json."""
 
 SLICE_LENGTH = 1 << 16
-"""Characters whose tokens are counted at a time; encoding so many takes 25 MB."""
+"""Characters whose tokens are counted at a time; encoding this many takes 25 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What generation_config.json recommends; None where it says nothing. `do_sample: false` is temperature 0."""
+    """Sampling values that generation_config.json recommends; None if it has none. `do_sample: false` means temperature
+    0."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -38,18 +39,18 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Text in and out of one model. Immutable; safe to use from several threads."""
+    """The text side of one model: encodes prompts and decodes output. Immutable; safe to use from several threads."""
 
     name: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
     special_tokens: Mapping[str, str]
-    """bos_token, eos_token and their like, as templates name them."""
+    """The special tokens by the names that templates use, such as bos_token and eos_token."""
     eos_ids: frozenset[int]
     hidden_ids: frozenset[int]
     defaults: SamplingDefaults
     byte_of_character: Mapping[str, int] | None
-    """For byte-level vocabularies: which byte each character of a token stands for."""
+    """For byte-level vocabularies: the byte that each character of a token stands for; else None."""
     output: OutputFormat
     """How the model marks thoughts and tool calls."""
 
@@ -85,18 +86,18 @@ class TextModel:
         return int(self.tokenizer.get_vocab_size())
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of plain text, with the special tokens that the model wants around it. It blocks. Raises InputError."""
+        """Encode plain text, with the special tokens that the model expects around it. It blocks. Raises InputError."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Ids of what a chat template made, which has its special tokens in it. It blocks. Raises InputError."""
+        """Encode a prompt from a chat template, which already has its special tokens. It blocks. Raises InputError."""
         return self._encode(prompt, add_special_tokens=False)
 
     def check_length(self, text: str, limit: int, param: str) -> None:
-        """Refuse a long text that has more than `limit` tokens, before it is encoded. It blocks.
+        """Raises ContextLengthError for a long text that has more than `limit` tokens, before it is encoded. It blocks.
 
-        The library takes some 400 bytes for each token of a text. This counts the tokens of one slice after the other,
-        and stops well above the limit, since a cut can make a few tokens more. Raises ContextLengthError.
+        The library needs about 400 bytes for each token of a text, so this counts the tokens slice by slice. It refuses
+        only well above the limit, because cutting the text can add a few tokens.
         """
         if len(text) <= max(SLICE_LENGTH, 2 * limit):
             return
@@ -105,8 +106,8 @@ class TextModel:
             count += len(self._encode(text[start : start + SLICE_LENGTH], add_special_tokens=False))
             if count > 1.5 * limit:
                 raise ContextLengthError(
-                    f"the prompt has {len(text)} characters and more than {limit} tokens, but {self.name} can hold "
-                    f"{limit} of prompt and output together",
+                    f"the prompt has {len(text)} characters and more than {limit} tokens, but {self.name} holds at "
+                    f"most {limit} tokens of prompt and output together",
                     param=param,
                 )
 
@@ -114,24 +115,25 @@ class TextModel:
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except UnicodeEncodeError as exc:
-            raise InputError("the text holds a lone surrogate, which is no character", param="messages") from exc
+            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
         except BaseException as exc:
             if not is_panic(exc):
                 raise
             raise InputError("the model's tokenizer cannot encode this text", param="messages") from exc
 
     def detokenizer(self, shown: Collection[str] = ()) -> Detokenizer:
-        """A fresh detokenizer, for one output. shown: special tokens that are text here, as an output parser needs."""
+        """A new detokenizer for one output. shown: special tokens to decode as text, because an output parser needs
+        them."""
         ids = frozenset(self.tokenizer.token_to_id(token) for token in shown) if shown else frozenset()
         return Detokenizer(self.tokenizer, self.hidden_ids - ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones. It blocks."""
+        """Decode tokens to text, without special tokens. It blocks."""
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
 
     def offsets(self, token_ids: Sequence[int]) -> list[int]:
-        """Where the text of each token begins in the text of all of them."""
+        """For each token, the position in characters where its text begins in the text of all tokens."""
         detokenizer, found, length = self.detokenizer(), [], 0
         for token_id in token_ids:
             found.append(length)
@@ -140,11 +142,11 @@ class TextModel:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Tokens that are no result of encoding plain pieces of text: special ones, and markers such as `<think>`."""
+        """Tokens that were added to the vocabulary, with their ids: special tokens, and markers such as `<think>`."""
         return {token.content: token_id for token_id, token in self.tokenizer.get_added_tokens_decoder().items()}
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, also if they are but part of a character; b"" for an id without token."""
+        """The bytes that a token stands for, even if they are only part of a character; b"" for an unknown id."""
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -161,13 +163,13 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         content = read_model_file(path, MAX_TOKENIZER_BYTES)
     except FileNotFoundError as exc:
-        raise ModelError(f"{named(path)}: there is no such file, and no other form of tokenizer is supported") from exc
+        raise ModelError(f"{named(path)}: this file is missing, and no other tokenizer format is supported") from exc
     try:
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_padding()
-        tokenizer.no_truncation()  # nothing may be cut silently
+        tokenizer.no_truncation()  # a prompt must never be cut silently
     except BaseException as exc:
-        # The tokenizers library raises a bare Exception for every fault of the file, and panics at some.
+        # The tokenizers library raises a bare Exception for most faults of the file, and panics at some.
         if not isinstance(exc, Exception) and not is_panic(exc):
             raise
         raise ModelError(f"{named(path)}: cannot be read: {one_line(str(exc))}") from exc
@@ -175,7 +177,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every `…_token` of tokenizer_config.json that is text, or an object with its text under "content"."""
+    """Every `…_token` of tokenizer_config.json that is a string, or an object with its text under "content"."""
     tokens: dict[str, str] = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -206,12 +208,12 @@ def _number(value: Any, kind: type[float] | type[int], name: str, where: Path) -
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= MAX_NUMBER or (kind is int and value != int(value)):
-        raise ModelError(f"{named(where)}: {name} is {shown(value)}")
+        raise ModelError(f"{named(where)}: {name} is {shown(value)}, which is not a valid value")
     return kind(value)
 
 
 def _decodes_bytes(tokenizer: Tokenizer) -> bool:
-    """Does the decoder, or a part of it, map characters back to bytes (GPT-2's byte-level alphabet)?"""
+    """Whether the decoder, or a part of it, maps characters back to bytes (GPT-2's byte-level alphabet)."""
     decoder = tokenizer.decoder
     if decoder is None:
         return False
@@ -220,7 +222,8 @@ def _decodes_bytes(tokenizer: Tokenizer) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    """GPT-2's byte-level alphabet: each printable byte is its own character, the others are the characters from U+0100
+    on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -44,7 +44,7 @@ async def test_a_packed_body_is_unpacked(api: Served, encoding: str, body: bytes
     [
         ("gzip", BODY, "not valid gzip"),
         ("gzip", gzip.compress(BODY, mtime=0)[:-3], "cut off"),
-        ("gzip", gzip.compress(BODY, mtime=0) + b"more", "more follows"),
+        ("gzip", gzip.compress(BODY, mtime=0) + b"more", "extra bytes"),
         ("deflate", b"\x00" * 20, "not valid deflate"),
         ("br", BODY, "'br'"),
         ("gzip, gzip", BODY, "must be gzip, deflate or identity"),

@@ -161,7 +161,7 @@ async def test_an_admin_key_invites_only_where_nobody_reads_the_reply(
             told = await reply.json()
             assert reply.status == status
             if status == 403:
-                assert "over HTTPS only" in told["error"]["message"] and "codes" not in told
+                assert "only over HTTPS" in told["error"]["message"] and "codes" not in told
                 assert options.invitations.last is None
             else:
                 assert reply.headers["Cache-Control"] == "no-store"

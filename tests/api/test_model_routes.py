@@ -211,7 +211,7 @@ async def test_strangers_on_an_open_mesh_start_no_download(mesh: ScriptedMesh) -
     async with served(mesh, ApiOptions()) as api:
         status, answer = await api.chat(model="org/at-hub")
         assert (status, answer["error"]["code"]) == (403, "insufficient_permissions")
-        assert "Downloading a model takes local rights or a key" in answer["error"]["message"]
+        assert "Downloading a model needs local rights or a key" in answer["error"]["message"]
         assert (await call(api, "GET", "/instance/previews?model=org/at-hub"))[0] == 403
         status, answer = await call(api, "POST", "/download/start", {"model": "org/at-hub"})
         assert status == 403 and "local rights" in answer["error"]["message"]

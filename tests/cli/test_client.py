@@ -99,7 +99,7 @@ def test_failures_are_mesh_errors(client: ApiClient, path: str, kind: type[MeshE
 
 
 def test_nobody_there_is_an_error_of_its_own() -> None:
-    with pytest.raises(NoNodeError, match="nothing answers"):
+    with pytest.raises(NoNodeError, match="no node answers"):
         ApiClient(f"http://127.0.0.1:{closed_port()}").get("/health")
 
 
@@ -114,8 +114,8 @@ def test_an_answer_streams_and_is_timed(client: ApiClient) -> None:
 @pytest.mark.parametrize(
     ("path", "kind", "message"),
     [
-        ("/broken", TransportError, "broke off"),
-        ("/garbage", TransportError, "broke off"),
+        ("/broken", TransportError, "ended early"),
+        ("/garbage", TransportError, "ended early or is damaged"),
         ("/error", OverloadError, "queue is full"),
     ],
 )

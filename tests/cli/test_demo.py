@@ -111,7 +111,7 @@ def test_a_peer_that_fails_is_shown_with_its_log(
     monkeypatch.setattr("exo_mesh.client.local_mesh.free_port", lambda: 99_999)
     assert main(["demo", "--engine", "dummy", "--once"]) == exit_codes.FAILED
     complaint = capsys.readouterr().err
-    assert "a node ended with exit code 2" in complaint
+    assert "a node exited with code 2" in complaint
     assert "--grpc-port 99999: a whole number from 0 to 65535 is needed" in complaint
     log = next(word for word in complaint.split() if word.endswith("node.log:")).removesuffix(":")
     assert Path(log).is_relative_to(tmp_path)

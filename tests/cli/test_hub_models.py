@@ -70,7 +70,7 @@ def test_a_model_of_the_hub_answers_and_is_listed_and_deleted(
             refused = run(["run", name, "Hi", *here], home)
             assert (refused.returncode, refused.stdout) == (exit_codes.FAILED, "") and complaint in refused.stderr
         stranger = run(["run", DEMO, "Hi", *here], home / "other")
-        assert stranger.returncode == exit_codes.FAILED and "Downloading a model takes local rights" in stranger.stderr
+        assert stranger.returncode == exit_codes.FAILED and "Downloading a model needs local rights" in stranger.stderr
     finally:
         node.stop()
 

@@ -137,7 +137,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["demo", "--peers", "x"], "--peers: invalid int value: 'x'"),
         (["demo", "--engine", "nope"], '--engine nope: no engine "nope"; installed'),
         (["config", "hide"], "invalid choice: 'hide'"),
-        (["status", "--api-url", "ftp://x"], "--api-url ftp://x: an address such as"),
+        (["status", "--api-url", "ftp://x"], "--api-url ftp://x: not an HTTP address; use one such as"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -156,7 +156,7 @@ def test_without_a_node_the_exit_code_is_3(verb: str, capsys: pytest.CaptureFixt
     assert main([verb, *ASKING[verb], "--api-url", url]) == exit_codes.NO_NODE
     complaint = capsys.readouterr().err
     assert complaint == (
-        f"exo-mesh: nothing answers at {url}; start a node with `exo-mesh`, or name one with --api-url\n"
+        f"exo-mesh: no node answers at {url}; start one with `exo-mesh`, or give its address with --api-url\n"
     )
 
 

@@ -156,7 +156,7 @@ def test_without_a_mesh_the_file_stays(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text("# the old one")
     argv = ["nginx-config", "--output", str(path), "--api-url", "http://127.0.0.1:9"]
     assert main(argv) == exit_codes.NO_NODE
-    assert path.read_text() == "# the old one" and "nothing answers" in capsys.readouterr().err
+    assert path.read_text() == "# the old one" and "no node answers" in capsys.readouterr().err
 
 
 def test_the_status_page_is_local_and_not_where_rkllama_is() -> None:

@@ -1,1 +1,1 @@
-"""What a model writes, taken apart: answer, reasoning and tool calls, by the markers of its family."""
+"""Splits a model's output into answer, reasoning and tool calls, by the markers of the model's family."""

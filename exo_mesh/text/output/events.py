@@ -1,4 +1,4 @@
-"""The events that an answer consists of, whatever the format in which a model writes them. Pure."""
+"""The events of an answer, the same for every format in which models write. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from exo_mesh.text.assembler import TokenSpan
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """The next piece of the answer. `tokens`: those whose text ends in it; tokens of markers are in no part.
+    """The next piece of the answer. tokens: the tokens whose text ends in this piece; tokens of markers are in no part.
 
-    The text is empty where the answer ends with tokens that have none.
+    The text is empty if the answer ends with tokens that have no text.
     """
 
     text: str
@@ -20,7 +20,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """The next piece of what the model thinks before it answers."""
+    """The next piece of the model's reasoning before its answer."""
 
     text: str
     tokens: tuple[TokenSpan, ...] = ()
@@ -28,7 +28,8 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegin:
-    """The model calls a tool. index: 0 for the first call of the answer. The name may be one that nobody offered."""
+    """The model begins a tool call. index: 0 for the first call of the answer. name: may be a tool that the request did
+    not offer."""
 
     index: int
     name: str
@@ -38,7 +39,7 @@ class ToolCallBegin:
 class ToolCallArguments:
     """The next piece of the arguments of a call. All pieces of a call, joined, are a JSON object.
 
-    If the answer ends inside the call, or the model wrote broken JSON, they are the part that was written.
+    If the answer ends inside the call, or the model wrote broken JSON, the pieces are the part that was written.
     """
 
     index: int

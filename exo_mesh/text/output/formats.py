@@ -1,4 +1,4 @@
-"""The formats in which models write, and how to find out which one a model uses. Pure."""
+"""The formats in which models mark reasoning and tool calls, and how to detect a model's format. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from exo_mesh.text.output.tool_grammars import BUILDERS, WHOLE_MESSAGES, LarkRul
 from exo_mesh.text.output.tools import Tool
 
 _PARTS = re.compile(r"<\|\w+\|>")
-"""Tokens inside a marker of several."""
+"""Matches each token of a marker that consists of several tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How a model marks its thoughts and tool calls. Empty strings: it does not think, or it calls no tools."""
+    """How a model marks its reasoning and tool calls. An empty string: the model does not reason, or calls no tools."""
 
     name: str
     reasoning_start: str = ""
@@ -27,11 +27,11 @@ class OutputFormat:
     tool_family: str = ""
     """A name of FAMILIES, or "harmony"."""
     reasoning_label: str = ""
-    """A word behind the start marker that belongs to it."""
+    """A word after the start marker that belongs to the marker."""
     dropped: tuple[str, ...] = ()
-    """Other markers that are no text, such as those around the answer proper."""
+    """Other markers to drop, such as those around the answer itself."""
     tokens: tuple[tuple[str, int | None], ...] = ()
-    """Those of its markers that are one token each, with their ids where these are known."""
+    """The markers that are one token each, with their token ids; None if the id is unknown."""
 
     @property
     def is_harmony(self) -> bool:
@@ -39,7 +39,7 @@ class OutputFormat:
         return self.name == "harmony"
 
     def markers(self, *, has_tools: bool) -> frozenset[str]:
-        """Tokens that the parser must see as text although they may be special; the detokenizer shows them."""
+        """Tokens that the detokenizer must decode as text, even if they are special, because the parser needs them."""
         if self.is_harmony:
             return frozenset(HARMONY_MARKERS)
         family = FAMILIES.get(self.tool_family) if has_tools else None
@@ -48,7 +48,7 @@ class OutputFormat:
 
 
 GAP = r"/[ \n]{0,2}/"
-"""Between a thought and the answer. Bounded: a poor model would write white space without end."""
+"""White space between reasoning and answer. It is bounded, because a poor model would write white space without end."""
 
 PLAIN = OutputFormat("plain")
 HARMONY = OutputFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", "harmony")
@@ -56,7 +56,7 @@ HARMONY = OutputFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", "
 
 @dataclass(frozen=True, slots=True)
 class _Thought:
-    """Markers of thoughts, and those around the answer proper."""
+    """The markers around reasoning, and those around the answer itself (dropped)."""
 
     start: str
     end: str
@@ -83,7 +83,7 @@ KIMI_K3_FORMAT = OutputFormat(
 )
 _KIMI_K3_TOKENS = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
 
-# In this order: what stands first is the surer sign. Each is a text of the template or an added token.
+# (sign, family), the most certain signs first. A sign is a text in the template or an added token.
 _TOOL_SIGNS: tuple[tuple[str, str], ...] = (
     ("<minimax:tool_call>", "minimax_m2"),
     ("<|tool_call>", "gemma4"),
@@ -113,14 +113,16 @@ _TOOL_SIGNS: tuple[tuple[str, str], ...] = (
     ('"parameters": dictionary of argument name', "llama3_json"),
 )
 _TOKENS_THAT_SAY_IT = frozenset({"pythonic", "gemma4", "minimax_m2", "kimi_k2", "dsml"})
-"""Families of models that have their tool tokens for tool calls only, even if the template does not name them."""
+"""Families whose tool tokens alone prove the family, even if the template does not name them: they have no other
+use."""
 
 
 def format_of(template_source: str | None, architecture: str, special_tokens: Collection[str]) -> OutputFormat:
-    """The format of a model. special_tokens: the tokens that its tokenizer adds to the vocabulary, best as a mapping
-    to their ids: grammars then find tokens such as [TOOL_CALLS], too.
+    """Detect the format of a model.
 
-    The template decides, as it shows what the model was trained on; then the architecture, then the tokens.
+    special_tokens: the tokens that its tokenizer adds to the vocabulary. With a mapping to their ids, grammars can also
+    use tokens such as [TOOL_CALLS]. The template decides first, because it shows what the model was trained on; then
+    the architecture, then the tokens.
     """
     found = _format_of(template_source or "", architecture, special_tokens)
     ids = special_tokens if isinstance(special_tokens, Mapping) else dict.fromkeys(special_tokens)
@@ -163,14 +165,14 @@ def _family_of(source: str, architecture: str, tokens: Collection[str]) -> str:
 
 
 def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:
-    """Whether the prompt ends inside a thought: the template has written the start marker for the model."""
+    """Whether the prompt ends inside reasoning, because the template has already written the start marker."""
     start = output.reasoning_start + output.reasoning_label
     return bool(start) and prompt.rstrip().endswith(start)
 
 
 def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, parallel: bool) -> GrammarSpec | None:
-    """A grammar that enforces calls, in the family's format; None if choice leaves the model free, or if the format
-    cannot be enforced. choice: "none", "auto", "required", or the name of a tool, which is then called once."""
+    """A grammar that enforces tool calls in the family's format; None if the choice does not force a call, or if the
+    format cannot be enforced. choice: "none", "auto", "required", or the name of a tool, which is then called once."""
     builder = BUILDERS.get(output.tool_family)
     if choice in ("none", "auto") or builder is None:
         return None
@@ -185,8 +187,8 @@ def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, paral
 
 
 def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
-    """The grammar of an answer's text with the header that it has in this format, so that it can stand beside that of
-    calls as an alternative."""
+    """Add this format's header of an answer to the grammar of the answer's text, so that it can be an alternative to
+    the grammar of calls."""
     if not output.is_harmony:
         return spec
     rules = LarkRules(output.tokens)
@@ -196,7 +198,7 @@ def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
 
 
 def after_reasoning(output: OutputFormat, spec: GrammarSpec, starts_in_reasoning: bool) -> GrammarSpec:
-    """The grammar holds only for the answer: the model may think before it. It is that of a text, or of calls."""
+    """Extend the grammar of an answer or of calls so that the model may reason first, without constraints."""
     rules = LarkRules(output.tokens)
     if output.is_harmony:
         whole = spec if WHOLE_MESSAGES in spec.text else as_answer(output, spec)

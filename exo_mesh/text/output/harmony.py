@@ -1,4 +1,4 @@
-"""Reads Harmony, the format of gpt-oss: messages with a header that says whom they are for. Pure.
+"""Reads Harmony, the format of gpt-oss: messages with a header that names their channel and recipient. Pure.
 
 `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`. The prompt ends with
 `<|start|>assistant`, so an answer begins inside a header. Format: https://cookbook.openai.com/articles/openai-harmony
@@ -26,14 +26,15 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 @dataclass(frozen=True, slots=True)
 class _MessageHeader:
-    """The channel and the recipient of a message; empty if it has none."""
+    """The channel and the recipient of a message; "" if it has none."""
 
     channel: str
     recipient: str
 
 
 class HarmonyReading:
-    """Messages for the user are text, those that analyse are reasoning, those to a function are calls."""
+    """Reads one answer: messages to the user become text, analysis becomes reasoning, messages to a function become
+    calls."""
 
     def __init__(self, reader: Reader, writer: EventWriter, schemas: Schemas) -> None:
         self._reader = reader
@@ -41,7 +42,7 @@ class HarmonyReading:
         self._schemas = schemas
 
     def read(self) -> More[None]:
-        """The whole answer."""
+        """Read the whole answer."""
         following = yield from self._reader.space()
         marker = CHANNEL if following == "<" or (yield from self._reader.accept("to=")) else MESSAGE
         if marker == CHANNEL:
@@ -57,7 +58,8 @@ class HarmonyReading:
                 self._writer.marker()
 
     def _read_message(self, header: str) -> More[str]:
-        """A message whose header begins with what was read of it. Returns the marker that ends it."""
+        """Read one message. header: the part of its header that was already read. Returns the marker that ends the
+        message, or "" at the end of the answer."""
         parts = [header]
         while (marker := (yield from self._reader.until(_ALL, parts.append))) not in (MESSAGE, ""):
             parts.append(f" {marker} ")
@@ -82,7 +84,7 @@ class HarmonyReading:
         return marker
 
     def _read_call(self, name: str) -> More[str]:
-        """Arguments that are no object are text."""
+        """Read the arguments of a call. If they are not a JSON object they become text. Returns the end marker."""
         self._reader.record()
         try:
             following = yield from self._reader.space()

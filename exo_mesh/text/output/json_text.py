@@ -1,4 +1,4 @@
-"""Reads JSON that arrives in pieces: whole values, and objects whose text is passed on as it comes. Pure."""
+"""Reads JSON that arrives in pieces: whole values, and objects whose text is passed on as it arrives. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _SCALAR = re.compile(r"[-+.\w]*")
 
 
 def read_string(reader: Reader, sink: Callable[[str], None]) -> More[None]:
-    """A string with its quotes, as JSON text. Control characters, which models forget to escape, are escaped."""
+    """Read a string with its quotes and send it to sink as JSON text. Control characters, which models often forget to
+    escape, are escaped. Raises Malformed."""
     yield from reader.expect('"')
     sink('"')
     while following := (yield from reader.peek()):
@@ -36,14 +37,15 @@ def read_string(reader: Reader, sink: Callable[[str], None]) -> More[None]:
 
 
 def _read_escape(reader: Reader, sink: Callable[[str], None]) -> More[None]:
-    """What follows a backslash; the pair is passed on together, so that no piece ends inside."""
+    """Read the character after a backslash. Both go to sink together, so that no piece ends between them."""
     if not (yield from reader.peek()):
         raise Malformed
     sink("\\" + reader.take(1))
 
 
 def read_value(reader: Reader, sink: Callable[[str], None]) -> More[None]:
-    """The text of one JSON value; the inside of an object or array is passed on as it is. Raises Malformed."""
+    """Read one JSON value and send its text to sink. The inside of an object or array is not checked. Raises
+    Malformed."""
     following = yield from reader.space()
     if following == '"':
         yield from read_string(reader, sink)
@@ -54,7 +56,7 @@ def read_value(reader: Reader, sink: Callable[[str], None]) -> More[None]:
 
 
 def read_object(reader: Reader, sink: Callable[[str], None]) -> More[None]:
-    """As read_value, for what must be an object."""
+    """Read one JSON object and send its text to sink, as read_value does. Raises Malformed for any other value."""
     if (yield from reader.space()) != "{":
         raise Malformed
     yield from _read_container(reader, sink)
@@ -78,7 +80,7 @@ def _read_container(reader: Reader, sink: Callable[[str], None]) -> More[None]:
 
 
 def _read_scalar(reader: Reader, sink: Callable[[str], None]) -> More[None]:
-    """A number, true, false or null: it ends where something else begins."""
+    """Read a number, true, false or null, up to the first character that cannot belong to it. Raises Malformed."""
     parts: list[str] = []
     while (yield from reader.peek()):
         found = reader.match(_SCALAR)
@@ -94,14 +96,14 @@ def _read_scalar(reader: Reader, sink: Callable[[str], None]) -> More[None]:
 
 
 def read_whole_value(reader: Reader) -> More[Any]:
-    """One JSON value, decoded. Raises Malformed."""
+    """Read one JSON value and decode it. Raises Malformed."""
     parts: list[str] = []
     yield from read_value(reader, parts.append)
     return decode("".join(parts))
 
 
 def decode(text: str) -> Any:
-    """Raises Malformed, also for what is nested too deep."""
+    """Decode JSON. Raises Malformed, also if the value is nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -109,11 +111,11 @@ def decode(text: str) -> Any:
 
 
 def encode(value: Any) -> str:
-    """A value as JSON that can be sent: a lone surrogate, which is no character, stays an escape. Raises ValueError."""
+    """Encode a value as JSON that can be sent as UTF-8: a lone surrogate stays an escape. Raises ValueError."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return json.dumps(value) if _SURROGATE.search(text) else text
 
 
 def is_sendable(text: str) -> bool:
-    """Whether the text has only characters."""
+    """Whether the text can be sent as UTF-8, because it has no lone surrogate."""
     return _SURROGATE.search(text) is None

@@ -1,4 +1,4 @@
-"""Takes the text of an answer apart into events, piece by piece. Pure."""
+"""Splits the text of an answer into events, piece by piece. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from exo_mesh.text.output.writer import EventWriter
 
 
 class OutputParser:
-    """The events, joined, depend on the text of the answer only, and never on how it was cut into pieces.
+    """Splits one answer into events. The joined events depend only on its text, never on how the text was cut.
 
-    What looks like a call but breaks its format is text of the answer, as the model wrote it. Once a call has begun,
-    its arguments are passed on as they come; if they break off, the client gets what there is.
+    If a text looks like a call but breaks the format, it stays text of the answer, unchanged. Once a call has begun,
+    its arguments are passed on as they arrive; if they stop early, the client keeps the part that it has.
     """
 
     def __init__(
@@ -30,7 +30,8 @@ class OutputParser:
         starts_in_reasoning: bool = False,
         max_calls: int | None = None,
     ) -> None:
-        """tools: what the request offers; without any, nothing is a call. Calls beyond max_calls are dropped."""
+        """tools: the tools that the request offers; without tools no text is read as a call. max_calls: further calls
+        are dropped."""
         self._reader = Reader()
         trims = bool(output.is_harmony or output.reasoning_start or (tools and output.tool_family))
         self._writer = EventWriter(self._reader, trims=trims, max_calls=max_calls)
@@ -42,16 +43,16 @@ class OutputParser:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of thoughts so far, with their markers."""
+        """Tokens of reasoning so far, including its markers."""
         return self._writer.num_reasoning_tokens
 
     @property
     def num_held(self) -> int:
-        """Characters that have come and wait for more, as they may begin a marker."""
+        """Characters that have arrived and are held back, because they may begin a marker."""
         return self._reader.num_held
 
     def push(self, piece: Piece) -> list[OutputEvent]:
-        """Events that the piece completes. After the piece with `finish`, push nothing more."""
+        """Take a piece and return the events that it completes. After the piece with `finish`, push nothing more."""
         self._writer.add_tokens(piece.tokens)
         self._reader.push(piece.text)
         if piece.finish is not None:
@@ -68,7 +69,7 @@ class OutputParser:
 
 
 class _Flat:
-    """Text with thoughts and calls between markers."""
+    """Reads an answer in any format but Harmony: text, with reasoning and calls between markers."""
 
     def __init__(self, reader: Reader, writer: EventWriter, output: OutputFormat, tools: Sequence[Tool]) -> None:
         self._reader = reader
@@ -85,7 +86,7 @@ class _Flat:
         self._keeps_inner = False
 
     def read(self, starts_in_reasoning: bool) -> More[None]:
-        """The whole answer."""
+        """Read the whole answer."""
         marker = ""
         if starts_in_reasoning:
             self._writer.marker(in_reasoning=True)
@@ -106,7 +107,8 @@ class _Flat:
                 self._skip(marker)
 
     def _read_thought(self) -> More[str]:
-        """A thought, whose start was read. Returns the marker of a call, if one ended it."""
+        """Read reasoning whose start marker was read. Returns the marker of a call if that ended the reasoning, else
+        ""."""
         marker = yield from self._reader.until(self._in_thought, self._writer.reasoning)
         if marker in self._starts:
             return marker
@@ -114,14 +116,14 @@ class _Flat:
         return ""
 
     def _comes_bare_call(self) -> More[bool]:
-        """Whether the answer may begin with a call that has no marker."""
+        """Whether the answer so far is empty and the next character may begin a call without a marker."""
         if not self._bare_starts:
             return False
         following = yield from self._reader.peek()
         return bool(following) and following in self._bare_starts and not self._writer.has_answer
 
     def _skip(self, marker: str) -> None:
-        """A marker that is no text, unless it belongs to what looked like a call and was none."""
+        """Drop a marker, or write it as text if it belongs to a failed call that became text."""
         if marker in self._output.dropped:
             self._writer.marker()
         elif marker in self._inner and self._keeps_inner:
@@ -130,7 +132,8 @@ class _Flat:
             self._writer.stray()
 
     def _read_calls(self, marker: str) -> More[None]:
-        """What follows the start marker; if it is no call, both are text."""
+        """Read the calls after a start marker ("" for a call without one); if there is no call, marker and text become
+        text of the answer."""
         assert self._family is not None
         num_before = self._writer.num_calls
         self._keeps_inner = False
@@ -147,7 +150,7 @@ class _Flat:
                 self._writer.text((marker if self._writer.num_calls == num_before else "") + text)
 
     def _read_surplus(self) -> More[None]:
-        """Brackets that close nothing, which models write behind a call."""
+        """Drop unmatched closing brackets, which some models write after a call."""
         while (following := (yield from self._reader.space())) and following in "]}":
             self._reader.take(1)
         self._writer.marker()

@@ -1,7 +1,8 @@
-"""Reads text that arrives in pieces, so that what is read does not depend on where the pieces were cut. Pure.
+"""Reads text that arrives in pieces; the result does not depend on where the pieces were cut. Pure.
 
-The readers of a format are generators: they `yield` where they need more text, and read on when it has come. Every
-method here is one, and waits until its result is certain. So a format is written as if all of its text were there.
+The readers of a format are generators: they `yield` when they need more text, and continue when it has arrived. Every
+method here with the type `More` is such a generator, and returns only when its result is certain. So the code of a
+format reads as if all of the text were there.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ More = Generator[None, None, T]
 _SPACE = re.compile(r"\s+")
 
 MIN_CUT_MARKER = 3
-"""An answer that ends with so many characters of a marker was cut inside it; shorter ends occur in ordinary text."""
+"""An answer that ends with at least this many characters of a marker was cut inside the marker; fewer characters occur
+at the end of ordinary text."""
 
 
 class Malformed(Exception):
-    """The text breaks its format. The parser makes it text of the answer; nobody else sees this exception."""
+    """The text breaks its format. The parser catches this and treats the text as text of the answer."""
 
 
 class Markers:
-    """Strings to look for in a text."""
+    """A set of marker strings to search for in a text."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         self._markers = sorted({marker for marker in markers if marker}, key=len, reverse=True)
@@ -36,11 +38,11 @@ class Markers:
         self._longest = max(map(len, self._markers), default=0)
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
-        """The first of the markers; of those that begin at the same place, the longest."""
+        """Find the first marker; of several that begin at the same place, the longest."""
         return self._pattern.search(text, start)
 
     def unfinished(self, text: str, start: int) -> int:
-        """Where the longest end of the text begins that could still become a marker; its length if there is none."""
+        """The start of the longest suffix that could still become a marker; the length of the text if there is none."""
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if text[at] in self._first and text[at:] in self._prefixes:
                 return at
@@ -49,12 +51,12 @@ class Markers:
 
 @lru_cache(maxsize=256)
 def markers(*texts: str) -> Markers:
-    """These strings to look for; kept, as every answer looks for the same ones."""
+    """The `Markers` of these strings; cached, because every answer searches for the same ones."""
     return Markers(texts)
 
 
 class Reader:
-    """The text of one answer. `position` counts the characters that were read."""
+    """Reads the text of one answer. `position` counts the characters that were read."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -66,25 +68,25 @@ class Reader:
 
     @property
     def num_held(self) -> int:
-        """Characters that have come and were not read."""
+        """Characters that have arrived and are not read yet."""
         return len(self._text) - self._at
 
     def push(self, text: str) -> None:
-        """More text has come."""
+        """Add text that has arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def end(self, *, was_cut: bool) -> None:
-        """No more text will come. was_cut: the answer stopped at its limit, wherever it was."""
+        """Mark the end of the text. was_cut: the answer was cut at its token limit, possibly inside a marker."""
         self.ended = True
         self._was_cut = was_cut
 
     def record(self) -> None:
-        """Keep what is read from now on, so that it can be made text after all."""
+        """Start to record the text that is read, so that it can still become text of the answer."""
         self._recorded = []
 
     def recorded(self) -> str | None:
-        """What was read since `record`, which ends the record; None if nothing is recorded."""
+        """Stop recording and return the text that was read since `record`; None if nothing is recorded."""
         text = None if self._recorded is None else "".join(self._recorded)
         self._recorded = None
         return text
@@ -96,11 +98,11 @@ class Reader:
         return self._text[self._at : self._at + 1]
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the pattern with the text that has come and was not read. It reads nothing, and does not wait."""
+        """Match the pattern against the text that has arrived and is not read yet. Reads nothing and does not wait."""
         return pattern.match(self._text, self._at)
 
     def take(self, count: int) -> str:
-        """Read characters that have come."""
+        """Read up to `count` characters that have arrived."""
         text = self._text[self._at : self._at + count]
         self._at += len(text)
         self.position += len(text)
@@ -118,7 +120,7 @@ class Reader:
             self.take(found.end() - found.start())
 
     def accept(self, text: str) -> More[bool]:
-        """Read this text, if it comes next; else read nothing."""
+        """Read this text if it comes next; else read nothing. Returns whether it was read."""
         while len(self._text) - self._at < len(text) and not self.ended:
             if not text.startswith(self._text[self._at :]):
                 return False
@@ -134,9 +136,9 @@ class Reader:
             raise Malformed
 
     def until(self, markers: Markers, sink: Callable[[str], None]) -> More[str]:
-        """Read up to and with the first marker. What precedes it goes to sink as it comes.
+        """Read up to and including the first marker. The text before it goes to sink as it arrives.
 
-        Returns the marker, or "" at the end of the text. A marker that the end cuts goes nowhere.
+        Returns the marker, or "" at the end of the text. A marker that is cut by the end is dropped.
         """
         while True:
             found = markers.find(self._text, self._at)
@@ -156,7 +158,8 @@ class Reader:
             yield
 
     def text_until(self, markers: Markers) -> More[str]:
-        """The text before the first marker, which is read, too. Raises Malformed if the text ends before."""
+        """Read up to and including the first marker and return the text before it. Raises Malformed without a
+        marker."""
         parts: list[str] = []
         if not (yield from self.until(markers, parts.append)):
             raise Malformed

@@ -1,6 +1,6 @@
-"""Grammars that hold a model to tool calls in its family's own format, as Lark of llguidance. Pure.
+"""Builds grammars, in llguidance's Lark, that force a model to write tool calls in its family's own format. Pure.
 
-A marker that is one token of the model stands as `<marker>`, which only that token fits; other text in quotes.
+A marker that is one token of the model is written as `<marker>`, which matches only that token; other text is quoted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from exo_mesh.text.output.families.xml_calls import DSML_STYLE, MINICPM_STYLE, M
 from exo_mesh.text.output.tools import Tool
 
 WHOLE_MESSAGES = "whole messages of Harmony"
-"""The note in a grammar that holds for headers, too."""
+"""The comment that marks a grammar which also covers the headers of messages."""
 
 MAX_CALLS = 16
-"""Calls that one answer may make; without a bound a poor model goes on calling until its limit."""
+"""Most calls in one answer; without a bound a poor model makes calls until its token limit."""
 
 ANY_TEXT = r"/(?s:.*)/"
 _TOKEN = re.compile(r"<[^<>\s]+>")
@@ -31,11 +31,12 @@ TagValue = Callable[[dict[str, Any]], bool]
 
 
 class UnenforceableError(Exception):
-    """The schema of a tool cannot be enforced in this format. It never leaves this package."""
+    """The schema of a tool cannot be enforced in this format. Only this package raises and catches it."""
 
 
 class LarkRules:
-    """The rules of one grammar. tokens: texts that are one token of the model each, and their ids if known."""
+    """Collects the rules of one grammar. tokens: texts that are one token of the model each, with their ids if
+    known."""
 
     def __init__(self, tokens: Collection[tuple[str, int | None]]) -> None:
         self._written = {
@@ -49,7 +50,7 @@ class LarkRules:
         self._notes: list[str] = []
 
     def literal(self, text: str) -> str:
-        """Exactly this text."""
+        """An expression that matches exactly this text."""
         parts, at = [], 0
         for found in self._tokens.finditer(text):
             parts += [json.dumps(text[at : found.start()]), self._written[found.group()]]
@@ -63,7 +64,7 @@ class LarkRules:
         return name
 
     def text_until(self, end: str) -> str:
-        """Any text up to and with the first `end`."""
+        """The name of a rule that matches any text up to and including the first `end`."""
         if found := self._tokens.match(end):
             rest = self.literal(end[found.end() :]) if found.end() < len(end) else ""
             return self.rule(f"{self.rule(ANY_TEXT)} {self._written[found.group()]} {rest}")
@@ -72,20 +73,20 @@ class LarkRules:
         return self.rule(ANY_TEXT, f"[suffix={json.dumps(end)}]")
 
     def json(self, schema: dict[str, Any]) -> str:
-        """A JSON value of this schema."""
+        """The name of a rule that matches a JSON value of this schema."""
         return self.rule(lark_of(GrammarSpec("json_schema", json.dumps(schema))))
 
     def grammar(self, start: str) -> GrammarSpec:
-        """The whole grammar."""
+        """The complete grammar, with `start` as its start rule."""
         return GrammarSpec("lark", "\n".join([f"start: {start}", *self._rules, *self._notes]) + "\n")
 
     def note(self, text: str) -> None:
-        """A comment at the end of the grammar."""
+        """Add a comment at the end of the grammar."""
         self._notes.append(f"// {text}")
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments; what it does not name is not allowed, unless it says so."""
+    """The schema of a tool's arguments; unless it says otherwise, additional properties are not allowed."""
     schema = dict(tool.parameters) or {"type": "object", "properties": {}}
     return {"type": "object", "additionalProperties": False, **schema}
 
@@ -115,7 +116,7 @@ def _repeated(rules: LarkRules, call: str, separator: str, parallel: bool) -> st
 def _wrapped_json(
     before: str, middle: str, after: str, separator: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool
 ) -> str:
-    """Calls as `before NAME middle {arguments} after`. NAME stands inside a JSON string or bare."""
+    """Calls as `before NAME middle {arguments} after`. NAME is inside a JSON string or without quotes."""
     calls = [
         f"{rules.literal(before + json.dumps(tool.name)[1:-1] + middle)} {rules.json(arguments_schema(tool))}"
         + (f" {rules.literal(after)}" if after else "")
@@ -137,7 +138,7 @@ def _mistral(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
 
 
 def _kimi_k2(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
-    """Calls are numbered; the number is any."""
+    """Calls of Kimi K2. They are numbered, and the grammar accepts any number."""
     number = rules.rule("/[0-9]{1,3}/")
     calls = [
         f"{rules.literal('<|tool_call_begin|>functions.' + tool.name + ':')} {number} "
@@ -156,7 +157,7 @@ def _deepseek_v3(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str
 
 
 def _tag_header(style: TagStyle, word: str, name: str, *, is_text: bool | None = None) -> str:
-    """An opening tag as the models of that style write it."""
+    """An opening tag as the models of this style write it."""
     if style is QWEN_STYLE:
         return f"{word}{name}>"
     if word.endswith("="):
@@ -168,7 +169,7 @@ def _tag_header(style: TagStyle, word: str, name: str, *, is_text: bool | None =
 def _tagged(
     style: TagStyle, is_text: TagValue, start: str, end: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool
 ) -> str:
-    """Calls as tags. Parameters come in the order of the schema, those that are not required may be missing."""
+    """Calls as tags. Parameters come in the order of the schema; optional parameters may be missing."""
     edge = "\n" if style is QWEN_STYLE else ""
     calls = []
     for tool in tools:
@@ -179,7 +180,7 @@ def _tagged(
             value = _tag_value(rules, schema, edge + style.argument_close + "\n", text)
             parts.append(f"{opening} {value}" if is_required else f"({opening} {value})?")
         calls.append(" ".join([*parts, rules.literal(style.call_close)]))
-    if style is QWEN_STYLE:  # each call has its own outer markers
+    if style is QWEN_STYLE:  # here each call has its own outer markers
         call = f"{rules.literal(start)} {_any_of(rules, calls)} {rules.literal(end)}"
         return _repeated(rules, rules.rule(call), "\n", parallel)
     inside = _repeated(rules, _any_of(rules, calls), "\n", parallel)
@@ -187,7 +188,7 @@ def _tagged(
 
 
 def _tag_value(rules: LarkRules, schema: dict[str, Any], end: str, is_text: bool) -> str:
-    """A value with what stands behind it."""
+    """A value and the text `end` after it."""
     choices = schema.get("enum")
     if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
         return f"({' | '.join(rules.literal(choice) for choice in choices)}) {rules.literal(end)}"
@@ -209,14 +210,14 @@ def _arg_keys(prefix: str, rules: LarkRules, tools: Sequence[Tool], parallel: bo
 
 
 def _pythonic(start: str, end: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
-    """Calls as Python writes them, with values as JSON, which the parser takes, too."""
+    """Calls in Python syntax, with values as JSON, which the parser also accepts."""
     calls = [f'{rules.literal(tool.name + "(")} {_words(rules, _properties(tool))} ")"' for tool in tools]
     inside = _repeated(rules, _any_of(rules, calls), ", ", parallel)
     return f"{rules.literal(start + '[')} {inside} {rules.literal(']' + end)}"
 
 
 def _words(rules: LarkRules, properties: Sequence[tuple[str, dict[str, Any], bool]]) -> str:
-    """`a=1, b=2`."""
+    """Keyword arguments, such as `a=1, b=2`."""
     return _members(rules, properties, "=", ", ", rules.json)
 
 
@@ -227,9 +228,10 @@ def _members(
     separator: str,
     value: Callable[[dict[str, Any]], str],
 ) -> str:
-    """Names with values, in the order of the schema; those that are not required may be missing.
+    """Names with values, in the order of the schema; optional ones may be missing.
 
-    Each rule is what may come from one parameter on: as the first, or after another one.
+    Each parameter gives two rules for the text from there to the end: one if the parameter comes first, one if it
+    follows another parameter.
     """
     first = following = rules.rule('""')
     for name, schema, is_required in reversed(properties):
@@ -240,7 +242,8 @@ def _members(
 
 
 def _gemma(start: str, end: str, quote: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
-    """`call:f{key:value}`. Raises UnenforceableError for a schema that is more than types, enums and properties."""
+    """Calls as `call:f{key:value}`. Raises UnenforceableError if a schema uses more than types, enums and
+    properties."""
 
     def value(schema: dict[str, Any]) -> str:
         kind, choices = schema.get("type"), schema.get("enum")
@@ -265,7 +268,7 @@ def _gemma(start: str, end: str, quote: str, rules: LarkRules, tools: Sequence[T
 
 
 def _harmony(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
-    """The rest of a message to a function, from its header on; one call ends the answer."""
+    """A Harmony message to a function, from its channel on. There is only one call, because it ends the answer."""
     calls = [
         f"{rules.literal('<|channel|>commentary to=functions.' + tool.name + ' <|constrain|>json<|message|>')} "
         f"{rules.json(arguments_schema(tool))}"
@@ -301,4 +304,4 @@ BUILDERS: dict[str, Callable[[LarkRules, Sequence[Tool], bool], str]] = {
     "llama4_pythonic": partial(_pythonic, "", ""),
     "harmony": _harmony,
 }
-"""The families whose calls can be enforced. Kimi K3 and OLMo 3 are free to call or not."""
+"""The builders of the families whose calls can be enforced. Those of Kimi K3 and OLMo 3 cannot."""

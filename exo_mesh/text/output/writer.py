@@ -1,4 +1,4 @@
-"""Collects the events of an answer, and finds out which tokens belong to which part of it. Pure."""
+"""Collects the events of an answer and assigns the tokens to its parts. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from exo_mesh.text.output.events import (
 from exo_mesh.text.output.reader import Reader
 
 SEPARATOR = "\n\n"
-"""Between two texts of an answer that a thought or a call parts."""
+"""Inserted between two texts of an answer with reasoning or a call between them."""
 
 PartKind = type[TextPart] | type[ReasoningPart]
 
 
 class EventWriter:
-    """Events since the last `take`. Pieces of the same part that come together are one event.
+    """Collects the events since the last `take`. Consecutive pieces of the same part become one event.
 
-    White space around a part is dropped where another part stands on that side: models write line breaks between a
-    thought, a call and the answer. Texts that were parted so are joined with a blank line.
+    White space between two parts is dropped, because models write line breaks between reasoning, calls and the answer.
+    Two texts with another part between them are joined with a blank line.
     """
 
     def __init__(self, reader: Reader, *, trims: bool, max_calls: int | None = None) -> None:
-        """trims: False for a format that has only text. Calls beyond max_calls are dropped."""
+        """trims: whether white space between parts is dropped; False for a format that has only text. max_calls:
+        further calls are dropped."""
         self._reader = reader
         self._trims = trims
         self._max_calls = max_calls
@@ -48,54 +49,54 @@ class EventWriter:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there was text or a call."""
+        """Whether the answer has any text or call so far."""
         return self._has_text or self.num_calls > 0
 
     def add_tokens(self, tokens: Iterable[TokenSpan]) -> None:
-        """The tokens of the text that the reader has got."""
+        """Add the tokens of the text that was pushed to the reader."""
         self._tokens.extend(tokens)
 
     def text(self, text: str) -> None:
-        """The next piece of the answer; the reader has just read it."""
+        """Add the next piece of the answer, which the reader has just read."""
         self._part(TextPart, text)
 
     def reasoning(self, text: str) -> None:
-        """The next piece of a thought; the reader has just read it."""
+        """Add the next piece of reasoning, which the reader has just read."""
         self._part(ReasoningPart, text)
 
     def marker(self, *, in_reasoning: bool = False) -> None:
-        """What the reader read last is no part: a marker, or the text of a call. The white space before it goes."""
+        """Skip text that belongs to no part: a marker, or the text of a call. White space before it is dropped."""
         self._close()
         self._space.clear()
         self._is_at_start = self._trims
         self._drop_tokens(self._reader.position, in_reasoning=in_reasoning)
 
     def stray(self) -> None:
-        """What the reader read last is a marker without its partner, inside a text that goes on."""
+        """Skip a marker without its partner; the text around it continues."""
         self._close()
         self._drop_tokens(self._reader.position)
 
     def begin(self, name: str) -> None:
-        """A call begins. What was read of it can no longer become text."""
+        """Begin a call. The text that was read of it can no longer become text of the answer."""
         self._reader.recorded()
         self.marker()
         self.in_call = True
         self._event(ToolCallBegin(self.num_calls, name))
 
     def arguments(self, text: str) -> None:
-        """The next piece of the arguments of the open call, as JSON."""
+        """Add the next piece of the arguments of the open call, as JSON."""
         if text and (self._max_calls is None or self.num_calls < self._max_calls):
             self._open.append(text)
 
     def end(self) -> None:
-        """The open call is complete."""
+        """End the open call."""
         self.marker()
         self._event(ToolCallEnd(self.num_calls))
         self.in_call = False
         self.num_calls += 1
 
     def finish(self) -> None:
-        """The answer is over. White space at the end of its text is text, as there is no other part behind it."""
+        """End the answer. White space at the end of its text is kept, because no other part follows."""
         if self.in_call:
             self.end()
         if self._space and self._kind is TextPart:
@@ -106,7 +107,7 @@ class EventWriter:
         self._close()
 
     def take(self) -> list[OutputEvent]:
-        """The events that are new."""
+        """Remove and return the new events."""
         self._close()
         events, self._events = self._events, []
         return events
@@ -148,20 +149,21 @@ class EventWriter:
         self._open_tokens += tokens
 
     def _drop_tokens(self, stop: int, *, in_reasoning: bool = False) -> None:
-        """Tokens up to there are in no part."""
+        """Drop the tokens up to position `stop`; they are in no part. Reasoning tokens are still counted."""
         dropped = self._tokens_until(stop)
         if in_reasoning or self._kind is ReasoningPart:
             self.num_reasoning_tokens += len(dropped)
 
     def _tokens_until(self, stop: int) -> list[TokenSpan]:
-        """Tokens whose text ends up to there; one without text belongs to the character after it."""
+        """Remove and return the tokens whose text ends at or before `stop`. A token without text belongs to the
+        character after it."""
         tokens: list[TokenSpan] = []
         while self._tokens and self._tokens[0].start < stop and self._tokens[0].stop <= stop:
             tokens.append(self._tokens.popleft())
         return tokens
 
     def _close(self) -> None:
-        """Make an event of the part or the arguments that were collected."""
+        """Turn the collected text of a part, or the collected arguments, into an event."""
         if not self._open and not self._open_tokens:
             return
         text = "".join(self._open)

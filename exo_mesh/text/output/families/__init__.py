@@ -1,1 +1,1 @@
-"""How each family of models writes tool calls: one reader per format."""
+"""Readers of tool calls, one for each format that a family of models uses."""

@@ -1,4 +1,5 @@
-"""`name<arg_key>k</arg_key><arg_value>v</arg_value>`: GLM 4.5 to 4.7, Laguna, and LongCat with its own prefix. Pure."""
+"""Reads calls as `name<arg_key>k</arg_key><arg_value>v</arg_value>`: GLM 4.5 to 4.7, Laguna, LongCat (prefixed).
+Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _NAME = re.compile(r"[\w./-]+")
 
 
 def _read_calls(prefix: str, reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """One call; that of one without arguments ends here, the others may miss their end."""
+    """Read one call. A call without arguments must have its end marker; other calls may miss it."""
     if (yield from reader.space()) in ("{", "["):
         yield from read_json_calls(reader, writer)
         return
@@ -53,14 +54,14 @@ def _read_name(reader: Reader) -> More[str]:
 
 
 def _read_arguments(reader: Reader, writer: EventWriter, schemas: Schemas, tool: str, prefix: str) -> More[None]:
-    """The opening of the first key was read."""
+    """Read the arguments; the opening tag of the first key was already read."""
     key_open, key_close = f"<{prefix}arg_key>", markers(f"</{prefix}arg_key>")
     value_open, value_close = f"<{prefix}arg_value>", markers(f"</{prefix}arg_value>")
     out = ObjectWriter(writer.arguments)
     while True:
         key = (yield from reader.text_until(key_close)).strip()
         yield from reader.space()
-        yield from reader.accept("\\n")  # some write the two characters
+        yield from reader.accept("\\n")  # some models write a backslash and an n
         yield from reader.space()
         if not (yield from reader.accept(value_open)):
             break

@@ -1,4 +1,4 @@
-"""What a family of tool calls is: the markers around its calls, and the reader of what stands between them. Pure."""
+"""Defines a family of tool calls: the markers around its calls and the reader of the text between them. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
 ReadCalls = Callable[[Reader, EventWriter, Schemas, str], More[None]]
-"""Reads what follows the start marker, which is its last argument, and writes the calls. Raises Malformed."""
+"""Reads the text after the start marker, which is the last argument, and writes the calls. Raises Malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,12 @@ class ToolFamily:
     starts: tuple[str, ...]
     """Markers that begin one call or a section of calls."""
     inner: tuple[str, ...]
-    """The other markers, which end a call or stand inside: alone in the answer, they are dropped."""
+    """The markers that end a call or stand inside it; outside a call they are dropped."""
     read: ReadCalls
     bare_starts: str = ""
-    """Characters with which an answer may begin that is a call without any marker."""
+    """First characters of an answer that may be a call without any marker."""
     ends_reasoning: bool = False
-    """Whether a start marker also ends a thought: true where the marker is a token that ordinary text never gives."""
+    """Whether a start marker also ends reasoning: true if the marker is a token that ordinary text never contains."""
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`call:name{key:value}`, with a marker of its own around strings: Gemma 4 and FunctionGemma. Pure."""
+"""Reads calls as `call:name{key:value}` with special markers around strings: Gemma 4 and FunctionGemma. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCALAR = re.compile(r"[^,}\]]*")
 
 
 def _read_calls(quote: str, reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """Calls that follow each other, at least one."""
+    """Read one or more consecutive calls."""
     yield from reader.space()
     yield from reader.expect("call:")
     while True:
@@ -37,7 +37,7 @@ def _read_calls(quote: str, reader: Reader, writer: EventWriter, schemas: Schema
 
 
 def _read_members(reader: Reader, sink: Sink, quote: str, depth: int) -> More[None]:
-    """The inside of an object, whose opening brace was read."""
+    """Read the inside of an object; its opening brace was already read."""
     separator = "{"
     while (following := (yield from reader.space())) != "}":
         if not following or depth > MAX_DEPTH:
@@ -51,7 +51,7 @@ def _read_members(reader: Reader, sink: Sink, quote: str, depth: int) -> More[No
 
 
 def _read_items(reader: Reader, sink: Sink, quote: str, depth: int) -> More[None]:
-    """The inside of an array, whose opening bracket was read."""
+    """Read the inside of an array; its opening bracket was already read."""
     separator = "["
     while (following := (yield from reader.space())) != "]":
         if not following or depth > MAX_DEPTH:
@@ -65,7 +65,7 @@ def _read_items(reader: Reader, sink: Sink, quote: str, depth: int) -> More[None
 
 
 def _read_comma(reader: Reader) -> More[None]:
-    """What separates members; anything but a comma or a closing bracket breaks the format."""
+    """Read the comma after a member, if there is one. Raises Malformed unless a comma or a closing bracket follows."""
     following = yield from reader.space()
     if following == ",":
         reader.take(1)
@@ -106,7 +106,7 @@ def _read_quoted(reader: Reader, sink: Sink, quote: str) -> More[None]:
 
 
 def _read_scalar(reader: Reader, sink: Sink) -> More[None]:
-    """A number or word of JSON; anything else is a string without its quotes."""
+    """Read a number or a word of JSON; any other text is a string without quotes."""
     parts: list[str] = []
     while (yield from reader.peek()):
         found = reader.match(_SCALAR)

@@ -1,4 +1,4 @@
-"""Tool calls as JSON: `{"name": "f", "arguments": {…}}`, alone or in an array. Pure."""
+"""Reads tool calls as JSON: `{"name": "f", "arguments": {…}}`, alone or in an array. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTION_KEYS = frozenset({"function"})
 
 
 def read_json_calls(reader: Reader, writer: EventWriter, known: Collection[str] | None = None) -> More[None]:
-    """One call, or an array of at least one. Raises Malformed."""
+    """Read one call, or a non-empty array of calls. Raises Malformed."""
     if (yield from reader.space()) != "[":
         yield from read_json_call(reader, writer, known)
         return
@@ -29,15 +29,15 @@ def read_json_calls(reader: Reader, writer: EventWriter, known: Collection[str] 
 
 
 def read_json_call(reader: Reader, writer: EventWriter, known: Collection[str] | None = None) -> More[None]:
-    """One object with a name and arguments, in any order. known: if given, the name must be one of these, and the
-    arguments must be there. Raises Malformed."""
+    """Read one object with a name and arguments, in any order. known: if given, the name must be one of these, and the
+    arguments must not be missing. Raises Malformed."""
     call = _JsonCall(reader, writer, known)
     yield from call.read()
     call.finish()
 
 
 class _JsonCall:
-    """The members of one call. Arguments that come behind the name are passed on as they come."""
+    """Reads the members of one call. Arguments after the name are passed on as they arrive."""
 
     def __init__(self, reader: Reader, writer: EventWriter, known: Collection[str] | None) -> None:
         self._reader = reader
@@ -49,7 +49,7 @@ class _JsonCall:
         self._is_nested = False
 
     def read(self) -> More[None]:
-        """An object; that of `"function": {…}`, as OpenAI writes calls, is read like this one."""
+        """Read the object of a call. A nested `"function": {…}`, as OpenAI writes calls, is read in the same way."""
         if (yield from self._reader.space()) != "{":
             raise Malformed
         self._reader.take(1)
@@ -91,7 +91,7 @@ class _JsonCall:
         self._start_held()
 
     def _start_held(self) -> None:
-        """Both name and arguments are known, in whatever order."""
+        """Write the call if both its name and its held arguments are known."""
         if self._name is not None and self._arguments is not None and not self._is_done:
             self._begin()
             self._writer.arguments(self._arguments)
@@ -103,7 +103,7 @@ class _JsonCall:
         self._writer.begin(self._name)
 
     def finish(self) -> None:
-        """The object is complete; a call without arguments has none."""
+        """End the call after its object. A call without arguments gets `{}`. Raises Malformed."""
         if not self._is_done:
             if self._known is not None:
                 raise Malformed
@@ -113,7 +113,8 @@ class _JsonCall:
 
 
 def _as_object(text: str) -> str:
-    """Arguments that are an object, null, or an object written as a string. Raises Malformed."""
+    """Convert arguments to the text of a JSON object. They may be an object, null, or an object inside a string. Raises
+    Malformed."""
     value = decode(text)
     if isinstance(value, str):
         text, value = value, decode(value)

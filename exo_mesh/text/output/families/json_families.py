@@ -1,4 +1,4 @@
-"""Formats that write calls as JSON between markers: Hermes and Qwen, Llama 3, Granite, Phi, Nemotron, Command. Pure."""
+"""Formats with calls as JSON between markers: Hermes and Qwen, Llama 3, Granite, Phi, Nemotron, Command. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from exo_mesh.text.output.writer import EventWriter
 
 
 def _read_calls(reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """One call, or an array of calls. The end marker may be missing."""
+    """Read one call, or an array of calls. The end marker may be missing."""
     yield from read_json_calls(reader, writer)
 
 
 def _read_bare_calls(reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """Calls with nothing before them, or with <|python_tag|>, separated by semicolons. An answer may be JSON, too: it
-    is a call only if it names a tool that was offered."""
+    """Read calls without a start marker, or after <|python_tag|>, separated by semicolons. A plain answer may be JSON,
+    too, so without the marker a call must name a tool that was offered."""
     known = None if start else schemas.names
     if (yield from reader.space()) == "[":
         yield from read_json_calls(reader, writer, known)

@@ -1,4 +1,4 @@
-"""Calls as Python writes them, `[f(a=1, b="x"), g()]`: LFM 2, OLMo 3, and Llama 4 without a marker. Pure."""
+"""Reads calls in Python syntax, `[f(a=1, b="x"), g()]`: LFM 2, OLMo 3, and Llama 4 without a marker. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def _read_calls(is_bare: bool, reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """Calls in brackets or one on each line. A call is written once it is complete: only then is it sure to be one.
+    """Read calls in brackets, or one on each line. A call is written only once it is complete, because an incomplete
+    one may still turn out to be text.
 
-    Without a marker before them, they must name tools that were offered.
+    is_bare: the format allows calls without a start marker; such calls must name tools that were offered.
     """
     in_brackets = (yield from reader.space()) == "["
     if in_brackets:
@@ -53,7 +54,7 @@ def _read_calls(is_bare: bool, reader: Reader, writer: EventWriter, schemas: Sch
 
 
 def _read_call(reader: Reader) -> More[str]:
-    """A name and everything up to the bracket that closes its arguments."""
+    """Read a name and everything up to the bracket that closes its arguments. Raises Malformed."""
     parts = [(yield from _read_name(reader))]
     depth = 0
     while following := (yield from reader.peek()):
@@ -80,7 +81,8 @@ def _read_name(reader: Reader) -> More[str]:
 
 
 def _read_string(reader: Reader) -> More[str]:
-    """A string with its quotes; one that a line break ends is none."""
+    """Read a string with its quotes; a line break inside becomes an escape. Raises Malformed if the string has no
+    end."""
     quote = reader.take(1)
     parts = [quote]
     while following := (yield from reader.peek()):
@@ -98,10 +100,10 @@ def _read_string(reader: Reader) -> More[str]:
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call. Raises Malformed."""
+    """Parse a call into its name and arguments. Raises Malformed."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unknown escapes such as "\d"
+            warnings.simplefilter("ignore")  # Python warns about unknown escapes such as "\d"
             node = ast.parse(text, mode="eval").body
             if not isinstance(node, ast.Call) or node.args:
                 raise Malformed
@@ -114,12 +116,12 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal, in which the words of JSON are allowed, too."""
+    """The value of a Python literal that may contain the JSON words true, false and null."""
     return ast.literal_eval(_JsonWords().visit(node))
 
 
 class _JsonWords(ast.NodeTransformer):
-    """Replaces true, false and null."""
+    """Replaces the JSON words true, false and null by Python's constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node

@@ -1,4 +1,4 @@
-"""Calls with a name and a JSON object between markers of their own: Kimi K2, DeepSeek V3 and V3.1, Mistral. Pure."""
+"""Reads calls as a name and a JSON object between special markers: Kimi K2, DeepSeek V3 and V3.1, Mistral. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _read_object_call(reader: Reader, writer: EventWriter, name: str) -> More[No
 
 
 def _read_deepseek(reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """V3 and R1 write `function<sep>name`, a line break and a fenced block; V3.1 writes `name<sep>` and the object."""
+    """Read DeepSeek's calls. V3 and R1 write `function<sep>name`, a line break and a fenced block; V3.1 writes
+    `name<sep>` and the object."""
     yield from reader.space()
     yield from reader.expect(_DEEP_BEGIN)
     while True:
@@ -68,7 +69,7 @@ _NOT_BRACE = re.compile(r"[^{<]*")
 
 
 def _text_before_brace(reader: Reader) -> More[str]:
-    """The text before `{`, which is not read. Raises Malformed if a marker or the end comes first."""
+    """Read the text before `{`, but not `{` itself. Raises Malformed if `<` or the end comes first."""
     parts: list[str] = []
     while (following := (yield from reader.peek())) != "{":
         found = reader.match(_NOT_BRACE)
@@ -79,7 +80,7 @@ def _text_before_brace(reader: Reader) -> More[str]:
 
 
 def _read_mistral(reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """An array of calls, or `name[ARGS]{…}`; some models write an id between name and arguments."""
+    """Read an array of calls, or `name[ARGS]{…}`; some models write an id between name and arguments."""
     if (yield from reader.space()) in ("[", "{"):
         yield from read_json_calls(reader, writer)
         return
@@ -102,7 +103,7 @@ _NOT_MARK = re.compile(r"[^\[{<]*")
 
 
 def _text_before_mark(reader: Reader) -> More[str]:
-    """The text before `[` or `{`, which is not read. Raises Malformed at the end."""
+    """Read the text before `[` or `{`, but not that character. Raises Malformed if `<` or the end comes first."""
     parts: list[str] = []
     while (following := (yield from reader.peek())) not in ("[", "{"):
         found = reader.match(_NOT_MARK)

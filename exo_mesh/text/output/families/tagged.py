@@ -1,4 +1,4 @@
-"""Tool calls as tags, each argument in a tag of its own: Qwen 3 Coder, MiniMax, DeepSeek's DSML and others. Pure."""
+"""Reads tool calls as tags, with one tag per argument: Qwen 3 Coder, MiniMax, DeepSeek's DSML and others. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attributes(header: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What the tag of an argument says. is_text: None if it does not say whether the value is a string."""
+    """An argument as its tag describes it. is_text: whether the value is a string; None if the tag does not say."""
 
     name: str
     is_text: bool | None = None
@@ -48,7 +48,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class TagStyle:
-    """The tags of one format. A tag opens with `call_open`, what `name_of` reads, and `header_end`."""
+    """The tags of one format. An opening tag is `call_open`, then text from which `name_of` reads the name, then
+    `header_end`."""
 
     call_open: str
     call_close: str
@@ -59,17 +60,17 @@ class TagStyle:
     rules: ValueRules
     header_end: str = ">"
     verbatim_open: str = ""
-    """Before a value that may hold the closing tag, as CDATA in XML."""
+    """Marker before a value that may contain the closing tag, such as CDATA in XML."""
     verbatim_close: str = ""
     whole_open: str = ""
-    """The tag around all arguments as one JSON object."""
+    """The tag around all arguments when they are one JSON object."""
     whole_close: str = ""
 
 
 def read_tagged_calls(
     reader: Reader, writer: EventWriter, schemas: Schemas, style: TagStyle, *, is_open: bool = False
 ) -> More[None]:
-    """Calls that follow each other, at least one. is_open: the opening of the first was read. Raises Malformed."""
+    """Read one or more consecutive calls. is_open: `call_open` of the first was already read. Raises Malformed."""
     if not is_open:
         yield from reader.space()
         yield from reader.expect(style.call_open)
@@ -81,7 +82,8 @@ def read_tagged_calls(
 
 
 def _read_call(reader: Reader, writer: EventWriter, schemas: Schemas, style: TagStyle) -> More[None]:
-    """One call, whose opening was read. If its end is missing it is closed where something else begins."""
+    """Read one call whose `call_open` was already read. If its closing tag is missing, the call ends at the next other
+    text. Raises Malformed."""
     name = style.name_of((yield from _read_header(reader, style)))
     if not name:
         raise Malformed
@@ -100,7 +102,7 @@ def _read_call(reader: Reader, writer: EventWriter, schemas: Schemas, style: Tag
 
 
 def _read_header(reader: Reader, style: TagStyle) -> More[str]:
-    """The rest of an opening tag, with its end. Raises Malformed where another tag begins inside."""
+    """Read the rest of an opening tag, including its end. Raises Malformed if another tag begins inside."""
     if style.header_end != ">":
         return (yield from reader.text_until(markers(style.header_end)))
     parts: list[str] = []

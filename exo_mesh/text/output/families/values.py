@@ -1,4 +1,4 @@
-"""Argument values that a model writes as bare text: which JSON value is meant, by the schema of the parameter. Pure."""
+"""Converts argument values that a model writes as bare text to JSON, by the schema of the parameter. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TYPE_OF = {type(None): "null", bool: "boolean", int: "integer", float: "number"
 class ValueRules:
     """How a family writes values.
 
-    is_text: whether a value is a string, by its parameter's schema (None: unknown parameter); it is passed on as it
-    comes. convert: what any other text means. trim: which white space around a value does not belong to it.
-    null_word: whether "null" is null even for a string.
+    is_text: whether a value is a string, by its parameter's schema (None: unknown parameter); strings are passed on as
+    they arrive. convert: the value of any other text. trim: the white space around a value that does not belong to it.
+    null_word: whether "null" means null even for a string.
     """
 
     is_text: Callable[[ParameterSchema | None], bool]
@@ -45,23 +45,23 @@ class ObjectWriter:
         self._is_empty = True
 
     def key(self, name: str) -> None:
-        """The next member; its value follows."""
+        """Write the key of the next member; its value must follow."""
         self._sink(("{" if self._is_empty else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
         self._is_empty = False
 
     def raw(self, text: str) -> None:
-        """A piece of the value, as JSON text."""
+        """Write a piece of the value, as JSON text."""
         self._sink(text)
 
     def close(self) -> None:
-        """The object is complete."""
+        """Close the object."""
         self._sink("{}" if self._is_empty else "}")
 
 
 def read_text_value(
     reader: Reader, end: Markers, out: ObjectWriter, rules: ValueRules, schema: ParameterSchema | None, is_text: bool
 ) -> More[None]:
-    """Read a value up to and with the marker behind it. Raises Malformed if the text ends before."""
+    """Read a value up to and including the marker after it, and write it to out. Raises Malformed without a marker."""
     if is_text:
         string = _StringWriter(out.raw, rules)
         if not (yield from reader.until(end, string.push)):
@@ -74,7 +74,8 @@ def read_text_value(
 
 
 class _StringWriter:
-    """Writes a string as it comes; white space at its end, and what may be the word null, wait for what follows."""
+    """Writes a string as it arrives. White space at its end, and text that may be the word null, is held until more
+    text arrives."""
 
     def __init__(self, sink: Callable[[str], None], rules: ValueRules) -> None:
         self._sink = sink
@@ -113,12 +114,12 @@ class _StringWriter:
         self._sink(_escaped(text))
 
     def stop(self) -> None:
-        """The answer ended inside the string: it shows what there is."""
+        """Write the held text without a closing quote, because the answer ended inside the string."""
         if not self._is_started and self._word:
             self._sink('"' + _escaped(self._word))
 
     def close(self) -> None:
-        """The string is complete."""
+        """End the string."""
         if self._is_started:
             self._sink('"')
         elif self._null_word and self._word.lower() == "null":
@@ -132,14 +133,14 @@ def _escaped(text: str) -> str:
 
 
 def trimmed(text: str, trim: Literal["none", "line", "space"]) -> str:
-    """The value without the white space that does not belong to it."""
+    """Remove the white space around a value that does not belong to it."""
     if trim == "space":
         return text.strip()
     return text.removeprefix("\n").removesuffix("\n") if trim == "line" else text
 
 
 def as_json(value: Any, text: str) -> str:
-    """The JSON text of a value; where it has none (a set, infinity), that of the text which the model wrote."""
+    """The JSON text of a value. If JSON cannot express the value (a set, infinity), `text` as a JSON string."""
     try:
         return encode(value)
     except (TypeError, ValueError, RecursionError):
@@ -150,14 +151,14 @@ def literal(text: str) -> Any:
     """The value of a Python literal. Raises ValueError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unknown escapes such as "\d"
+            warnings.simplefilter("ignore")  # Python warns about unknown escapes such as "\d"
             return ast.literal_eval(text)
     except (SyntaxError, TypeError, MemoryError, RecursionError) as exc:
         raise ValueError("no literal") from exc
 
 
 def json_or_literal(text: str, schema: ParameterSchema | None) -> Any:
-    """JSON, else a Python literal, else text: GLM and its like."""
+    """Read the text as JSON, else as a Python literal, else as a string, as GLM's format needs it."""
     for read in (json.loads, literal):
         try:
             return read(text)
@@ -167,7 +168,7 @@ def json_or_literal(text: str, schema: ParameterSchema | None) -> Any:
 
 
 def json_or_text(text: str, schema: ParameterSchema | None) -> Any:
-    """JSON, else text."""
+    """Read the text as JSON, else as a string."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -180,12 +181,12 @@ def is_string_type(schema: ParameterSchema | None) -> bool:
 
 
 def is_text_by_qwen(schema: ParameterSchema | None) -> bool:
-    """As Qwen's own parser: unknown parameters are text, too."""
+    """Whether Qwen's own parser reads the value as a string; it also does so for unknown parameters."""
     return not schema or str(schema.get("type", "")).strip().lower() in _TEXT_TYPES
 
 
 def convert_by_qwen(text: str, schema: ParameterSchema | None) -> Any:
-    """As Qwen's own parser; what is not of the declared type is text."""
+    """Convert a value as Qwen's own parser does; a text that does not fit the declared type is a string."""
     if text.lower() == "null":
         return None
     kind = (schema or {}).get("type")
@@ -221,7 +222,7 @@ def _literal_or_text(text: str) -> Any:
 
 
 def types_of(schema: Any) -> frozenset[str]:
-    """Every type that a schema allows; a string if it does not say."""
+    """Every type that a schema allows; only "string" if the schema names none."""
     found: set[str] = set()
     if isinstance(schema, dict):
         kind = schema.get("type")
@@ -241,7 +242,7 @@ def is_text_by_types(schema: ParameterSchema | None) -> bool:
 
 
 def convert_by_types(text: str, schema: ParameterSchema | None) -> Any:
-    """The first type of the schema that the text fits, from the narrowest on: MiniMax and its like."""
+    """Convert a value to the narrowest type of the schema that the text fits, as MiniMax's format needs it."""
     if text.lower() == "null":
         return None
     kinds = types_of(schema)
@@ -257,7 +258,7 @@ def convert_by_types(text: str, schema: ParameterSchema | None) -> Any:
 
 
 def _of_type(text: str, kind: str) -> Any:
-    """Raises ValueError if the text is nothing of that type."""
+    """Convert the text to a value of this type. Raises ValueError if the text does not fit."""
     if kind in ("integer", "int"):
         return int(text)
     if kind in ("number", "float"):

@@ -1,4 +1,4 @@
-"""The formats whose calls are tags: Qwen 3 Coder, Seed, MiniMax M2, MiniCPM 5, DeepSeek V3.2, Kimi K3, Muse. Pure."""
+"""The formats with calls as tags: Qwen 3 Coder, Seed, MiniMax M2, MiniCPM 5, DeepSeek V3.2, Kimi K3, Muse. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ MINICPM_STYLE = TagStyle(
     verbatim_close="]]>",
 )
 DSML = "｜DSML｜"
-"""DeepSeek's marker inside tags; its bars are full-width."""
+"""DeepSeek's marker inside tags; its bars are full-width characters."""
 DSML_STYLE = TagStyle(
     call_open=f"<{DSML}invoke",
     call_close=f"</{DSML}invoke>",
@@ -103,7 +103,7 @@ MUSE_STYLE = TagStyle(
 
 
 def _reads(style: TagStyle) -> ReadCalls:
-    """The reader for a format whose calls may also stand without the marker around them."""
+    """The reader of a style; it also reads calls that lack the marker around them."""
 
     def read_calls(reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
         yield from read_tagged_calls(reader, writer, schemas, style, is_open=start == style.call_open)
