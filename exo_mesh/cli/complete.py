@@ -23,7 +23,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """KIND, PREFIX, LINE."""
+    """Adds KIND, PREFIX, LINE."""
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("prefix", metavar="PREFIX", help="what the names begin with")
     parser.add_argument("line", metavar="LINE", nargs="?", default="", help="the command line: its --api-url is asked")

@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """SHELL."""
+    """Adds SHELL."""
     parser.add_argument("shell", choices=SHELLS, help="the shell that will read the script")
 
 

@@ -27,7 +27,7 @@ _POLL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--peers`, `--question`, `--once`, `--engine`."""
+    """Adds `--peers`, `--question`, `--once`, `--engine`."""
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="how many peers (2)")
     parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"what to ask ({FIRST_QUESTION})")
     parser.add_argument("--once", action="store_true", help="stop after the answer")

@@ -26,7 +26,7 @@ RDMA_DEADLINE_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`rdma`, `--json`, `--api-url`, and the settings of a node."""
+    """Adds `rdma`, `--json`, `--api-url`, and the settings of a node."""
     parser.add_argument(
         "about", nargs="?", choices=("rdma",), help="look at this alone: cables, ports, what is missing"
     )

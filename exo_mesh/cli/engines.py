@@ -12,7 +12,7 @@ from exo_mesh.telemetry.tables import columns, human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--json`."""
+    """Adds `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -15,7 +15,7 @@ from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE, `--json`."""
+    """Adds FILE, `--json`."""
     parser.add_argument("file", metavar="FILE", type=Path, help="the hostfile")
     parser.add_argument("--json", action="store_true", help="print it as MLX reads it")
 

@@ -36,7 +36,7 @@ class LocalClient(ApiClient):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--no-wait`, `--api-url`, `--home`, `--json`."""
+    """Adds `--no-wait`, `--api-url`, `--home`, `--json`."""
     parser.add_argument("--no-wait", action="store_true", help="print the code and end; it stays valid")
     add_api_flags(parser)
 

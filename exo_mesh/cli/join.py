@@ -19,7 +19,7 @@ from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError, Settings, lo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """CODE, `--peer`, `--out`, `--home`."""
+    """Adds CODE, `--peer`, `--out`, `--home`."""
     parser.add_argument("code", metavar="CODE", help="what `exo-mesh invite` printed: HOST:PORT/abcd-efgh-jkmn")
     parser.add_argument("--peer", metavar="HOST:PORT", help="the inviting node's API, instead of the code's address")
     parser.add_argument("--out", type=Path, metavar="FILE", help="store the secret here instead of in the home")

@@ -20,7 +20,7 @@ _PARTS = ("weights_bytes", "kv_bytes", "overhead_bytes", "usable_bytes", "headro
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--tensor-group`, `--group`, `--group-backend`,
+    """Adds MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--tensor-group`, `--group`, `--group-backend`,
     `--exclude`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
     parser.add_argument("--context-limit", type=int, metavar="N", help="tokens of prompt + output that must fit")

@@ -40,7 +40,7 @@ _FIND_MODEL_S, _FIND_HUB_ID_S = 3.0, 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, PROMPT, sampling, output, and the settings of a node that has to be started."""
+    """Adds MODEL, PROMPT, sampling, output, and the settings of a node that has to be started."""
     parser.add_argument("model", metavar="MODEL", help="hub id, directory or alias, such as exo-mesh-demo")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; standard input if it is piped")
     parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same as PROMPT")

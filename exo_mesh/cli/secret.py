@@ -15,7 +15,7 @@ from exo_mesh.settings.config import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`new` and `--out`."""
+    """Adds `new` and `--out`."""
     parser.add_argument("what", choices=("new",), help="make a new secret")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write it here (mode 0600); never overwrites")
 

@@ -21,7 +21,7 @@ WATCH_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--watch`, `--api-url`, `--json`."""
+    """Adds `--watch`, `--api-url`, `--json`."""
     parser.add_argument("--watch", action="store_true", help="draw it again each second, until Ctrl-C")
     add_api_flags(parser)
 

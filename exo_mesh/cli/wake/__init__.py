@@ -17,7 +17,7 @@ _POLL_S = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """PEER, `--wait`, `--api-url`."""
+    """Adds PEER, `--wait`, `--api-url`."""
     parser.add_argument("peer", metavar="PEER", help="its name or id")
     text = "how long to wait until it is in the mesh again (60); 0: do not wait"
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=text)
