@@ -1,1 +1,1 @@
-"""The configuration of a proxy in front of all nodes, from what the live mesh looks like."""
+"""Writes the configuration of a proxy in front of all nodes, from the state of the live mesh."""

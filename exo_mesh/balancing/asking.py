@@ -1,4 +1,4 @@
-"""What `exo-mesh nginx-config` was asked for, and the doing of it: once, or until Ctrl-C."""
+"""Flags and work of `exo-mesh nginx-config`: writes the configuration once, or at each change until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,26 +22,32 @@ _HEAD = "# Written by `exo-mesh nginx-config`. Changes are lost if it runs with 
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """`--variant`, `--whole` and what belongs to it, `--output`, `--watch`, `--reload`."""
+    """Adds `--variant`, `--whole` and its flags, `--output`, `--watch`, `--reload`."""
     parser.add_argument("--variant", choices=list(VARIANTS), default="least-conn", help="how nginx chooses a node")
-    parser.add_argument("--output", metavar="FILE", help="write this file instead of printing")
-    parser.add_argument("--watch", action="store_true", help="go on, and write it again when the mesh changes")
-    parser.add_argument("--every", metavar="SECONDS", type=float, default=EVERY_S, help="pause between two looks (2)")
-    parser.add_argument("--reload", metavar="CMD", help="run this after a change, such as 'systemctl reload nginx'")
+    parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
+    parser.add_argument("--watch", action="store_true", help="keep running, and rewrite the file when the mesh changes")
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=float, default=EVERY_S, help="pause between two checks of the mesh (2)"
+    )
+    parser.add_argument(
+        "--reload", metavar="CMD", help="run this command after a change, such as 'systemctl reload nginx'"
+    )
     site = parser.add_argument_group("the whole configuration")
-    site.add_argument("--whole", action="store_true", help="the site as well, not only the nodes")
-    site.add_argument("--listen", metavar="[HOST:]PORT", help="where nginx listens (52415; with TLS 443)")
-    site.add_argument("--server-name", metavar="NAME", default="mesh.example.org", help="the public name, for TLS")
+    site.add_argument("--whole", action="store_true", help="write the site, too, not only the nodes")
+    site.add_argument("--listen", metavar="[HOST:]PORT", help="address on which nginx listens (52415; with TLS 443)")
+    site.add_argument("--server-name", metavar="NAME", default="mesh.example.org", help="public host name, for TLS")
     site.add_argument("--tls-cert", metavar="FILE", default="", help="serve HTTPS with this certificate")
-    site.add_argument("--tls-key", metavar="FILE", default="", help="the key of that certificate")
-    site.add_argument("--limit", metavar="RATE", default="", help="requests of one address, such as 5r/s or 30r/m")
-    site.add_argument("--status-port", metavar="PORT", type=int, default=8081, help="of stub_status, local only (8081)")
-    text = "add no Idempotency-Key to requests without one; such a request is never sent to a second node"
+    site.add_argument("--tls-key", metavar="FILE", default="", help="private key of that certificate")
+    site.add_argument(
+        "--limit", metavar="RATE", default="", help="most requests per client address, such as 5r/s or 30r/m"
+    )
+    site.add_argument("--status-port", metavar="PORT", type=int, default=8081, help="local port of stub_status (8081)")
+    text = "do not add an Idempotency-Key to requests without one; such a request is never retried on another node"
     site.add_argument("--own-keys-only", action="store_true", help=text)
 
 
 def write_config(args: argparse.Namespace, client: ApiClient) -> None:
-    """Ask the mesh once, or until Ctrl-C. client: of the node that was named."""
+    """Writes the configuration once, or with --watch until Ctrl-C. client: of the node called."""
     site = _site_of(args)
     if (args.watch or args.reload) and not args.output:
         raise InputError("--watch and --reload need --output FILE", param="output")
@@ -59,7 +65,7 @@ def write_config(args: argparse.Namespace, client: ApiClient) -> None:
 
 @dataclass
 class WrittenConfig:
-    """The file, and whether nginx has been reloaded since it changed. site: None: the upstream only."""
+    """The written file, and whether nginx must still be reloaded. site: None to write the upstream only."""
 
     path: Path
     variant: str
@@ -69,7 +75,7 @@ class WrittenConfig:
     _is_reload_due: bool = field(default=False, init=False)
 
     def update(self, nodes: list[Upstream]) -> str:
-        """Bring the file up to date and reload if that changed it; says in one line what was done, "" for nothing."""
+        """Updates the file, reloads nginx if the file changed, and returns one line that says what was done."""
         text = _text(nodes, self.variant, self.site)
         if self.nginx and not self._has(text):
             check(text, self.nginx, has_site=self.site is not None)
@@ -80,7 +86,7 @@ class WrittenConfig:
             reload(self.reload_command)
             self._is_reload_due = False
         done = f"{self.path}: {_counted(nodes)}" if changed else f"{self.path} is up to date: {_counted(nodes)}"
-        checked = "" if self.nginx or not changed else "; not checked, as nginx is not installed here"
+        checked = "" if self.nginx or not changed else "; not checked, because nginx is not installed here"
         return done + checked + ("; reloaded" if reloads else "")
 
     def _has(self, text: str) -> bool:
@@ -88,13 +94,13 @@ class WrittenConfig:
 
 
 def _watch(read: Callable[[], list[Upstream]], written: WrittenConfig, every_s: float) -> NoReturn:
-    """Until Ctrl-C. What goes wrong is said once, and the file stays as it is."""
+    """Updates the file until Ctrl-C. Reports each error once; the file then stays unchanged."""
     said = ""
     while True:
         try:
             now = written.update(able(read()))
         except (MeshError, OSError) as exc:
-            now = f"{written.path} stays as it is: {exc}"
+            now = f"{written.path} is unchanged: {exc}"
         if now != said:
             sys.stderr.write(now + "\n")
             sys.stderr.flush()
@@ -103,12 +109,12 @@ def _watch(read: Callable[[], list[Upstream]], written: WrittenConfig, every_s: 
 
 
 def able(nodes: list[Upstream]) -> list[Upstream]:
-    """The nodes, if any of them takes requests. nginx refuses an upstream without a server, and one with none that is
-    up answers nobody."""
+    """Returns the nodes. Raises MeshError if none accepts requests: nginx rejects an upstream without servers, and one
+    whose servers are all down serves no client."""
     if not nodes:
-        raise MeshError("the mesh names no node with an HTTP API that can be reached from elsewhere")
+        raise MeshError("no node of the mesh has an HTTP API that other machines can reach")
     if not any(node.takes_new for node in nodes):
-        raise MeshError(f"none of the {len(nodes)} nodes of the mesh takes new requests")
+        raise MeshError(f"none of the {len(nodes)} nodes of the mesh accepts new requests")
     return nodes
 
 
@@ -119,15 +125,17 @@ def _text(nodes: list[Upstream], variant: str, site: Site | None) -> str:
 
 def _counted(nodes: list[Upstream]) -> str:
     down = sum(not node.takes_new for node in nodes)
-    return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}" + (f", {down} of them take nothing new" if down else "")
+    return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}" + (
+        f", {down} of them accept no new requests" if down else ""
+    )
 
 
 def _site_of(args: argparse.Namespace) -> Site | None:
-    """The wishes for the site; None without --whole. Raises InputError for values that nginx would misread."""
+    """The options of the site; None without --whole. Raises InputError for values that nginx would misread."""
     if not args.whole:
         return None
     if bool(args.tls_cert) != bool(args.tls_key):
-        raise InputError("--tls-cert and --tls-key belong together", param="tls-cert")
+        raise InputError("--tls-cert and --tls-key need each other: give both", param="tls-cert")
     listen = args.listen or ("443" if args.tls_cert else "52415")
     rules = {
         "listen": (listen, r"([\w.:\[\]*-]+:)?\d{1,5}"),
@@ -140,7 +148,10 @@ def _site_of(args: argparse.Namespace) -> Site | None:
         if not re.fullmatch(rule, value):
             raise InputError(f"--{name} {value!r} cannot be written into a configuration of nginx", param=name)
     if not 0 < args.status_port < 65536 or args.status_port == 8080:
-        raise InputError("--status-port must be a port other than 8080, which is RKLLAMA's", param="status-port")
+        raise InputError(
+            f"--status-port {args.status_port} must be 1 to 65535, and not 8080, which is RKLLAMA's",
+            param="status-port",
+        )
     return Site(
         listen,
         args.server_name,

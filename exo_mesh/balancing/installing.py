@@ -1,4 +1,4 @@
-"""Puts a new configuration in the place of the old one: checks it with nginx, replaces the file at once, reloads."""
+"""Installs a new configuration: checks it with nginx, replaces the file atomically, reloads nginx."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHERE = os.pathsep.join(("/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/loca
 
 
 class ConfigurationRefused(MeshError):
-    """nginx does not accept the configuration, or could not be reloaded."""
+    """nginx rejects the configuration, or could not be reloaded."""
 
     code = "nginx_refused"
 
@@ -28,9 +28,9 @@ def find_nginx() -> str:
 
 
 def check(text: str, nginx: str, *, has_site: bool) -> None:
-    """Ask nginx whether the text can stand in an http block. Raises ConfigurationRefused with its first complaint.
+    """Lets nginx check the text as part of an http block. Raises ConfigurationRefused with its first error.
 
-    has_site: the text has a server that uses the upstream; without one it is tried with a small one.
+    has_site: the text has a server that uses the upstream; otherwise a small one is added for the check.
     """
     server = "" if has_site else "server { listen 127.0.0.1:1; location / { proxy_pass http://exo_mesh; } }\n"
     with tempfile.TemporaryDirectory(prefix="exo-mesh-nginx-") as folder:
@@ -42,13 +42,15 @@ def check(text: str, nginx: str, *, has_site: bool) -> None:
         command = [nginx, "-t", "-q", "-p", folder, "-e", "stderr", "-c", f"{folder}/nginx.conf"]
         done = _run(command, CHECK_DEADLINE_S, "nginx -t")
         said = [line for line in done.stderr.splitlines() if "[emerg]" in line] or done.stderr.splitlines()
-        if done.returncode and not all("bind() to" in line for line in said):  # a port below 1024, tried without root
+        if done.returncode and not all(
+            "bind() to" in line for line in said
+        ):  # only a bind() error: a port below 1024, checked without root
             reason = said[0].replace(f"{folder}/part.conf", "the new file") if said else f"exit code {done.returncode}"
-            raise ConfigurationRefused(f"nginx does not accept the new configuration: {reason}")
+            raise ConfigurationRefused(f"nginx rejects the new configuration: {reason}")
 
 
 def replace_file(path: Path, text: str) -> bool:
-    """Write the file in one step, so that a reader sees the old or the new one; whether it has changed."""
+    """Replaces the file atomically, so that a reader sees the old or the new text; returns whether it changed."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -66,7 +68,7 @@ def replace_file(path: Path, text: str) -> bool:
 
 
 def reload(command: str) -> None:
-    """Run the command, without a shell. Raises ConfigurationRefused with its last line if it fails."""
+    """Runs the command without a shell. Raises ConfigurationRefused with its last line of output if it fails."""
     done = _run(shlex.split(command), RELOAD_DEADLINE_S, command)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()

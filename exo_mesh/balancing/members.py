@@ -1,4 +1,4 @@
-"""The nodes of a live mesh as upstreams, from what its members say."""
+"""Reads the nodes of a live mesh from its members, as upstreams for nginx."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import MeshError
 
 MAX_ASKED = 5
-"""Members whose word counts. One that was cut off sees itself alone, and the others not."""
+"""Most members that are read. Several are needed: a member that was cut off sees only itself."""
 DEADLINE_S = 2.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9 ._-]")
 
 
 class LiveMembers:
-    """Asks the node that was named, and some of those that were seen last."""
+    """Reads the state from the node called and from some of the members seen last."""
 
     def __init__(self, first: ApiClient) -> None:
         self._first = first
         self._others: dict[str, ApiClient] = {}
 
     def read(self) -> list[Upstream]:
-        """Every node that some member sees alive, in the order of their ids. Raises the last error if no member
-        answers."""
+        """Every node that some member sees alive, ordered by id. Raises the first error if no member answers."""
         found: dict[str, Upstream] = {}
         answers, failure = [], None
         for client in [self._first, *list(self._others.values())[: MAX_ASKED - 1]]:
@@ -47,7 +46,7 @@ class LiveMembers:
         return from_elsewhere([found[peer_id] for peer_id in sorted(found)])
 
     def _remember(self, answers: list[dict[str, Any]], found: Mapping[str, Upstream]) -> None:
-        """Whom to ask next time besides the first."""
+        """Remembers which members to read next time, besides the first."""
         is_closed = any(state["health"].get("mesh") == "closed" for state in answers)
         urls = [f"{upstream.scheme}://{upstream.address}" for _, upstream in sorted(found.items())]
         for url in urls:
@@ -58,9 +57,9 @@ class LiveMembers:
 
 
 def upstreams_of(state: Mapping[str, Any]) -> dict[str, Upstream]:
-    """{id: upstream} of the peers in an answer to GET /state whose API nginx can reach.
+    """Upstreams by peer id, from an answer to GET /state: the peers whose API nginx can reach.
 
-    Peers write their own records, so only what is an address gets into the configuration.
+    Peers write their own records, so anything that is not an address is left out of the configuration.
     """
     readings = state.get("telemetry", {})
     found = {}
@@ -79,13 +78,13 @@ def upstreams_of(state: Mapping[str, Any]) -> dict[str, Upstream]:
 
 
 def from_elsewhere(nodes: list[Upstream]) -> list[Upstream]:
-    """Without nodes whose API is on the loopback of their machine, unless all of them are, as on one machine."""
+    """Drops nodes whose API is on loopback, unless all are, as in a mesh on one machine."""
     reachable = [node for node in nodes if not node.is_loopback]
     return reachable or nodes
 
 
 def _address_of(url: str) -> tuple[str, str]:
-    """("host:port", scheme) of an API's URL; ("", "") if it is none."""
+    """("host:port", scheme) of an API's URL; ("", "") if it is not one."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 VARIANTS = {
     "least-conn": ("least_conn;  # the node with the fewest open requests",),
-    "round-robin": ("# Without a word here: one node after the other.",),
+    "round-robin": ("# No directive here: nginx uses the nodes in turn.",),
     "ip-hash": (
         "# A client stays with one node. Behind another proxy all clients have one address: use least-conn there.",
         "ip_hash;",
@@ -29,7 +29,7 @@ _VALUE = re.compile(r"@(\w+)@")
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A node as nginx is to know it. address: host:port of its API. takes_new: it does not drain or stop.
+    """A node as a server of nginx. address: host:port of its API. takes_new: it is neither draining nor stopping.
 
     memory_bytes: of its machine; 0 if unknown.
     """
@@ -47,10 +47,10 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What the template of the site can be asked for. tls_cert: path of a certificate; "": plain HTTP.
+    """Options of the site's template. tls_cert: path of a certificate; "": plain HTTP.
 
-    limit: requests a second of one address, as nginx writes it ("5r/s"); "": no limit. adds_keys: requests without an
-    Idempotency-Key get one.
+    limit: requests per second of one client address in nginx's notation ("5r/s"); "": no limit. adds_keys: add an
+    Idempotency-Key to requests without one.
     """
 
     listen: str = "52415"
@@ -64,7 +64,7 @@ class Site:
 
 
 def upstream_text(nodes: Sequence[Upstream], variant: str) -> str:
-    """The upstream block. nodes: at least one; their order is kept."""
+    """Writes the upstream block. nodes: at least one; their order is kept."""
     weights = _weights(nodes) if variant == "weights" else [1] * len(nodes)
     lines = ["upstream exo_mesh {", *(f"    {line}" for line in VARIANTS[variant])]
     lines.append("    zone exo_mesh 256k;  # all worker processes count together")
@@ -76,14 +76,14 @@ def upstream_text(nodes: Sequence[Upstream], variant: str) -> str:
     if variant != "ip-hash":
         lines += [
             "",
-            "    # If all of them failed within 30 s, as when they restart one after the other: try them all the same.",
+            "    # If all of them failed within 30 s, for example in a rolling restart: try them anyway.",
         ]
         lines += [f"    server {node.address} backup max_fails=0;" for node in nodes if node.takes_new]
     return "\n".join([*lines, "}", ""])
 
 
 def site_text(site: Site, scheme: str = "http") -> str:
-    """The whole of `site.conf` for these wishes. scheme: of the nodes."""
+    """Fills the template `site.conf` with the options. scheme: of the nodes."""
     template = files("exo_mesh.balancing").joinpath("site.conf").read_text(encoding="utf-8")
     parts = {"tls": bool(site.tls_cert), "plain": not site.tls_cert, "limit": bool(site.limit)}
     parts |= {"nodetls": scheme == "https", "keys": site.adds_keys, "own": not site.adds_keys}
@@ -107,6 +107,6 @@ def site_text(site: Site, scheme: str = "http") -> str:
 
 
 def _weights(nodes: Sequence[Upstream]) -> list[int]:
-    """1 for the smallest machine, in proportion for the others; an unknown machine counts as the smallest."""
+    """Weights by memory: 1 for the smallest machine, proportional for others; an unknown machine counts as smallest."""
     smallest = min((node.memory_bytes for node in nodes if node.memory_bytes), default=0)
     return [max(1, min(MAX_WEIGHT, round(node.memory_bytes / smallest))) if smallest else 1 for node in nodes]

@@ -12,12 +12,12 @@ from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--api-url`, `--json`."""
+    """Adds `--api-url`, `--json`."""
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/state`."""
+    """Prints the instances in `GET /state`."""
     state = ApiClient(args.api_url, args.home).get("/state")
     instances = state["view"]["instances"]
     if args.json:

@@ -1,1 +1,1 @@
-"""Checks this machine and its network for what a node needs; what it finds, and what would help."""
+"""Checks what a node needs on this machine and its network; reports findings and remedies."""

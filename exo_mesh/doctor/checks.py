@@ -1,4 +1,4 @@
-"""What `exo-mesh doctor` concludes from what was read on this machine. No clock, no socket: values in, findings out."""
+"""Turns readings of this machine into the findings of `exo-mesh doctor`. Pure: no clock, no socket."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from exo_mesh.engine.floors import upgrade
 from exo_mesh.telemetry.tables import human_bytes
 
 MAX_SKEW_S = 5.0
-"""Nothing but certificates and the times in logs depends on clocks; a log that is seconds off misleads people."""
+"""Largest difference between clocks without a warning: more than seconds make logs of several peers misleading."""
 LITTLE_MEMORY_BYTES = 10**9
 LITTLE_DISK_BYTES = 10**9
 MAX_NAMED = 8
-"""At most so many models, peers or interfaces are named in one line."""
+"""Most models, peers or interfaces that one line names."""
 
 
 class Severity(StrEnum):
-    """fail: a node cannot work as it is told to. warn: it works, but not as well as it could, or not for long."""
+    """fail: a node with these settings cannot work. warn: it works, but worse than it could, or not for long."""
 
     OK = "ok"
     WARN = "warn"
@@ -30,7 +30,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line on one subject, and what to do about it."""
+    """One result of a check, and what to do about it."""
 
     check: str
     level: Severity
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PortReading:
-    """A port that a node would open. kind: api, grpc or udp. holder: who has it, "" if it is free."""
+    """A port that a node would open. kind: api, grpc or udp. holder: the program that has it, "" if it is free."""
 
     kind: str
     port: int
@@ -51,7 +51,7 @@ class PortReading:
 
 @dataclass(frozen=True, slots=True)
 class EchoReading:
-    """A datagram that this machine sent to itself by way of an interface. error: why it could not be sent."""
+    """The result of sending a datagram to this machine itself over an interface. error: why it could not be sent."""
 
     interface: str
     target: str
@@ -61,7 +61,7 @@ class EchoReading:
 
 @dataclass(frozen=True, slots=True)
 class FirewallReading:
-    """What filters packets here. nft: absent, unreadable, open or drops (its input chain drops by default)."""
+    """The packet filters of this machine. nft: absent, unreadable, open or drops (its input chain drops by default)."""
 
     system: str
     ufw_active: bool = False
@@ -71,7 +71,7 @@ class FirewallReading:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A peer's clock minus ours, give or take error_s."""
+    """The clock of a peer minus ours, in seconds, ± error_s."""
 
     peer: str
     offset_s: float
@@ -80,7 +80,7 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryReading:
-    """A directory of ours. error: why it cannot be written, or read if that is all we need; "" if it can."""
+    """A directory that a node uses. error: why it cannot be used (home: written, models: read); "" if it can."""
 
     purpose: str
     path: str
@@ -92,7 +92,7 @@ class DirectoryReading:
 
 @dataclass(frozen=True, slots=True)
 class ServiceReading:
-    """unit: what `systemctl is-active exo-mesh` says, "" where there is no systemd. nginx: its path, or ""."""
+    """unit: the output of `systemctl is-active exo-mesh`, "" without systemd. nginx: its path, or ""."""
 
     unit: str = ""
     nginx: str = ""
@@ -101,8 +101,10 @@ class ServiceReading:
 def check_versions(
     python: tuple[int, ...], exo_mesh: str, protocol: int, libraries: Mapping[str, str | None], old: str = ""
 ) -> list[Finding]:
-    """libraries: installed version by package that a node cannot do without; None where it is absent. old: which are
-    too old."""
+    """Checks Python and the libraries.
+
+    libraries: installed version by package that a node needs, None if absent. old: says which are too old, "" if none.
+    """
     said = ".".join(map(str, python))
     if python[:2] < OLDEST_PYTHON:
         remedy = f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
@@ -117,7 +119,7 @@ def check_versions(
 
 
 def check_engines(engines: Sequence[Mapping[str, Any]], preference: str) -> list[Finding]:
-    """engines: as `exo-mesh engines --json` prints them."""
+    """Checks that the chosen engine can run. engines: as in `exo-mesh engines --json`."""
     wanted = next((e for e in engines if (e["chosen"] if preference == "auto" else e["name"] == preference)), None)
     if wanted is not None and wanted["available"]:
         first = Finding("engines", Severity.OK, f"{wanted['name']} {wanted['version']} ({wanted['reason']})")
@@ -125,12 +127,12 @@ def check_engines(engines: Sequence[Mapping[str, Any]], preference: str) -> list
         first = Finding(
             "engines",
             Severity.WARN,
-            "no engine can run here: this node can answer for others but hold no layers",
+            "no engine can run here: this node can accept requests but hold no layers",
             "pip install 'exo-mesh[mlx]'",
         )
     else:
         why = wanted["reason"] if wanted else "not installed"
-        remedy = (wanted and wanted["remedy"]) or "choose another with --engine; see exo-mesh engines"
+        remedy = (wanted and wanted["remedy"]) or "choose another engine with --engine; see exo-mesh engines"
         first = Finding("engines", Severity.FAIL, f"--engine {preference}: {why}", remedy)
     others = [
         Finding("engines", Severity.OK, f"{e['name']} cannot run here: {e['reason']}", e["remedy"])
@@ -141,7 +143,7 @@ def check_engines(engines: Sequence[Mapping[str, Any]], preference: str) -> list
 
 
 def check_ports(readings: Sequence[PortReading]) -> list[Finding]:
-    """API, gRPC and announcements."""
+    """Checks that the ports of the API, of gRPC and of announcements can be opened."""
     return [_port_finding(reading) for reading in readings]
 
 
@@ -157,16 +159,16 @@ def _port_finding(reading: PortReading) -> Finding:
         return Finding("ports", Severity.OK, f"{what} is held by the node that runs here")
     taken = f"{what} is taken by {reading.holder}"
     if reading.kind == "udp":
-        remedy = "stop that program, or give all peers another --listen-port and --broadcast-port"
+        remedy = "stop that program, or set another --listen-port and --broadcast-port on all peers"
         return Finding("ports", Severity.FAIL, taken, remedy)
     if reading.kind == "api" and reading.asked_for:
-        return Finding("ports", Severity.FAIL, taken, "name another with --api-port, or stop that program")
-    remedy = f"name another with --{reading.kind}-port"
+        return Finding("ports", Severity.FAIL, taken, "choose another port with --api-port, or stop that program")
+    remedy = f"choose another port with --{reading.kind}-port"
     return Finding("ports", Severity.WARN, f"{taken}; a node would use the next free one", remedy)
 
 
 def check_data_ports(wanted: tuple[int, int] | None, taken: Sequence[int], node_runs: bool) -> list[Finding]:
-    """wanted: first and last port of the runners' streams; None = any free ones. taken: those in use."""
+    """Checks the ports of the runners' streams. wanted: first and last port; None = any. taken: ports in use."""
     if wanted is None:
         return [Finding("ports", Severity.OK, "data ports: any free ones")]
     text = f"data ports {wanted[0]}-{wanted[1]}"
@@ -174,18 +176,19 @@ def check_data_ports(wanted: tuple[int, int] | None, taken: Sequence[int], node_
     if free > 0 and (not taken or node_runs):
         return [Finding("ports", Severity.OK, f"{text}: {free} free")]
     level = Severity.WARN if free > 0 or node_runs else Severity.FAIL
-    return [Finding("ports", level, f"{text}: {free} free", "give --data-ports a range that nothing else uses")]
+    return [Finding("ports", level, f"{text}: {free} free", "set --data-ports to a range that nothing else uses")]
 
 
 def check_echo(way: str, readings: Sequence[EchoReading], used: bool, alone: bool) -> list[Finding]:
-    """way: broadcast or multicast. used: --discovery relies on it. alone: and on nothing else, no named peer either."""
+    """Checks that datagrams come back. way: broadcast or multicast. used: --discovery uses it. alone: there is no other
+    way to find peers, and no named peer."""
     heard = [reading for reading in readings if reading.heard]
     deaf = [reading for reading in readings if not reading.heard]
     unused = "" if used else " (not used by --discovery)"
     if readings and not deaf:
-        return [Finding(way, Severity.OK, f"comes back on {_names([r.interface for r in heard])}{unused}")]
-    where = "; ".join(f"{r.interface} to {r.target}: {r.error or 'sent, but not heard'}" for r in deaf[:MAX_NAMED])
-    text = where or "no interface to try"
+        return [Finding(way, Severity.OK, f"works on {_names([r.interface for r in heard])}{unused}")]
+    where = "; ".join(f"{r.interface} to {r.target}: {r.error or 'sent, but not received'}" for r in deaf[:MAX_NAMED])
+    text = where or "there is no network interface"
     if not used:
         return [Finding(way, Severity.OK, f"{text}{unused}")]
     remedy = "check the firewall, or name a peer with --bootstrap-peers HOST:PORT"
@@ -193,13 +196,13 @@ def check_echo(way: str, readings: Sequence[EchoReading], used: bool, alone: boo
 
 
 def nft_drops(ruleset: str) -> bool:
-    """Does what `nft list ruleset` prints drop incoming packets unless a rule lets them in?"""
+    """Whether the ruleset, as printed by `nft list ruleset`, drops incoming packets unless a rule accepts them."""
     return re.search(r"hook input [^}]*?policy drop", ruleset) is not None
 
 
 def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[int], any_port: bool) -> list[Finding]:
-    """tcp, udp: ports that peers and clients must reach. any_port: runners take any free ports, so name a range."""
-    then = "; set --data-ports A-B and let these in too" if any_port else ""
+    """Checks the firewall. tcp, udp: ports that peers and clients must reach. any_port: runners use any free ports."""
+    then = "; set --data-ports A-B and allow those ports, too" if any_port else ""
     ports = ", ".join([*(f"{port}/tcp" for port in tcp), *(f"{port}/udp" for port in udp)])
     if reading.system == "Darwin":
         return [
@@ -208,7 +211,7 @@ def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[i
                 Severity.OK,
                 "macOS asks once whether Python may accept connections, and whether it may find devices on the network",
                 "System Settings > Network > Firewall, and Privacy & Security > Local Network: allow your terminal. "
-                "A background service cannot be asked: give it --bootstrap-peers",
+                "A background service shows no such question: set --bootstrap-peers for it",
             )
         ]
     findings = []
@@ -221,36 +224,43 @@ def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[i
         findings.append(Finding("firewall", Severity.WARN, "firewalld runs", remedy))
     if reading.nft == "drops" and not findings:
         findings.append(
-            Finding("firewall", Severity.WARN, "nftables drops what no rule lets in", f"accept {ports} in it{then}")
+            Finding(
+                "firewall",
+                Severity.WARN,
+                "nftables drops packets that no rule accepts",
+                f"add rules that accept {ports}{then}",
+            )
         )
     if findings:
         return findings
     if reading.nft == "unreadable":
         return [
-            Finding("firewall", Severity.OK, "nftables is there, but only root may read its rules", "run it as root")
+            Finding(
+                "firewall", Severity.OK, "only root may read the nftables rules", "run exo-mesh doctor as root"
+            )
         ]
-    return [Finding("firewall", Severity.OK, "none found")]
+    return [Finding("firewall", Severity.OK, "no firewall found")]
 
 
 def check_clock(readings: Sequence[ClockReading], num_peers: int) -> list[Finding]:
-    """num_peers: other peers whose API is known, whether or not they answered."""
+    """Checks the clocks of peers. num_peers: other peers whose API is known, whether or not they answered."""
     off = [r for r in readings if abs(r.offset_s) - r.error_s > MAX_SKEW_S]
     if off:
         who = "; ".join(f"{r.peer} is {r.offset_s:+.0f} s off" for r in off[:MAX_NAMED])
         return [Finding("clock", Severity.WARN, who, "let NTP set the clocks: timedatectl set-ntp true")]
     if readings:
         return [Finding("clock", Severity.OK, f"agrees with {_names([r.peer for r in readings])}")]
-    text = f"none of {num_peers} other peers told the time" if num_peers else "no other peer to compare with"
+    text = f"none of {num_peers} other peers answered" if num_peers else "no other peer to compare with"
     return [Finding("clock", Severity.OK, text)]
 
 
 def check_memory(total: int, available: int, usable: int, reserved: int, max_memory: int | None) -> list[Finding]:
-    """All in bytes. usable: what a node would offer the mesh now; reserved: what models have that are loaded here."""
+    """Checks the memory for models. All in bytes. usable: what a node would offer now; reserved: by loaded models."""
     limited = max_memory is not None and usable == max(0, max_memory - reserved)
     reason = (
         f"--max-memory is {human_bytes(max_memory)}"
         if limited and max_memory is not None
-        else f"{human_bytes(max(0, available - usable))} is left for the system"
+        else f"{human_bytes(max(0, available - usable))} stays free for the system"
     )
     held = f", loaded models hold {human_bytes(reserved)}" if reserved else ""
     text = (
@@ -261,19 +271,21 @@ def check_memory(total: int, available: int, usable: int, reserved: int, max_mem
         return [Finding("memory", Severity.OK, text)]
     if reserved:
         return [Finding("memory", Severity.OK, text, "exo-mesh ps shows what is loaded")]
-    remedy = "raise --max-memory" if limited else "end other programs; this peer would hold few layers or none"
+    remedy = "raise --max-memory" if limited else "close other programs; this peer can hold few layers or none"
     return [Finding("memory", Severity.WARN, text, remedy)]
 
 
 def check_directories(readings: Sequence[DirectoryReading]) -> list[Finding]:
-    """Home and models directories: there, usable, and with room."""
+    """Checks that the home and the models directories exist, can be used and have space."""
     return [finding for reading in readings if (finding := _directory_finding(reading)) is not None]
 
 
 def _directory_finding(reading: DirectoryReading) -> Finding | None:
     what = f"{reading.purpose} {reading.path}"
     if reading.error:
-        remedy = "give --home a directory that you may write" if reading.purpose == "home" else "check who may read it"
+        remedy = (
+            "set --home to a directory that you may write" if reading.purpose == "home" else "check its permissions"
+        )
         return Finding(
             "disk",
             Severity.FAIL if reading.purpose == "home" else Severity.WARN,
@@ -286,13 +298,13 @@ def _directory_finding(reading: DirectoryReading) -> Finding | None:
         return Finding("disk", Severity.WARN, f"{what} does not exist", "create it, or correct --models-dir")
     free = "" if reading.free_bytes is None else f"{human_bytes(reading.free_bytes)} free"
     if reading.free_bytes is not None and reading.free_bytes < LITTLE_DISK_BYTES:
-        return Finding("disk", Severity.WARN, f"{what}: only {free}", "make room")
+        return Finding("disk", Severity.WARN, f"{what}: only {free}", "free disk space")
     note = "" if reading.exists else ", will be created"
     return Finding("disk", Severity.OK, f"{what}: {free}{note}")
 
 
 def check_models(errors_by_name: Mapping[str, str]) -> list[Finding]:
-    """errors_by_name: for every model on this machine why its card cannot be read; "" if it can."""
+    """Checks the models. errors_by_name: for every model on this machine why its card cannot be read; "" if it can."""
     good = [name for name, error in errors_by_name.items() if not error]
     bad = [
         Finding("models", Severity.WARN, f"{name}: {error}", "see docs/errors.md, model_unusable; or remove it")
@@ -300,47 +312,51 @@ def check_models(errors_by_name: Mapping[str, str]) -> list[Finding]:
         if error
     ]
     if not errors_by_name:
-        remedy = "put model directories below --models-dir; other peers may have some"
-        return [Finding("models", Severity.WARN, "none on this machine", remedy)]
+        remedy = "download one with exo-mesh pull, or set --models-dir; other peers may have models"
+        return [Finding("models", Severity.WARN, "no models on this machine", remedy)]
     if good:
         return [Finding("models", Severity.OK, f"{len(good)} can be read: {_names(good)}"), *bad[:MAX_NAMED]]
     return bad[:MAX_NAMED]
 
 
 def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list[Finding]:
-    """state: what the node at `url` answers to /state; None if none answers. why_not: what went wrong, if not that."""
+    """Checks the peers that the node sees. state: GET /state of the node at `url`, or None; why_not: then the error."""
     if state is None:
         if why_not:
-            return [Finding("peers", Severity.WARN, f"the node at {url} does not tell: {why_not}", "see its log")]
+            return [
+                Finding(
+                    "peers", Severity.WARN, f"the node at {url} answers with an error: {why_not}", "see the node's log"
+                )
+            ]
         return [
             Finding(
                 "peers",
                 Severity.OK,
-                f"no node answers at {url}, so nothing is known of peers",
-                "start one: exo-mesh",
+                f"no node answers at {url}, so its peers cannot be checked",
+                "start a node: exo-mesh",
             )
         ]
     peers = {peer["id"]: peer for peer in state["view"]["peers"] if peer["alive"]}
     own = peers.pop(state["node_id"], {})
     others = [peer["name"] for peer in peers.values()]
     text = f"this node sees {len(others)} others: {_names(others)}" if others else "this node is alone"
-    remedy = "" if others else "start exo-mesh on another machine; if it runs, see broadcast and firewall above"
+    remedy = "" if others else "start exo-mesh on another machine; if it runs there, see broadcast and firewall above"
     reasons = [reason for reason in state["health"].get("reasons", ()) if reason["code"] not in _SAID_HERE]
     problems = [Finding("peers", Severity.WARN, r["message"], r.get("remedy", "")) for r in reasons]
     version = own.get("version")
     older_or_newer = [f"{p['name']} {p['version']}" for p in peers.values() if p.get("version") != version]
     if older_or_newer:
-        what = f"this node is exo-mesh {version}, others are not: {_names(older_or_newer)}"
-        problems.append(Finding("peers", Severity.WARN, what, "install one version on all machines"))
+        what = f"this node runs exo-mesh {version}, other peers differ: {_names(older_or_newer)}"
+        problems.append(Finding("peers", Severity.WARN, what, "install the same version on all machines"))
     return [Finding("peers", Severity.OK, text, remedy), *problems]
 
 
 _SAID_HERE = ("version_mix", "alone")
-"""Reasons of a node that check_peers finds by itself."""
+"""Reasons in the node's health that check_peers reports by itself."""
 
 
 def check_health(state: Mapping[str, Any] | None) -> list[Finding]:
-    """What other peers and the instances say is wrong with them. state: as in check_peers."""
+    """Checks the health of other peers and of instances. state: as in check_peers."""
     if state is None:
         return []
     health = state["health"]
@@ -352,11 +368,11 @@ def check_health(state: Mapping[str, Any] | None) -> list[Finding]:
         for reason in one["reasons"]
         if reason["level"] != "ok" and reason["code"] != "version_mix"
     ]
-    return wrong or [Finding("health", Severity.OK, f"nothing is wrong with {len(said)} other peers and instances")]
+    return wrong or [Finding("health", Severity.OK, f"{len(said)} other peers and instances are healthy")]
 
 
 def check_services(reading: ServiceReading) -> list[Finding]:
-    """Whether something starts the node at boot, and whether a proxy is there."""
+    """Checks whether systemd starts the node at boot, and whether nginx is installed."""
     findings = []
     if reading.unit == "active":
         findings.append(Finding("services", Severity.OK, "systemd runs exo-mesh.service"))
@@ -365,10 +381,10 @@ def check_services(reading: ServiceReading) -> list[Finding]:
         findings.append(Finding("services", Severity.WARN, "exo-mesh.service has failed", remedy))
     elif reading.unit:
         text = f"exo-mesh.service is {reading.unit}"
-        findings.append(Finding("services", Severity.OK, text, "to start at boot, see docs/operations.md"))
+        findings.append(Finding("services", Severity.OK, text, "to start a node at boot: exo-mesh service install"))
     if reading.nginx:
         text = f"nginx is at {reading.nginx}"
-        remedy = "in front of nodes: proxy_buffering off, read timeout 300 s or more, and /readyz says who can serve"
+        remedy = "exo-mesh nginx-config --whole writes a configuration for nginx in front of all nodes"
         findings.append(Finding("services", Severity.OK, text, remedy))
     return findings
 

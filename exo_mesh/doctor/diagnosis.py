@@ -1,4 +1,4 @@
-"""Lists the checks of `exo-mesh doctor`, each a reading and what follows from it, and runs them all at once."""
+"""Lists the checks of `exo-mesh doctor`, each with its reading, and runs them in parallel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from exo_mesh.settings.config import LoadedSettings
 from exo_mesh.settings.places import models_dirs
 
 NEEDED = ("aiohttp", "grpcio", "jinja2", "msgspec", "numpy", "protobuf", "psutil", "tokenizers", "zeroconf")
-"""Packages without which no node starts."""
+"""Packages that every node needs."""
 
 MLX_S = 30.0
 
@@ -30,7 +30,7 @@ Check = Callable[[], list[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """The node that runs here. state: its /state, None if it did not tell; why_not: then why, "" if none runs."""
+    """The node on this machine. state: its GET /state, None without an answer; why_not: the error, "" if none runs."""
 
     url: str
     state: Mapping[str, Any] | None = None
@@ -38,7 +38,7 @@ class LocalNode:
 
 
 def ask_node(client: ApiClient) -> LocalNode:
-    """What the node at this address sees."""
+    """Reads the state of the node at this address."""
     try:
         return LocalNode(client.url, client.get("/state", 3.0))
     except NoNodeError:
@@ -48,21 +48,21 @@ def ask_node(client: ApiClient) -> LocalNode:
 
 
 def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
-    """The findings of all checks, in their order. One that does not end, or cannot be done, is a warning."""
+    """The findings of all checks, in order. A check that does not end in time or fails becomes a warning."""
     from exo_mesh.doctor.readings import in_time
 
     findings: list[Finding] = []
     for name, answer in in_time(work, deadline_s).items():
         if isinstance(answer, Exception):
             what = str(answer) if isinstance(answer, MeshError | OSError) else f"{type(answer).__name__}: {answer}"
-            findings.append(Finding(name, Severity.WARN, f"could not be checked: {what}"))
+            findings.append(Finding(name, Severity.WARN, f"this check failed: {what}"))
         else:
             findings += answer
     return findings
 
 
 def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
-    """Every check by name, in the order in which they are told."""
+    """Every check by name, in the order of the report."""
     from exo_mesh.doctor import readings
     from exo_mesh.doctor.power import check_power, read_power_sources
     from exo_mesh.engine.listing import describe_engines
@@ -114,7 +114,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
 
 
 def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
-    """The one check of `doctor rdma`."""
+    """The check of `doctor rdma`, by name."""
     from exo_mesh.doctor.rdma import check_rdma
     from exo_mesh.domain.fast_synch import resolve
     from exo_mesh.machine.thunderbolt_readings import read_thunderbolt
@@ -127,7 +127,7 @@ def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
 
 
 def has_jaccl() -> bool | None:
-    """Tell whether the MLX here has the RDMA backend, by a process of its own; None if that does not answer."""
+    """Whether the installed MLX has the RDMA backend, tested in a separate process; None if that fails."""
     question = "import mlx.core as mx; print(mx.distributed.is_available('jaccl'))"
     try:
         done = subprocess.run([sys.executable, "-c", question], capture_output=True, timeout=MLX_S, check=False)
@@ -137,7 +137,7 @@ def has_jaccl() -> bool | None:
 
 
 def ports_of(node: LocalNode, listen_port: int) -> dict[str, int]:
-    """The ports that the node which runs here has open, by kind."""
+    """The ports that the node on this machine has open, by kind."""
     if node.state is None:
         return {}
     own = next((peer for peer in node.state["view"]["peers"] if peer["id"] == node.state["node_id"]), None)
@@ -147,7 +147,7 @@ def ports_of(node: LocalNode, listen_port: int) -> dict[str, int]:
 
 
 def reserved_by(node: LocalNode) -> int:
-    """Bytes that models loaded by the node which runs here hold."""
+    """Bytes that loaded models reserve at the node on this machine."""
     if node.state is None:
         return 0
     return int(node.state["telemetry"].get(node.state["node_id"], {}).get("reserved_bytes", 0))
@@ -165,5 +165,5 @@ def _config_finding(loaded: LoadedSettings) -> Finding:
     there = "" if loaded.config_file.is_file() else " (there is none)"
     text = f"{num_set} settings differ from their defaults; config.toml is {loaded.config_file}{there}"
     return Finding(
-        "config", Severity.OK, text, "exo-mesh config show --origin tells where each came from" if num_set else ""
+        "config", Severity.OK, text, "exo-mesh config show --origin shows where each comes from" if num_set else ""
     )

@@ -1,4 +1,4 @@
-"""What `exo-mesh doctor` says of the readings of power and temperature: their sources, and what would give more."""
+"""Checks the sources of power and temperature readings for `exo-mesh doctor`, and suggests better ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from exo_mesh.machine.power import apple, nvidia, system_files
 
 @dataclass(frozen=True, slots=True)
 class PowerSources:
-    """What this machine has. counters: of energy that may be read; locked: those that only root may read. tool: the
-    program that is used on a Mac, "" for none."""
+    """The sources of this machine. counters: readable energy counters; locked: those that only root may read. tool: the
+    program used on a Mac, "" for none."""
 
     sensors: bool = False
     counters: int = 0
@@ -28,7 +28,7 @@ class PowerSources:
 
 
 def read_power_sources(sysfs: Path, power_tool: str) -> PowerSources:
-    """Looks which files, drivers and programs there are; starts none of them."""
+    """Looks for files, drivers and programs, without starting any."""
     return PowerSources(
         sensors=system_files.read_temperature(sysfs) is not None,
         counters=len(system_files.read_energy_zones(sysfs)),
@@ -42,7 +42,7 @@ def read_power_sources(sysfs: Path, power_tool: str) -> PowerSources:
 
 
 def check_power(sources: PowerSources) -> list[Finding]:
-    """None of this keeps a node from working."""
+    """Reports the sources. All findings are ok, because a node works without them."""
     found = list(sources.accelerators)
     found += ["processor energy"] if sources.counters else []
     found += ["temperature"] if sources.sensors else []
@@ -50,13 +50,13 @@ def check_power(sources: PowerSources) -> list[Finding]:
     found += [sources.tool] if sources.tool else []
     findings = [Finding("power", Severity.OK, f"readings: {', '.join(found) or 'none; see docs/power.md'}")]
     if sources.locked:
-        text = f"only root may read {sources.locked[0]}: the energy of the processor stays unknown"
+        text = f"only root may read {sources.locked[0]}, so the energy of the processor is unknown"
         findings.append(Finding("power", Severity.OK, text, "docs/power.md says how to let the node read it"))
     if sources.nvidia_driver and not sources.nvidia_library:
-        text = "nvidia-ml-py is not installed: nvidia-smi is started every 15 s instead, which has no energy counter"
+        text = "nvidia-ml-py is not installed: the node runs nvidia-smi every 15 s instead, which has no energy counter"
         findings.append(Finding("power", Severity.OK, text, "pip install 'exo-mesh[nvidia]'"))
     if sources.is_mac and not sources.tool:
         findings.append(
-            Finding("power", Severity.OK, "power and temperature of this Mac stay unknown", "brew install mactop")
+            Finding("power", Severity.OK, "power and temperature of this Mac are unknown", "brew install mactop")
         )
     return findings

@@ -1,4 +1,4 @@
-"""What `exo-mesh doctor rdma` concludes about RDMA over Thunderbolt. Values in, findings out; it changes nothing."""
+"""Turns readings about RDMA over Thunderbolt into the findings of `exo-mesh doctor rdma`. Pure."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from exo_mesh.domain.thunderbolt import (
 )
 
 TB5_GIGABITS = 80
-_TOO_OLD = "no RDMA on Thunderbolt 3 or 4, and the ports here are older than Thunderbolt 5"
+_TOO_OLD = "the ports of this Mac are older than Thunderbolt 5, which RDMA needs"
 _ENABLE = "start into macOS Recovery, open Utilities > Terminal, run `rdma_ctl enable`, and restart"
 
 
 def check_rdma(
     reading: ThunderboltReading, state: Mapping[str, Any] | None, fast_synch: FastSynch, jaccl: bool | None
 ) -> list[Finding]:
-    """state: what the node that runs here says, None if none does. jaccl: has the MLX here that backend, None if that
-    is not known."""
+    """Checks all that RDMA needs. state: GET /state of the node on this machine, or None. jaccl: whether the installed
+    MLX has that backend, None if unknown."""
     if not reading.sw_vers:
         return [
             Finding(
                 "macos",
                 Severity.WARN,
-                "this is no Mac: RDMA over Thunderbolt needs one",
-                "tensor groups over TCP work anywhere MLX does: --group-backend ring",
+                "this machine is not a Mac, which RDMA over Thunderbolt needs",
+                "tensor groups over TCP work on any machine with MLX: --group-backend ring",
             ),
             _fast_synch(fast_synch),
         ]
@@ -71,7 +71,7 @@ def _enabled(reading: ThunderboltReading) -> Finding:
         return Finding("rdma_ctl", Severity.OK, "RDMA is enabled")
     if enabled is False:
         return Finding("rdma_ctl", Severity.FAIL, "RDMA is disabled", _ENABLE)
-    return Finding("rdma_ctl", Severity.WARN, "rdma_ctl status does not say whether RDMA is enabled", _ENABLE)
+    return Finding("rdma_ctl", Severity.WARN, "rdma_ctl status does not show whether RDMA is enabled", _ENABLE)
 
 
 def _devices(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]:
@@ -85,20 +85,20 @@ def _devices(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]
 
 
 def _queue_pairs(devices: Sequence[str], limits: Mapping[str, int]) -> Finding:
-    told = ", ".join(f"{device} {limits[device]}" for device in devices if device in limits)
-    text = told or f"macOS does not say how many; reckoned with {MAX_QUEUE_PAIRS} for each device"
-    return Finding("queues", Severity.OK, f"queue pairs: {text}. Each tensor group takes one for each other rank")
+    known = ", ".join(f"{device} {limits[device]}" for device in devices if device in limits)
+    text = known or f"macOS does not report how many; assuming {MAX_QUEUE_PAIRS} per device"
+    return Finding("queues", Severity.OK, f"queue pairs: {text}. Each tensor group uses one for each other rank")
 
 
 def _ports(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]:
-    """One line for each receptacle: interface, device, state, and who is at the other end."""
+    """One finding for each receptacle: interface, device, state, and the Mac at the other end."""
     interfaces, states = parse_hardware_ports(reading.hardware_ports), parse_ibv_devinfo(reading.ibv_devinfo)
     findings = []
     for bus in buses:
         interface, device = device_of(bus, interfaces)
         state = states.get(device, "no RDMA")
         other = " and ".join(name or uuid[:8] for uuid, name in bus.others)
-        end = f"cable to {other}" if other else "something that is no Mac" if bus.connected else "no cable"
+        end = f"cable to {other}" if other else "a device that is not a Mac" if bus.connected else "no cable"
         text = f"port {bus.receptacle} ({interface or '?'}, {device or '?'}): {state}, {end}, {bus.speed or 'no speed'}"
         findings.append(_port_finding(text, bus, state))
     return findings or [Finding("ports", Severity.WARN, "system_profiler lists no Thunderbolt port")]
@@ -109,7 +109,9 @@ def _port_finding(text: str, bus: Bus, state: str) -> Finding:
         return Finding("port", Severity.OK, text)
     if bus.gigabits < TB5_GIGABITS:
         return Finding("port", Severity.WARN, text, "RDMA needs Thunderbolt 5 ports and a Thunderbolt 5 cable")
-    return Finding("port", Severity.WARN, text, f"a port is active once the Macs at both ends have RDMA: {_ENABLE}")
+    return Finding(
+        "port", Severity.WARN, text, f"a port becomes active when RDMA is enabled on the Macs at both ends: {_ENABLE}"
+    )
 
 
 def _bridge(reading: ThunderboltReading) -> list[Finding]:
@@ -119,19 +121,19 @@ def _bridge(reading: ThunderboltReading) -> list[Finding]:
         Finding(
             "bridge",
             Severity.WARN,
-            "there is a Thunderbolt Bridge: with cables in a loop it may send packets round for ever",
-            "if Macs are cabled to more than one other, remove it in System Settings > Network",
+            "a Thunderbolt Bridge exists: if cables form a loop, packets may circulate in it without end",
+            "if a Mac has cables to more than one other Mac, remove the bridge in System Settings > Network",
         )
     ]
 
 
 def _mlx(jaccl: bool | None) -> Finding:
     if jaccl is None:
-        return Finding("mlx", Severity.WARN, "MLX could not be asked for its backends", "pip install exo-mesh[mlx]")
+        return Finding("mlx", Severity.WARN, "the backends of MLX could not be read", "pip install exo-mesh[mlx]")
     if jaccl:
-        return Finding("mlx", Severity.OK, "this MLX has the jaccl backend")
+        return Finding("mlx", Severity.OK, "the installed MLX has the jaccl backend")
     remedy = "update MLX and macOS; until then --group-backend ring uses TCP"
-    return Finding("mlx", Severity.FAIL, "this MLX has no jaccl backend", remedy)
+    return Finding("mlx", Severity.FAIL, "the installed MLX has no jaccl backend", remedy)
 
 
 def _fast_synch(chosen: FastSynch) -> Finding:
@@ -140,10 +142,15 @@ def _fast_synch(chosen: FastSynch) -> Finding:
 
 
 def _groups(state: Mapping[str, Any] | None) -> list[Finding]:
-    """Which peers of the mesh the cables join, as the node here knows it."""
+    """One finding for each cable between two peers of the mesh, as the node on this machine reports."""
     if state is None:
         return [
-            Finding("mesh", Severity.WARN, "no node runs here, so its cables to peers are not known", "exo-mesh serve")
+            Finding(
+                "mesh",
+                Severity.WARN,
+                "no node runs on this machine, so its cables to peers are unknown",
+                "exo-mesh serve",
+            )
         ]
     names = {peer["id"]: peer["name"] for peer in state["view"]["peers"]}
     findings = []
@@ -152,4 +159,4 @@ def _groups(state: Mapping[str, Any] | None) -> list[Finding]:
         ports = " - ".join(end["device"] or "no device" for end in cable["ends"])
         level, word = (Severity.OK, "up") if cable["up"] else (Severity.WARN, "down")
         findings.append(Finding("cable", level, f"{a} - {b} ({ports}): RDMA {word}"))
-    return findings or [Finding("mesh", Severity.WARN, "no Thunderbolt cable joins two peers of this mesh")]
+    return findings or [Finding("mesh", Severity.WARN, "no Thunderbolt cable connects two peers of this mesh")]

@@ -1,4 +1,4 @@
-"""What `exo-mesh doctor` reads on this machine and asks of its node. Everything here may block for a moment."""
+"""Takes the readings of `exo-mesh doctor` on this machine and from its node. Every function may block for seconds."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ ASK_DEADLINE_S = 2.0
 MAX_INTERFACES = 16
 MAX_PEERS_ASKED = 16
 MULTICAST_GROUP = "224.0.0.251"
-"""That of mDNS: what a network does to it is what matters. The port is our own, so nobody else listens."""
+"""The group of mDNS, because networks may filter by group. The port is a free one, which no other program uses."""
 
 
 def in_time(work: Mapping[str, Callable[[], T]], deadline_s: float) -> dict[str, T | Exception]:
-    """Do everything at once, each in a thread of its own; DeadlineError for what has no answer after deadline_s.
+    """Runs each function in a thread; the result by name is its answer, its exception, or DeadlineError if it is late.
 
-    Threads that hang are left behind: they end with the process.
+    Threads that hang keep running until the process ends.
     """
     answers: dict[str, T | Exception] = {}
 
     def do(name: str, part: Callable[[], T]) -> None:
         try:
             answers[name] = part()
-        except Exception as exc:  # noqa: BLE001  a check that fails in any way is a finding, not the end of the others
+        except Exception as exc:  # noqa: BLE001  a check that fails becomes a finding; the others continue
             answers[name] = exc
 
     threads = [threading.Thread(target=do, args=item, name=item[0], daemon=True) for item in work.items()]
@@ -64,7 +64,7 @@ def in_time(work: Mapping[str, Callable[[], T]], deadline_s: float) -> dict[str,
 
 
 def read_ports(loaded: LoadedSettings, held_by_node: Mapping[str, int]) -> list[PortReading]:
-    """held_by_node: ports by kind (api, grpc, udp) that the node which runs here has open."""
+    """Reads which ports are free. held_by_node: ports by kind (api, grpc, udp) of the node on this machine."""
     settings = loaded.settings
     wanted = [("grpc", settings.grpc_port, socket.SOCK_STREAM, "grpc_port")]
     if settings.api:
@@ -84,14 +84,14 @@ def read_ports(loaded: LoadedSettings, held_by_node: Mapping[str, int]) -> list[
 
 
 def taken_ports(host: str, wanted: tuple[int, int] | None) -> list[int]:
-    """Those of a range that are in use."""
+    """The ports of a range (both ends included) that are in use; none if wanted is None."""
     if wanted is None:
         return []
     return [port for port in range(wanted[0], wanted[1] + 1) if not _can_bind(host, port, socket.SOCK_STREAM)]
 
 
 def port_holder(host: str, port: int, transport: socket.SocketKind) -> str:
-    """Who holds a port: "nginx (pid 12)", "another program" if we may not know, or "" if it is free."""
+    """The program that holds a port: "nginx (pid 12)", "another program" if it is not visible, or "" if free."""
     if _can_bind(host, port, transport):
         return ""
     try:
@@ -100,12 +100,12 @@ def port_holder(host: str, port: int, transport: socket.SocketKind) -> str:
             if listens and connection.laddr and connection.laddr.port == port and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
-        pass  # only root sees the sockets of others, and on macOS not even one's own
+        pass  # only root sees the sockets of other users; on macOS, a user does not even see their own
     return "another program"
 
 
 def _can_bind(host: str, port: int, transport: socket.SocketKind) -> bool:
-    """Could a node open this port, with the socket options that it sets? Other errors than "in use" are raised."""
+    """Whether a node could open this port with its socket options. Raises OSError for errors other than "in use"."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host.strip("[]"), port, type=transport, flags=socket.AI_PASSIVE
     )[0]
@@ -125,7 +125,7 @@ def _can_bind(host: str, port: int, transport: socket.SocketKind) -> bool:
 
 
 def interfaces(host: str) -> list[tuple[str, str, str]]:
-    """(name, IPv4 address, broadcast address) of what a node on `host` announces itself on."""
+    """(name, IPv4 address, broadcast address) of the interfaces on which a node on `host` announces itself."""
     found: list[tuple[str, str, str]] = []
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     for name, addresses in sorted(psutil.net_if_addrs().items()):
@@ -140,12 +140,12 @@ def interfaces(host: str) -> list[tuple[str, str, str]]:
 
 
 def read_broadcast(host: str) -> list[EchoReading]:
-    """Send a datagram to the broadcast address of each interface, and listen for it."""
+    """Sends a datagram to the broadcast address of each interface, and waits for it."""
     return _echoes(interfaces(host), broadcast_echo)
 
 
 def read_multicast(host: str) -> list[EchoReading]:
-    """Send a datagram to a multicast group through each interface, and listen for it."""
+    """Sends a datagram to a multicast group through each interface, and waits for it."""
     return _echoes(interfaces(host), multicast_echo)
 
 
@@ -159,7 +159,7 @@ def _echoes(found: Sequence[tuple[str, str, str]], echo: Callable[[str, str, str
 
 
 def broadcast_echo(interface: str, address: str, target: str) -> EchoReading:
-    """On loopback nothing but loopback is bound."""
+    """Sends a broadcast over one interface and waits for it. For loopback the receiver binds to loopback only."""
     with _datagram_socket() as ear, _datagram_socket() as mouth:
         try:
             ear.bind((LOOPBACK_BROADCAST if target == LOOPBACK_BROADCAST else "", 0))
@@ -171,7 +171,7 @@ def broadcast_echo(interface: str, address: str, target: str) -> EchoReading:
 
 
 def multicast_echo(interface: str, address: str, _: str) -> EchoReading:
-    """Only the group itself is bound, and it is joined on this interface only."""
+    """Sends a multicast over one interface and waits for it. The receiver binds to the group on this interface only."""
     with _datagram_socket() as ear, _datagram_socket() as mouth:
         try:
             ear.bind((MULTICAST_GROUP, 0))
@@ -191,7 +191,7 @@ def _datagram_socket() -> socket.socket:
 
 
 def _comes_back(mouth: socket.socket, ear: socket.socket, target: str) -> bool:
-    """Not JSON, so a node that hears it on its own port takes it for noise."""
+    """Whether a datagram arrives. Its content is not JSON, so a node that receives it ignores it."""
     datagram = b"exo-mesh doctor " + secrets.token_bytes(16)
     mouth.sendto(datagram, (target, ear.getsockname()[1]))
     end = time.monotonic() + ECHO_WAIT_S
@@ -206,7 +206,7 @@ def _comes_back(mouth: socket.socket, ear: socket.socket, target: str) -> bool:
 
 
 def read_firewall() -> FirewallReading:
-    """What filters packets on this machine, as far as we may know."""
+    """Reads which firewalls are active, as far as this user may."""
     ufw = _text_of(Path("/etc/ufw/ufw.conf"))
     names = {process.info["name"] for process in psutil.process_iter(["name"])}
     return FirewallReading(
@@ -228,7 +228,7 @@ def _read_nft() -> str:
 
 
 def read_clocks(state: Mapping[str, Any]) -> tuple[list[ClockReading], int]:
-    """Ask other peers for the time (the Date of their API's answer), and how many there were to ask."""
+    """Reads the clocks of other peers (the Date header of their API); also returns how many peers were asked."""
     peers = [
         (peer["name"], peer["api_url"])
         for peer in state["view"]["peers"]
@@ -239,8 +239,10 @@ def read_clocks(state: Mapping[str, Any]) -> tuple[list[ClockReading], int]:
 
 
 def read_clock(name: str, url: str) -> ClockReading:
-    """Raises OSError if it does not answer. HTTP tells whole seconds: half of one is the least error."""
-    anybody = ssl.create_default_context()  # a clock is no secret, and peers have certificates of other names
+    """Reads a peer's clock. Raises OSError without an answer. HTTP has whole seconds, so error_s is at least 0.5."""
+    anybody = (
+        ssl.create_default_context()
+    )  # any certificate is accepted: the time is not secret, and a peer's certificate may have another name
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     https = urllib.request.HTTPSHandler(context=anybody)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
@@ -252,7 +254,7 @@ def read_clock(name: str, url: str) -> ClockReading:
 
 
 def read_directories(loaded: LoadedSettings, models_dirs: Sequence[Path]) -> list[DirectoryReading]:
-    """models_dirs: everywhere a node looks; those that the settings name must be there."""
+    """Reads the home and models_dirs, where a node looks for models. Those that the settings name must exist."""
     named = loaded.settings.models_dirs
     return [
         read_home(loaded.settings.home),
@@ -261,7 +263,7 @@ def read_directories(loaded: LoadedSettings, models_dirs: Sequence[Path]) -> lis
 
 
 def read_home(home: Path) -> DirectoryReading:
-    """Can a file be made in it, or in the directory in which it would be made?"""
+    """Checks that a file can be created in the home or, if it does not exist, in its nearest existing parent."""
     nearest = home
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
@@ -286,7 +288,7 @@ def _read_models_dir(path: Path, *, must_exist: bool) -> DirectoryReading:
 
 
 def read_models(models_dirs: Sequence[Path]) -> dict[str, str]:
-    """Why the card of each model cannot be read; "" if it can."""
+    """By name of each model: why its card cannot be read; "" if it can."""
     store = ModelStore(models_dirs)
     found = dict(store.found().misnamed)
     for name in store.names():
@@ -299,7 +301,7 @@ def read_models(models_dirs: Sequence[Path]) -> dict[str, str]:
 
 
 def read_services() -> checks.ServiceReading:
-    """systemd's word on our unit, and where nginx is."""
+    """Reads the state of the systemd unit, and the path of nginx."""
     unit = ""
     if Path("/run/systemd/system").is_dir() and _program("systemctl"):
         _, output = _run([_program("systemctl"), "is-active", "exo-mesh.service"])
@@ -308,7 +310,7 @@ def read_services() -> checks.ServiceReading:
 
 
 def _program(name: str) -> str:
-    """Its path; people who are not root often lack the sbin directories in PATH."""
+    """The path of a program, "" if absent. Adds the sbin directories, which PATH often lacks without root."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin") or ""
 
 

@@ -1,4 +1,4 @@
-"""`exo-mesh node processes` and `kill-all`: the processes of exo-mesh on this machine, and an end to them."""
+"""Lists and ends the processes of exo-mesh on this machine, for `exo-mesh node processes` and `kill-all`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from exo_mesh.telemetry.tables import columns, human_bytes
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What was found and what became of it. outcome: by pid, empty if nothing was to be ended."""
+    """The processes that were found. outcome: by pid, how the process ended; empty if none was to be ended."""
 
     found: tuple[OwnProcess, ...]
     outcome: dict[int, str]
 
     @property
     def left(self) -> bool:
-        """Whether a process that should have ended is still there."""
+        """Whether a process that should have ended still runs."""
         return any(word in ("not permitted", "stuck") for word in self.outcome.values())
 
     @property
@@ -29,16 +29,16 @@ class Sweep:
     @property
     def text(self) -> str:
         if not self.found:
-            return "no process of exo-mesh runs here"
+            return "no exo-mesh process runs on this machine"
         return columns(("PID", "KIND", "MEMORY", "HOME", "", ""), [self._row(one) for one in self.found])
 
     def _row(self, one: OwnProcess) -> list[object]:
-        note = "its node has gone" if one.leftover else ""
+        note = "its node has ended" if one.leftover else ""
         outcome = self.outcome.get(one.pid, "")
         return [one.pid, one.kind, human_bytes(one.rss_bytes), one.home or "?", note, outcome]
 
 
 def sweep(default_home: Path, home: Path | None, grace_s: float | None) -> Sweep:
-    """home: only processes of that node. grace_s: seconds from SIGTERM to SIGKILL; None ends nothing."""
+    """Finds processes and ends them. home: only those of that node. grace_s: SIGTERM to SIGKILL; None: end none."""
     found = own_processes(default_home, home)
     return Sweep(tuple(found), end_processes(found, grace_s) if grace_s is not None else {})

@@ -1,1 +1,1 @@
-"""The service of a node: what systemd and launchd need, and how it is put there."""
+"""Installs a node as a service of systemd or launchd."""

@@ -1,4 +1,4 @@
-"""Carries a plan out: writes files, runs commands, and says each."""
+"""Carries out the plan of a service: writes files, runs commands, and reports each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exo_mesh.errors import MeshError
 from exo_mesh.services.plan import Command, ServiceFile, ServicePlan, ServiceStep
 
 COMMAND_S = 150.0
-"""`systemctl restart` returns when the node is ready: TimeoutStopSec and TimeoutStartSec at the longest."""
+"""Longer than `systemctl restart`, which returns when the node is ready: TimeoutStopSec + TimeoutStartSec at most."""
 
 Say = Callable[[str], None]
 
@@ -25,17 +25,17 @@ class ServiceCommandError(MeshError):
 
 
 def run(command: Command) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Raises ServiceCommandError if it does not exist or does not end."""
+    """Runs a command to its end. Raises ServiceCommandError if it does not exist or does not end within COMMAND_S."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_S)
     except FileNotFoundError as exc:
-        raise ServiceCommandError(f"there is no {command[0]} on this machine") from exc
+        raise ServiceCommandError(f"the command {command[0]} does not exist on this machine") from exc
     except subprocess.TimeoutExpired as exc:
-        raise ServiceCommandError(f"`{shlex.join(command)}` has not ended for {COMMAND_S:.0f} s") from exc
+        raise ServiceCommandError(f"`{shlex.join(command)}` did not end within {COMMAND_S:.0f} s") from exc
 
 
 class Installation:
-    """A plan below a root directory ("/" unless an image is being made)."""
+    """Installs a plan below a root directory: "/", or the directory of a system image."""
 
     def __init__(self, plan: ServicePlan, root: Path, say: Say) -> None:
         self._plan = plan
@@ -43,18 +43,18 @@ class Installation:
         self._say = say
 
     def where(self, path: Path) -> Path:
-        """The place of a file of the plan."""
+        """The path of a file of the plan below the root."""
         return path if self._root == Path("/") else self._root / path.relative_to("/")
 
     def differs(self, file: ServiceFile) -> str:
-        """How a file is there: "missing", "changed" or "same"."""
+        """Compares a file of the plan with the disk: "missing", "changed" or "same"."""
         path = self.where(file.path)
         if not path.exists():
             return "missing"
         return "same" if path.read_text(encoding="utf-8", errors="replace") == file.text else "changed"
 
     def install(self, *, start: bool, is_running: Callable[[], bool]) -> None:
-        """Write what is missing or different, then the commands; the service starts again only if it has to."""
+        """Writes changed files and runs the commands; restarts the service only if a file changed or it is down."""
         plan = self._plan
         has_changed = self._remove(plan.stale, "no longer needed")
         for file in plan.files:
@@ -68,10 +68,10 @@ class Installation:
         elif has_changed or not is_running():
             self._steps(plan.start)
         else:
-            self._say("it runs, and nothing has changed")
+            self._say("the service runs, and nothing has changed")
 
     def uninstall(self) -> None:
-        """Stop the service and remove its files, but for those that belong to a person."""
+        """Stops the service and removes its files, except those that the user may have edited."""
         plan, is_here = self._plan, self._root == Path("/")
         if is_here:
             self._steps(plan.stop)
@@ -82,15 +82,15 @@ class Installation:
         own = [file.path for file in plan.files if file.is_own]
         left = [str(self.where(path)) for path in (*own, *plan.kept) if self.where(path).exists()]
         if left:
-            self._say(f"left as they are: {', '.join(left)}")
+            self._say(f"kept: {', '.join(left)}")
 
     def dry_run(self) -> None:
-        """Say what an installation would write and run."""
+        """Reports what an installation would write and run."""
         plan = self._plan
         for file in plan.files:
             path, state = self.where(file.path), self.differs(file)
             kept = file.is_own and state != "missing"
-            self._say(f"# {path} ({'kept as it is' if kept else state if state == 'same' else 'to be written'})")
+            self._say(f"# {path} ({'kept' if kept else state if state == 'same' else 'to be written'})")
             if not kept:
                 self._say(file.text)
         for path in plan.stale:

@@ -1,4 +1,4 @@
-"""The service of launchd (macOS): a LaunchDaemon or LaunchAgent, and the calls of launchctl."""
+"""Plans the launchd service of a node (macOS): a LaunchDaemon or LaunchAgent, and the launchctl commands."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from exo_mesh.services.systemd_plan import template
 
 LABEL = "exo-mesh.node"
 STOP_S = 45
-"""As TimeoutStopSec of the units of systemd: --stop-grace and what a node needs after it."""
+"""Like TimeoutStopSec of the systemd units: --stop-grace and the time that a node needs after it."""
 THROTTLE_S = 10
 MAX_FILES = 65536
 PATH = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-"""launchd gives /usr/bin:/bin:/usr/sbin:/sbin; tools such as macmon come from Homebrew."""
+"""launchd sets /usr/bin:/bin:/usr/sbin:/sbin only; tools such as macmon are in Homebrew's directories."""
 
 START = '[ ! -r "$0" ] || { set -a; . "$0"; set +a; }; exec "$@"'
-"""launchd has no environment file: the shell reads ours, if it is there, and becomes the program."""
+"""launchd has no environment file: the shell reads ours, if it exists, and then executes the program."""
 
 
 def daemon_plan(program: Path, user: str, home: Path) -> ServicePlan:
-    """The service of a Mac, as the user who has the models. It runs without anybody logged in."""
+    """Plans the service of a Mac, which runs without a login as the user whose models it uses."""
     return _plan(program, Path("/Library/LaunchDaemons"), home, "system", user)
 
 
 def agent_plan(program: Path, home: Path, uid: int) -> ServicePlan:
-    """The service of a person, while that person is logged in."""
+    """Plans the service of a user, which runs while that user is logged in."""
     return _plan(program, home / "Library" / "LaunchAgents", home, f"gui/{uid}", None)
 
 
@@ -39,7 +39,7 @@ def _plan(program: Path, folder: Path, home: Path, domain: str, user: str | None
     content = job(program, support / "service.env", log, home, user)
     notes = []
     if user is None:
-        notes.append("macOS 15 and later ask you once whether it may find devices on the local network: allow it")
+        notes.append("macOS 15 and later ask once whether the node may find devices on the local network: allow it")
     return ServicePlan(
         name=LABEL,
         files=(
@@ -48,7 +48,7 @@ def _plan(program: Path, folder: Path, home: Path, domain: str, user: str | None
         ),
         stale=(),
         before=(ServiceStep(("launchctl", "enable", target)),),
-        # launchd reads a plist once, when the job is loaded
+        # launchd reads a plist only when the job is loaded, so an update unloads and loads it
         start=(
             ServiceStep(("launchctl", "bootout", target), may_fail=True),
             ServiceStep(("launchctl", "bootstrap", domain, str(plist))),
@@ -64,7 +64,7 @@ def _plan(program: Path, folder: Path, home: Path, domain: str, user: str | None
 
 
 def job(program: Path, env: Path, log: Path, home: Path, user: str | None) -> dict[str, Any]:
-    """The keys of launchd.plist(5)."""
+    """The keys of the launchd.plist(5)."""
     owner = {} if user is None else {"UserName": user}
     return {
         "Label": LABEL,
@@ -73,11 +73,11 @@ def job(program: Path, env: Path, log: Path, home: Path, user: str | None) -> di
         "EnvironmentVariables": {"PATH": PATH},
         "WorkingDirectory": str(home),
         "RunAtLoad": True,
-        # again after a crash, and not after `exo-mesh node stop`
+        # restart after a crash, but not after `exo-mesh node stop`
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": THROTTLE_S,
         "ExitTimeOut": STOP_S,
-        # launchd slows down jobs of other types in favour of what is on the screen
+        # launchd slows down jobs of other types in favour of the programs on the screen
         "ProcessType": "Interactive",
         "SoftResourceLimits": {"NumberOfFiles": MAX_FILES},
         "HardResourceLimits": {"NumberOfFiles": MAX_FILES},
@@ -88,7 +88,7 @@ def job(program: Path, env: Path, log: Path, home: Path, user: str | None) -> di
 
 
 def print_state(output: str) -> tuple[bool, str]:
-    """(it runs, one line) of what `launchctl print` printed."""
+    """(whether it runs, its state in one line), from the output of `launchctl print`."""
     found = dict(line.strip().partition(" = ")[::2] for line in output.splitlines() if " = " in line)
     state = found.get("state", "unknown")
     parts = [state, *([f"pid {found['pid']}"] if "pid" in found else [])]

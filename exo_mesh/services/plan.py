@@ -1,4 +1,4 @@
-"""What a service consists of: files to write and commands to run. Values only; applying.py carries them out."""
+"""The plan of a service: files to write and commands to run. Values only; applying.py carries the plan out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServiceStep:
-    """A command. may_fail: its failure is shown and changes nothing."""
+    """A command. may_fail: a failure is reported and the installation continues."""
 
     command: Command
     may_fail: bool = False
@@ -18,8 +18,11 @@ class ServiceStep:
 
 @dataclass(frozen=True, slots=True)
 class ServiceFile:
-    """A file of a service. is_own: it belongs to the person who edits it: written once, never changed or removed.
-    owner: the user who gets it, and the directories that are made for it; by default who installs."""
+    """A file of a service.
+
+    is_own: the user edits it, so it is written once, never changed or removed. owner: owner of the file and of the
+    directories made for it; "" for the user who installs.
+    """
 
     path: Path
     text: str
@@ -30,12 +33,12 @@ class ServiceFile:
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
-    """One service, of the machine or of a person.
+    """The plan of one service, of the machine or of a user.
 
-    stale: files of earlier installations that this one does not have. before, start: commands of an installation, in
-    this order, `start` only if something changed or it does not run; offline: instead of both, below another root
-    directory. stop, after: commands of an uninstallation, before and after the files are removed. state: asks for the
-    state; logs: what shows the log. kept: directories that uninstalling leaves.
+    stale: files of earlier installations that this one removes. before, start: commands of an installation, in this
+    order; `start` only if a file changed or the service does not run. offline: replaces both below another root
+    directory. stop, after: commands of an uninstallation, before and after the files are removed. state: command that
+    prints the state; logs: command that shows the log. kept: directories that an uninstallation leaves.
     """
 
     name: str
@@ -53,5 +56,5 @@ class ServicePlan:
 
     @property
     def unit(self) -> ServiceFile:
-        """The file that makes it a service."""
+        """The unit or plist: the file that defines the service."""
         return self.files[0]

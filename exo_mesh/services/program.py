@@ -1,4 +1,4 @@
-"""The program of a service: the `exo-mesh` of this environment, and whether the sandboxed service can read it."""
+"""Finds the program of a service, `exo-mesh` of this environment, and checks that the sandboxed service can read it."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ import exo_mesh
 from exo_mesh.settings.config import ConfigError
 
 _HIDDEN = {
-    "/home": "ProtectHome hides the homes of people",
-    "/root": "ProtectHome hides the homes of people",
-    "/run/user": "ProtectHome hides the homes of people",
-    "/tmp": "the service has a /tmp of its own",
-    "/var/tmp": "the service has a /var/tmp of its own",
+    "/home": "ProtectHome hides home directories from the service",
+    "/root": "ProtectHome hides home directories from the service",
+    "/run/user": "ProtectHome hides home directories from the service",
+    "/tmp": "the service has a private /tmp",
+    "/var/tmp": "the service has a private /var/tmp",
 }
-"""What the system unit cannot see: ProtectHome=yes and PrivateTmp=yes; see systemd.exec(5)."""
+"""Directories that ProtectHome=yes and PrivateTmp=yes hide from the system unit; see systemd.exec(5)."""
 
 REMEDY = (
     "install exo-mesh where every user may read it, such as "
-    "`sudo python3 -m venv /opt/exo-mesh && sudo /opt/exo-mesh/bin/pip install exo-mesh`, and run that one's "
-    "`service install`; or install a service of your own: `exo-mesh service install --user`"
+    "`sudo python3 -m venv /opt/exo-mesh && sudo /opt/exo-mesh/bin/pip install exo-mesh`, and run "
+    "`service install` of that one; or install a service of your account: `exo-mesh service install --user`"
 )
 
 
 def own_program() -> Path:
-    """`exo-mesh` beside the interpreter that runs this. Raises ConfigError if exo-mesh is not installed there."""
+    """The path of `exo-mesh` beside the current interpreter. Raises ConfigError if exo-mesh is not installed there."""
     program = Path(sys.executable).parent / "exo-mesh"
     if not os.access(program, os.X_OK):
         raise ConfigError(
-            f"there is no {program}: a service needs an installed exo-mesh. "
+            f"{program} does not exist, and a service needs an installed exo-mesh. "
             "Install it into this environment (`pip install exo-mesh`) and run its `exo-mesh service install`"
         )
     return program
 
 
 def needed_paths(program: Path) -> list[Path]:
-    """The files and directories without which the program does not start, for the interpreter that runs this."""
+    """The files and directories that the program needs to start, for the current interpreter."""
     packages = Path(exo_mesh.__file__).resolve().parent
     named = [program, Path(sys.executable), Path(sys.executable).resolve(), Path(sys.prefix), Path(sys.base_prefix)]
     return list(dict.fromkeys([*named, packages]))
 
 
 def require_readable(paths: Iterable[Path]) -> None:
-    """Raises ConfigError, with a remedy, for the first path that the system unit's user could not read."""
+    """Raises ConfigError with a remedy for the first path that the system unit's user cannot read."""
     for path in paths:
         if why := obstacle(path):
-            raise ConfigError(f"the service could not read {path}: {why}; {REMEDY}")
+            raise ConfigError(f"the service cannot read {path}: {why}; {REMEDY}")
 
 
 def obstacle(path: Path) -> str:
-    """Why the system unit cannot read a file or directory; "" if it can. Its user is nobody's, and in no group."""
+    """Why the system unit cannot read a path; "" if it can. Its user owns no files and is in no group."""
     for candidate in (path, path.resolve()):
         for hidden, why in _HIDDEN.items():
             if candidate.is_relative_to(hidden):

@@ -1,4 +1,4 @@
-"""The service of systemd: its units, from the templates in units/, and the calls of systemctl."""
+"""Plans the systemd service of a node: its units, from the templates in units/, and the systemctl commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT_DIRS = (SYSTEM_DIR, Path("/usr/local/lib/systemd/system"), Path("/usr/lib/s
 
 
 def template(name: str, **words: str) -> str:
-    """A file of units/ with its @WORDS@ replaced."""
+    """Reads a template of units/ and replaces its @WORDS@."""
     text = resources.files("exo_mesh.services").joinpath("units", name).read_text(encoding="utf-8")
     for word, value in words.items():
         text = text.replace(f"@{word.upper()}@", value)
@@ -25,14 +25,17 @@ def template(name: str, **words: str) -> str:
 
 
 def command_word(path: Path | str) -> str:
-    """A path as the first word of ExecStart: quoted if it has spaces, and no specifier of systemd."""
+    """A path as the first word of ExecStart: quoted if it has spaces, with % escaped for systemd."""
     text = str(path).replace("%", "%%")
     return f'"{text}"' if any(character.isspace() for character in text) else text
 
 
 def system_plan(program: Path, root: Path = Path("/"), rkllama: Path | None = None) -> ServicePlan:
-    """The service of a machine. root: where the files will be, to see whether RKLLAMA is there; rkllama: its program,
-    if it is to get a unit."""
+    """Plans the service of a machine.
+
+    root: directory below which an installed unit of RKLLAMA is looked for. rkllama: program of RKLLAMA if the plan is
+    to have a unit for it.
+    """
     word = command_word(program)
     folder = SYSTEM_DIR / f"{UNIT}.d"
     drop_in = folder / "10-rkllama.conf"
@@ -48,7 +51,7 @@ def system_plan(program: Path, root: Path = Path("/"), rkllama: Path | None = No
     if has_rkllama:
         files.append(ServiceFile(drop_in, template("rkllama.conf", program=word)))
     units = [UNIT, SLEEP_UNIT, *([RKLLAMA_UNIT] if rkllama is not None else [])]
-    notes = ("RKLLAMA is here: the node starts after it",) if has_rkllama else ()
+    notes = ("RKLLAMA is installed: the node starts after it",) if has_rkllama else ()
     return ServicePlan(
         name=UNIT,
         files=tuple(files),
@@ -77,17 +80,17 @@ STATE_PROPERTIES = (
 )
 
 SANDBOX_EXITS = (217, 218, 226)
-"""systemd ends a service with these where it cannot make the namespaces that the unit asks for: USER, CAPABILITIES and
-NAMESPACE in systemd.exec(5)."""
+"""Exit codes of a service for which systemd cannot create the namespaces of the unit: USER, CAPABILITIES and NAMESPACE
+in systemd.exec(5)."""
 
 
 def no_namespaces_file(config_home: Path) -> Path:
-    """The file beside the unit of a person that leaves out what needs namespaces."""
+    """The drop-in of a user's unit that turns off the options which need namespaces."""
     return config_home / "systemd" / "user" / f"{UNIT}.d" / "20-no-namespaces.conf"
 
 
 def user_plan(program: Path, config_home: Path, data_home: Path, *, can_sandbox: bool = True) -> ServicePlan:
-    """The service of a person. config_home: usually ~/.config; data_home: the home of the node."""
+    """Plans the service of a user. config_home: usually ~/.config; data_home: the home of the node."""
     folder = config_home / "systemd" / "user"
     drop_in = no_namespaces_file(config_home)
     env = template("settings.env", restart="systemctl --user restart exo-mesh")
@@ -98,9 +101,9 @@ def user_plan(program: Path, config_home: Path, data_home: Path, *, can_sandbox:
     if not can_sandbox:
         files.append(ServiceFile(drop_in, template("no-namespaces.conf")))
     user = ("systemctl", "--user")
-    notes = ["it ends when you log out, unless you once ran: loginctl enable-linger"]
+    notes = ["the service ends when you log out, unless you run once: loginctl enable-linger"]
     if not can_sandbox:
-        notes.append("users may make no namespaces here: the service runs without that part of its sandbox")
+        notes.append("users may not create namespaces here: the service runs without that part of its sandbox")
     return ServicePlan(
         name=UNIT,
         files=tuple(files),
@@ -118,14 +121,14 @@ def user_plan(program: Path, config_home: Path, data_home: Path, *, can_sandbox:
 
 
 def exit_status(output: str) -> int:
-    """How the program of the service ended last, of what `systemctl show` printed; 0 if it runs or never ran."""
+    """The last exit code of the service, from the output of `systemctl show`; 0 if it runs or never ran."""
     found = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
     text = found.get("ExecMainStatus", "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def state_line(output: str) -> tuple[bool, str]:
-    """(it runs, one line) of what `systemctl show` printed."""
+    """(whether it runs, its state in one line), from the output of `systemctl show`."""
     found = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
     active, sub = found.get("ActiveState", "unknown"), found.get("SubState", "")
     parts = [f"{active} ({sub})", found.get("UnitFileState") or "not enabled", f"{found.get('NRestarts', 0)} restarts"]

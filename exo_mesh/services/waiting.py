@@ -1,4 +1,4 @@
-"""Wait until something listens at a port; for units that start after another program."""
+"""Waits until a port accepts connections, for units that start after another program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CONNECT_S = 1.0
 
 
 def wait_for_port(address: str, for_s: float) -> bool:
-    """Whether somebody listens at "host:port" within that time."""
+    """Waits up to for_s for "host:port" to accept a connection; returns whether it did."""
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit():
-        raise ConfigError(f"{address!r} is no HOST:PORT")
+        raise ConfigError(f"{address!r} is not of the form HOST:PORT")
     end = time.monotonic() + for_s
     while True:
         left_s = end - time.monotonic()

@@ -118,12 +118,12 @@ BARRED = EchoReading("wlan0", "10.1.0.255", False, "Operation not permitted")
 @pytest.mark.parametrize(
     ("readings", "used", "alone", "level", "text"),
     [
-        ([HEARD], True, True, "ok", "comes back on lo"),
-        ([HEARD, DEAF], True, True, "warn", "eth0 to 10.0.0.255: sent, but not heard"),
+        ([HEARD], True, True, "ok", "works on lo"),
+        ([HEARD, DEAF], True, True, "warn", "eth0 to 10.0.0.255: sent, but not received"),
         ([BARRED], True, True, "fail", "wlan0 to 10.1.0.255: Operation not permitted"),
         ([BARRED], True, False, "warn", "Operation not permitted"),
         ([DEAF], False, True, "ok", "(not used by --discovery)"),
-        ([], True, True, "fail", "no interface to try"),
+        ([], True, True, "fail", "there is no network interface"),
     ],
 )
 def test_echoes(readings: list[EchoReading], used: bool, alone: bool, level: str, text: str) -> None:
@@ -147,9 +147,9 @@ def test_nftables_rules_are_read(ruleset: str, drops: bool) -> None:
 @pytest.mark.parametrize(
     ("reading", "level", "text", "remedy"),
     [
-        (FirewallReading("Linux"), "ok", "none found", ""),
-        (FirewallReading("Linux", nft="open"), "ok", "none found", ""),
-        (FirewallReading("Linux", nft="unreadable"), "ok", "only root", "run it as root"),
+        (FirewallReading("Linux"), "ok", "no firewall found", ""),
+        (FirewallReading("Linux", nft="open"), "ok", "no firewall found", ""),
+        (FirewallReading("Linux", nft="unreadable"), "ok", "only root", "run exo-mesh doctor as root"),
         (
             FirewallReading("Linux", ufw_active=True, nft="drops"),
             "warn",
@@ -157,7 +157,7 @@ def test_nftables_rules_are_read(ruleset: str, drops: bool) -> None:
             "ufw allow 52415/tcp && ufw allow 5000/tcp && ufw allow 5678/udp; set --data-ports A-B",
         ),
         (FirewallReading("Linux", firewalld_runs=True), "warn", "firewalld runs", "--add-port=5678/udp"),
-        (FirewallReading("Linux", nft="drops"), "warn", "drops what no rule lets in", "52415/tcp, 5000/tcp"),
+        (FirewallReading("Linux", nft="drops"), "warn", "drops packets that no rule accepts", "52415/tcp, 5000/tcp"),
         (FirewallReading("Darwin"), "ok", "macOS asks once", "Local Network"),
     ],
 )
@@ -178,16 +178,16 @@ def test_clocks(offset_s: float, error_s: float, level: str) -> None:
 
 def test_clocks_that_nobody_told() -> None:
     assert one(checks.check_clock([], 0)).text == "no other peer to compare with"
-    assert one(checks.check_clock([], 2)).text == "none of 2 other peers told the time"
+    assert one(checks.check_clock([], 2)).text == "none of 2 other peers answered"
 
 
 @pytest.mark.parametrize(
     ("usable", "reserved", "max_memory", "level", "text"),
     [
-        (13 * GB, 0, None, "ok", "1.0 GB is left for the system"),
+        (13 * GB, 0, None, "ok", "1.0 GB stays free for the system"),
         (12 * GB, 0, 12 * GB, "ok", "--max-memory is 12.0 GB"),
-        (13 * GB, 0, 64 * GB, "ok", "1.0 GB is left for the system"),
-        (GB // 2, 0, None, "warn", "left for the system"),
+        (13 * GB, 0, 64 * GB, "ok", "1.0 GB stays free for the system"),
+        (GB // 2, 0, None, "warn", "free for the system"),
         (GB // 2, 0, GB // 2, "warn", "--max-memory is 500.0 MB"),
         (0, 12 * GB, 12 * GB, "ok", "--max-memory is 12.0 GB, loaded models hold 12.0 GB"),
     ],

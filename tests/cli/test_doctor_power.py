@@ -13,9 +13,9 @@ def test_it_says_what_there_is_and_what_would_give_more() -> None:
     said = check_power(PowerSources(sensors=True, locked=locked, nvidia_driver=True, is_mac=True))
     assert [finding.text for finding in said] == [
         "readings: temperature, NVIDIA by nvidia-smi",
-        "only root may read /sys/class/powercap/intel-rapl:0/energy_uj: the energy of the processor stays unknown",
-        "nvidia-ml-py is not installed: nvidia-smi is started every 15 s instead, which has no energy counter",
-        "power and temperature of this Mac stay unknown",
+        "only root may read /sys/class/powercap/intel-rapl:0/energy_uj, so the energy of the processor is unknown",
+        "nvidia-ml-py is not installed: the node runs nvidia-smi every 15 s instead, which has no energy counter",
+        "power and temperature of this Mac are unknown",
     ]
     assert all(finding.level == "ok" for finding in said), "a node works without"
     assert all(finding.remedy for finding in said[1:])

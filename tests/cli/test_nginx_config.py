@@ -140,7 +140,7 @@ def test_an_upstream_never_becomes_empty(nodes: list[Upstream]) -> None:
         (["--watch"], "--output FILE"),
         (["--reload", "true"], "--output FILE"),
         (["--every", "0", "--output", "x"], "--every"),
-        (["--whole", "--tls-cert", "a.pem"], "belong together"),
+        (["--whole", "--tls-cert", "a.pem"], "need each other"),
         (["--whole", "--listen", "80; include x"], "cannot be written"),
         (["--whole", "--limit", "many"], "cannot be written"),
         (["--whole", "--status-port", "8080"], "RKLLAMA"),

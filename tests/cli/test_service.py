@@ -196,17 +196,17 @@ def test_an_environment_that_the_sandbox_hides_is_refused_with_a_remedy(
     program.chmod(0o755)
     assert main(["service", "install", "--manager", "systemd", "--program", str(program)]) == exit_codes.USAGE
     said = capsys.readouterr().err
-    assert f"could not read {program}" in said
+    assert f"cannot read {program}" in said
     assert "python3 -m venv /opt/exo-mesh" in said
 
 
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("/home/me/venv/bin/exo-mesh", "ProtectHome hides the homes of people"),
-        (f"{pwd.getpwuid(0).pw_dir}/.local/bin/exo-mesh", "ProtectHome hides the homes of people"),
-        ("/run/user/1000/x", "ProtectHome hides the homes of people"),
-        ("/var/tmp/x", "the service has a /var/tmp of its own"),
+        ("/home/me/venv/bin/exo-mesh", "ProtectHome hides home directories from the service"),
+        (f"{pwd.getpwuid(0).pw_dir}/.local/bin/exo-mesh", "ProtectHome hides home directories from the service"),
+        ("/run/user/1000/x", "ProtectHome hides home directories from the service"),
+        ("/var/tmp/x", "the service has a private /var/tmp"),
         ("/etc", ""),
         ("/bin/sh", ""),
     ],
@@ -310,7 +310,7 @@ def test_a_real_systemd_runs_the_unit_as_it_is_shipped(tmp_path: Path) -> None:
         assert owner not in ("root", "nobody")
         assert "name=kept" in systemd.run("sh", "-c", f"{COMMAND} status | grep -o kept | sed s/^/name=/").stdout
         # again: nothing changes, nothing restarts, the settings stay
-        assert "it runs, and nothing has changed" in service(systemd, "install").stdout
+        assert "the service runs, and nothing has changed" in service(systemd, "install").stdout
         assert systemd.show("exo-mesh", "MainPID") == pid
         assert systemd.run("cat", "/etc/default/exo-mesh").stdout == SETTINGS
         # a node that is stopped on purpose stays stopped
@@ -328,7 +328,7 @@ def test_a_real_systemd_runs_the_unit_as_it_is_shipped(tmp_path: Path) -> None:
         assert int(systemd.show("exo-mesh", "NRestarts")) == 5
         gone = service(systemd, "uninstall").stdout
         assert "removed: /etc/systemd/system/exo-mesh.service" in gone
-        assert "left as they are: /etc/default/exo-mesh, /var/lib/exo-mesh" in gone
+        assert "kept: /etc/default/exo-mesh, /var/lib/exo-mesh" in gone
         assert (
             "/etc/systemd/system/exo-mesh.service.d/override.conf"
             in systemd.run("sh", "-c", "find /etc/systemd/system -type f").stdout
@@ -362,7 +362,7 @@ def test_the_node_waits_for_rkllama_and_starts_without_it(tmp_path: Path) -> Non
         python = f"/opt/python/bin/{Path(sys.executable).resolve().name}"
         unit = f'[Service]\nEnvironment=LD_LIBRARY_PATH=/opt/python/lib\nExecStart={python} -c "{listen}"\n'
         systemd.write("/etc/systemd/system/rkllama.service", unit)
-        assert "RKLLAMA is here" in service(systemd, "install").stdout
+        assert "RKLLAMA is installed" in service(systemd, "install").stdout
         assert "127.0.0.1:8080 is open" in systemd.log()
         systemd.run("systemctl", "disable", "rkllama", check=False)
         systemd.write("/etc/systemd/system/rkllama.service", "[Service]\nExecStart=/bin/false\n")
@@ -371,7 +371,7 @@ def test_the_node_waits_for_rkllama_and_starts_without_it(tmp_path: Path) -> Non
         systemd.run("systemctl", "daemon-reload")
         systemd.run("systemctl", "stop", "rkllama")
         systemd.run("systemctl", "restart", "exo-mesh")
-        assert "nobody listens at 127.0.0.1:8080" in systemd.log()
+        assert "127.0.0.1:8080 is not open" in systemd.log()
         assert systemd.show("exo-mesh", "ActiveState") == "active"
 
 
@@ -406,7 +406,7 @@ def test_a_real_manager_of_a_person_runs_the_service_also_without_namespaces(tmp
         said = systemd.run(*verb, "install", "--user", "--program", COMMAND).stdout
         assert f"kept: {settings}" in said
         again = systemd.run(*verb, "install", "--user", "--program", COMMAND).stdout
-        assert "it runs, and nothing has changed" in again
+        assert "the service runs, and nothing has changed" in again
         status = systemd.run(*verb, "status", "--user", "--program", COMMAND).stdout
         assert "exo-mesh.service: active (running), enabled" in status
         pid = systemd.run(*person, "systemctl", "--user", "show", "exo-mesh", "-p", "MainPID", "--value").stdout.strip()

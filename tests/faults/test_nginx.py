@@ -117,7 +117,7 @@ def test_the_configuration_follows_the_mesh(meshes: Meshes, tmp_path: Path) -> N
             going.send(signal.SIGKILL)
             before = path.read_text()
             assert watcher.stderr is not None
-            said = next(line for line in watcher.stderr if "stays as it is" in line)
+            said = next(line for line in watcher.stderr if "is unchanged" in line)
             assert "no node answers" in said and path.read_text() == before, "a mesh that is gone empties nothing"
         finally:
             watcher.terminate()
