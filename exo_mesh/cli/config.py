@@ -94,7 +94,7 @@ def _shown(setting: Setting, settings: Settings) -> str:
 
 
 def reference() -> str:
-    """Markdown tables of every setting and of the aliases; docs/configuration.md has them."""
+    """Markdown tables of every setting and of the aliases; docs/reference/configuration.md has them."""
     lines = ["| flag | variable | key in `config.toml` | default | meaning |", "|---|---|---|---|---|"]
     for name, setting in SETTINGS.items():
         flag = f"`{setting.flag} {setting.metavar}".rstrip() + "`"
