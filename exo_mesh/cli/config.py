@@ -94,7 +94,7 @@ def _shown(setting: Setting, settings: Settings) -> str:
 
 
 def reference() -> str:
-    """Markdown tables of all settings and aliases, for docs/configuration.md."""
+    """Markdown tables of all settings and aliases, for docs/reference/configuration.md."""
     lines = ["| flag | variable | key in `config.toml` | default | meaning |", "|---|---|---|---|---|"]
     for name, setting in SETTINGS.items():
         flag = f"`{setting.flag} {setting.metavar}".rstrip() + "`"

@@ -6,7 +6,7 @@ log-level       show the log level, or change it until the node restarts; `log-l
 processes       list the nodes, runners and helpers that run on this machine, also those that no longer respond
 kill-all        end them: SIGTERM, then SIGKILL after --grace. Like `processes`, it needs no running node
 sleep, awake    report to the peers that this machine goes to sleep, or is back (which the node also notices by itself).
-                A systemd service runs them; see docs/services.md
+                A systemd service runs them; see docs/tasks/services.md
 """
 
 from __future__ import annotations

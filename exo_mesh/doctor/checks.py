@@ -235,9 +235,7 @@ def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[i
         return findings
     if reading.nft == "unreadable":
         return [
-            Finding(
-                "firewall", Severity.OK, "only root may read the nftables rules", "run exo-mesh doctor as root"
-            )
+            Finding("firewall", Severity.OK, "only root may read the nftables rules", "run exo-mesh doctor as root")
         ]
     return [Finding("firewall", Severity.OK, "no firewall found")]
 
@@ -307,7 +305,7 @@ def check_models(errors_by_name: Mapping[str, str]) -> list[Finding]:
     """Checks the models. errors_by_name: for every model on this machine why its card cannot be read; "" if it can."""
     good = [name for name, error in errors_by_name.items() if not error]
     bad = [
-        Finding("models", Severity.WARN, f"{name}: {error}", "see docs/errors.md, model_unusable; or remove it")
+        Finding("models", Severity.WARN, f"{name}: {error}", "remove it, or see docs/reference/errors.md")
         for name, error in errors_by_name.items()
         if error
     ]

@@ -1,7 +1,7 @@
 """Follows an answer to its end, even if the node that streams it dies: another member then continues it.
 
 Each attempt has the same Idempotency-Key and requests the whole answer. The mesh sends the part that was computed
-already at once, and text that is on the screen is not shown again. docs/continuation.md has the contract.
+already at once, and text that is on the screen is not shown again. docs/how-it-works/continuation.md has the contract.
 """
 
 from __future__ import annotations

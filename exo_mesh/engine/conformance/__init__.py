@@ -1,6 +1,6 @@
 """The conformance suite for stage engines, as pytest functions: for the engines here and for any other engine.
 
-A test module of an engine's own package is two imports and a fixture (docs/engines.md):
+A test module of an engine's own package is two imports and a fixture (docs/reference/engines.md):
 
     from exo_mesh.engine.conformance import *
     from exo_mesh.engine.conformance import Subject
