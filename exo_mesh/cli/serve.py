@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every setting of a node, and `--until-stdin-closes`."""
+    parser.usage = "exo-mesh [serve] [flags]"
     parser.add_argument(
         "--until-stdin-closes", action="store_true", help="stop when standard input ends (for programs that start us)"
     )
