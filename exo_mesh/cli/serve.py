@@ -31,10 +31,10 @@ from exo_mesh.telemetry.line_writer import RotatingFile
 from exo_mesh.telemetry.node_logs import BOTH, JSON, NodeLogs
 
 STOP_DEADLINE_S = 4.5
-"""A node whose streams have finished is gone within 5 s, whatever its parts do."""
+"""Once the streams have finished, the process ends within 5 s even if a part of the node hangs."""
 
 OFFLINE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-"""Tells the libraries of the engines, which inherit it, to fetch nothing. The node itself fetches from peers only."""
+"""Keeps the engines' libraries from downloading: runners inherit it. The node itself then fetches from peers only."""
 
 
 if TYPE_CHECKING:
@@ -45,20 +45,22 @@ _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every setting of a node, and `--until-stdin-closes`."""
+    """Adds a flag for each setting of a node, and `--until-stdin-closes`."""
     parser.usage = "exo-mesh [serve] [flags]"
     parser.add_argument(
-        "--until-stdin-closes", action="store_true", help="stop when standard input ends (for programs that start us)"
+        "--until-stdin-closes",
+        action="store_true",
+        help="stop when standard input closes (for programs that start a node)",
     )
     add_node_flags(parser)
 
 
 def run(args: argparse.Namespace) -> NoReturn:
-    """Serve, then end the process. Raises MeshErrors for what keeps the node from starting."""
+    """Runs the node, then ends the process. Raises MeshErrors if the node cannot start."""
     loaded = load_settings(node_flags(args), os.environ)
     _require_versions()
     leave_first_process()
-    environ = dict(os.environ)  # as it was given, for a restart
+    environ = dict(os.environ)  # a restart uses the environment from before the changes below
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)
     logs = _begin_logging(loaded.settings)
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> NoReturn:
         _log.warning("%s", warning)
     if loaded.settings.offline:
         os.environ.update(OFFLINE_ENVIRONMENT)
-    _log.debug("this process may have %d files open", open_files.raise_limit())
+    _log.debug("raised the limit of open files to %d", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
     screen = _screen(loaded.settings.log_format, logs)
     deadline = threading.Timer(STOP_DEADLINE_S, _end_now, ["a part of the node did not stop in time"])
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> NoReturn:
 
 
 def _begin_logging(settings: Settings) -> NodeLogs:
-    """Log to where the settings say, instead of the errors only that a verb logs."""
+    """Sets logging up as the settings say; before, as in other verbs, only errors are logged."""
     file = None
     if settings.log_file.strip().lower() != "none":
         path = settings.home / Path(settings.log_file).expanduser()
@@ -92,15 +94,15 @@ def _begin_logging(settings: Settings) -> NodeLogs:
 
 
 def _screen(log_format: str, logs: NodeLogs) -> Screen:
-    """Standard output is for people, unless programs read it."""
+    """The start and stop messages: as JSON if the log is JSON, else as text for people."""
     if log_format == JSON:
         return JsonScreen(logs.event)
     return ConsoleScreen(logs.text_file() if log_format == BOTH else None)
 
 
 def _require_versions() -> None:
-    """Raises ConfigError if a library is older than what this version works with. Before it is imported: gRPC's
-    generated code would raise an error of its own."""
+    """Raises ConfigError if a library is too old for this version. Runs before the library is imported, because gRPC's
+    generated code raises an error of its own at import."""
     if old := floors.too_old():
         raise ConfigError(f"{old}: {floors.upgrade()}")
 
@@ -114,10 +116,12 @@ async def _serve(
     *,
     watch_stdin: bool,
 ) -> bool:
-    """Serve until the stop signal; returns whether the node is to be restarted. deadline: starts when the streams have
-    finished, in a thread: it ends the process even if the event loop is blocked, and while the loop closes, which waits
-    for the threads that work for it."""
-    from exo_mesh.cli.wiring import RunningNode  # gRPC: `exo-mesh serve --help` does without
+    """Serves until the stop signal; returns whether the node is to be restarted.
+
+    deadline: starts when the streams have finished. Its thread ends the process even if the event loop is blocked, or
+    waits for its worker threads while it closes.
+    """
+    from exo_mesh.cli.wiring import RunningNode  # imports gRPC, which `exo-mesh serve --help` does not need
     from exo_mesh.transport.channels import keep_poller
 
     await keep_poller()
@@ -139,7 +143,7 @@ async def _serve(
 
 
 async def _until_asked(stop: _StopSignal, node: RunningNode) -> None:
-    """Wait for a signal, or for somebody who asks the node over the network to stop or restart."""
+    """Waits for a signal, or for a request over the network to stop or restart."""
     asked = asyncio.ensure_future(node.asked_to_stop())
     signalled = asyncio.ensure_future(stop.wait())
     try:
@@ -153,7 +157,7 @@ async def _until_asked(stop: _StopSignal, node: RunningNode) -> None:
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) -> bool:
-    """Run `work` to its end, or cancel it when the stop signal comes first; False in that case."""
+    """Runs `work` to its end and returns True; if the stop signal comes first, cancels `work` and returns False."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -168,28 +172,28 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) ->
 
 
 def _end_now(why: str) -> None:
-    """Leave without cleaning up. Runners see their pipe close and end by themselves."""
+    """Ends the process without cleaning up. Runners notice that their pipe closes, and exit."""
     late = threading.Timer(1.0, os._exit, [exit_codes.FAILED])
     late.daemon = True
-    late.start()  # whoever reads our output may not do so any more
-    print(f"exo-mesh: {why}; ending at once", file=sys.stderr, flush=True)
+    late.start()  # the print below blocks if nobody reads our output any more
+    print(f"exo-mesh: {why}; exiting at once", file=sys.stderr, flush=True)
     for handler in logging.getLogger().handlers:
-        handler.close()  # writes what is queued, for a bounded time
+        handler.close()  # writes the queued lines, within a time limit
     os._exit(exit_codes.FAILED)
 
 
 def _leave() -> NoReturn:
-    """End the process of a node that has stopped.
+    """Ends the process of a node that has stopped, without the interpreter's own clean-up.
 
-    Nothing is left for the interpreter's own clean-up, which takes 0.2 s, and which may wait for threads and exit
-    handlers of libraries for as long as they like.
+    That clean-up takes 0.2 s, has nothing left to do, and may wait without limit for threads and exit handlers of
+    libraries.
     """
     _flush()
     os._exit(exit_codes.OK)
 
 
 def _flush() -> None:
-    """Write what is left, as far as somebody still takes it."""
+    """Writes queued log lines and output; ignores errors of a reader that has gone."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -197,15 +201,15 @@ def _flush() -> None:
 
 
 def _begin_again(environ: Mapping[str, str]) -> NoReturn:
-    """Run the same command in this process, whose id whoever supervises it knows."""
+    """Runs the same command again in this process, so that its supervisor keeps the process id."""
     _flush()
     os.execve(sys.executable, sys.orig_argv, environ)
 
 
 class _StopSignal:
-    """Set by the first SIGINT, SIGTERM or SIGHUP, by the end of standard input, or by a caller of the API.
+    """Collects requests to stop: SIGINT, SIGTERM or SIGHUP, the end of standard input, or a caller of the API.
 
-    A second signal, or the end of standard input, ends the wait for streams; a further signal ends the process.
+    A second signal, or the end of standard input, ends the wait for streams; one more signal ends the process.
     comes_back: whether the node is to be restarted.
     """
 
@@ -218,7 +222,7 @@ class _StopSignal:
         self.comes_back = False
 
     async def unless_hurried(self, finishing: Coroutine[Any, Any, None]) -> None:
-        """Run `finishing` to its end, or cancel it when somebody is in a hurry."""
+        """Runs `finishing` to its end, or cancels it at a second signal."""
         working, hurrying = asyncio.ensure_future(finishing), asyncio.ensure_future(self._hurry.wait())
         self._is_waiting = True
         try:
@@ -232,15 +236,15 @@ class _StopSignal:
             await asyncio.gather(working, hurrying, return_exceptions=True)
 
     def ask(self, what: str) -> None:
-        """A caller of the API asks for "stop" or "restart"."""
+        """Handles "stop" or "restart" from a caller of the API."""
         self.comes_back = what == "restart"
-        self._stop(f"asked to {what}")
+        self._stop(f"{what} requested over the API")
 
     async def wait(self) -> None:
         await self._event.wait()
 
     def listen(self, *, watch_stdin: bool) -> None:
-        """Take over the signals of this process."""
+        """Installs the signal handlers of this process; watch_stdin: also stop at the end of standard input."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, self._on_signal, signum)
@@ -248,7 +252,7 @@ class _StopSignal:
             threading.Thread(target=self._await_end_of_stdin, args=(loop,), name="stdin", daemon=True).start()
 
     def _on_signal(self, signum: int) -> None:
-        # whoever started us may close our standard input and send a signal as well: that is asking once
+        # a parent process may both close our standard input and send a signal: that counts as one request to stop
         name = signal.Signals(signum).name
         self.comes_back = False
         if self._is_waiting and self._event.is_set() and not self._hurry.is_set():
@@ -259,14 +263,14 @@ class _StopSignal:
         self._stop(name)
 
     def _await_end_of_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
-        # os.read and not sys.stdin: a buffered reader would be locked by this thread when the interpreter ends
+        # os.read instead of sys.stdin, whose buffer this thread would still hold locked when the interpreter ends
         while os.read(0, 4096):
             pass
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._at_end_of_stdin)
 
     def _at_end_of_stdin(self) -> None:
-        self._hurry.set()  # whoever started us has gone, or waits for our end
+        self._hurry.set()  # the process that started us has gone, or waits for us to end
         self._stop("standard input has closed")
 
     def _stop(self, reason: str) -> None:
@@ -276,7 +280,7 @@ class _StopSignal:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop where it is installed: gRPC round trips are three times as fast on it."""
+    """Returns uvloop if it is installed: gRPC round trips are three times as fast on it."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Say how the node is: its health, the peers it sees and the models that are loaded."""
+"""Show the health of a node, the peers that it sees and the models that are loaded."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from exo_mesh.telemetry.tables import columns, human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--api-url`, `--json`."""
+    """Adds `--api-url`, `--home`, `--json`."""
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/state`."""
+    """Prints `GET /state`."""
     client = ApiClient(args.api_url, args.home)
     state = client.get("/state")
     health = state["health"]
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_reasons(reasons: Iterable[dict[str, str]]) -> None:
-    """What is wrong, and below it what to do about it."""
+    """Prints each problem, and its remedy below it."""
     for reason in reasons:
         level = reason.get("level", "degraded")
         print(f"  {'note' if level == 'ok' else level}: {reason['message']}")

@@ -7,6 +7,7 @@ A setting has one name in three spellings: flag `--api-port`, variable `EXO_MESH
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import platform
 import re
@@ -31,14 +32,14 @@ SECRET_FILE_NAME = "mesh.secret"
 SECRET_VARIABLE = "EXO_MESH_SECRET"
 """The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
 CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY", "EXO_MESH_API_CA"})
-"""Variables that the reading verbs of the command line know and a node does not care about."""
+"""Variables that verbs which call a node read, and that the node itself ignores."""
 SECRET_MAPPINGS = frozenset({"otlp_header"})
-"""Settings of which nobody is shown a value, only the keys."""
+"""Settings whose values are secret: only their keys are shown."""
 _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 
 
 RETIRED = {"no_loopback_exemption": "being on this machine gives no rights any more; leave it out"}
-"""Settings of earlier versions, and what to do."""
+"""By retired setting: what to do instead."""
 
 
 class ConfigError(InputError):
@@ -49,9 +50,9 @@ class ConfigError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a node can be told. Port 0 means any free port; None means "work it out".
+    """All settings of a node. Port 0 means any free port; None means that the node works the value out.
 
-    secret: what secret_file or EXO_MESH_SECRET has; "" means an open mesh.
+    secret: the content of secret_file or EXO_MESH_SECRET; "" means an open mesh.
     """
 
     home: Path
@@ -153,27 +154,27 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and for the name of each setting (key of SETTINGS) where its value came from. warnings: for people."""
+    """Settings with the origin of each value, by the name of the setting (key of SETTINGS)."""
 
     settings: Settings
     origins: Mapping[str, str]
     config_file: Path
     warnings: tuple[str, ...] = ()
-    """Variables that change nothing: those that begin as ours do and are no settings, and those of other programs."""
+    """For people: variables that have no effect, either unknown EXO_MESH_* ones or those of other programs."""
 
     def was_set(self, name: str) -> bool:
-        """Did somebody ask for this value, or is it the default?"""
+        """Whether the value was set, rather than the default."""
         return self.origins[name] != "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one setting is written.
+    """Declares one setting: its names, its help, and how its texts are parsed.
 
-    parse turns the text of one item into its value; its ValueError says what is wrong. field: name in Settings, where
-    it differs. toml: types that config.toml may use for an item. separator: set if there may be several items; it
-    parts them in a variable, and the flag may be repeated. show: the text of a value. alias: a second flag, without the
-    row of its own that a setting has. bare: the text of the flag without a value, if that is allowed.
+    parse: turns the text of one item into its value; its ValueError says what is needed. field: the name in Settings,
+    if it differs. toml: types that config.toml may use for an item. separator: set if several items are allowed; it
+    separates them in a variable, and the flag may be repeated. show: turns a value into its text. alias: a second flag
+    for the same setting. bare: the text that the flag without a value stands for, if that is allowed.
     """
 
     name: str
@@ -197,7 +198,7 @@ class Setting:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that may be given, where there is only a choice of words."""
+        """The allowed words of a setting that is a choice of words; else ()."""
         return self.parse.choices if isinstance(self.parse, values.OneOf | values.SomeOf) else ()
 
     @property
@@ -213,7 +214,7 @@ class Setting:
         return getattr(settings, self.field or self.name)
 
     def text(self, settings: Settings) -> str:
-        """The value in force, as it would be written in a variable; empty if there is none."""
+        """The value in force as a variable would have it; empty if there is none."""
         value = self.value(settings)
         if isinstance(value, dict):
             value = [f"{key}={item}" for key, item in value.items()]
@@ -222,13 +223,13 @@ class Setting:
         return "" if value is None else self.show(value)
 
     def from_texts(self, texts: Iterable[str]) -> Any:
-        """The value that flags or a variable give. Raises ValueError."""
+        """Parses the texts of a flag or variable. Raises ValueError."""
         if not self.separator:
             return self.parse(list(texts)[-1])
         return self._several(item.strip() for text in texts for item in text.split(self.separator))
 
     def from_toml(self, raw: Any) -> Any:
-        """The value that config.toml gives. Raises ValueError."""
+        """Parses the value in config.toml. Raises ValueError."""
         if self.is_mapping and isinstance(raw, dict):
             return self._several(f"{key}={item}" for key, item in raw.items())
         if self.separator and isinstance(raw, list):
@@ -250,201 +251,208 @@ _NAME = values.matching(r"[^\s\x00-\x1f](?:[^\x00-\x1f]{0,62}[^\s\x00-\x1f])?", 
 _WORD = values.matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a word of letters, digits, ., _ and -")
 
 _NODE = (
-    Setting("home", "DIR", "node id, models and caches; with this flag config.toml is in it too", values.path),
-    Setting("name", "NAME", "what other people see; the host name by default", _NAME),
-    Setting("stop_grace", "SECONDS", "how long a stopped node lets its streams go on; a second signal ends them",
+    Setting("home", "DIR", "directory of the node id, models and caches; if set, also of config.toml", values.path),
+    Setting("name", "NAME", "name of this node for people; the host name by default", _NAME),
+    Setting("stop_grace", "SECONDS", "how long a stopping node lets its streams finish; a second signal ends them",
             values.whole(0, 86400), toml=(int,)),
-    Setting("allow_sleep", "", "let this machine go to sleep while requests run", values.switched_on,
+    Setting("allow_sleep", "", "let this machine sleep while requests run", values.switched_on,
             toml=(bool,), show=lambda on: str(on).lower()),
-    Setting("power_tool", "WHAT", "mactop or macmon for power and temperature: auto = on a Mac where installed, "
-            "off, or the path of one", values.matching(r"auto|off|/\S.*", "auto, off or the path of a program")),
-    Setting("sysfs", "DIR", "where the /sys of this machine is; elsewhere in some containers", values.path),
+    Setting("power_tool", "WHAT", "program that reads power and temperature: auto = mactop or macmon if installed "
+            "on a Mac, off, or the path of one",
+            values.matching(r"auto|off|/\S.*", "auto, off or the path of a program")),
+    Setting("sysfs", "DIR", "path of this machine's /sys; some containers have it elsewhere", values.path),
 )  # fmt: skip
 
 _NETWORK = (
     Setting("host", "ADDRESS", "address to listen on", values.matching(r"\S+", "an address or host name"),
             alias="--node-host"),
-    Setting("api_port", "PORT", "port of the HTTP API; 0 = any free one", _PORT, toml=(int,), alias="--port"),
+    Setting("api_port", "PORT", "port of the HTTP API; 0 = any free port", _PORT, toml=(int,), alias="--port"),
     Setting("no_api", "", "do not serve the HTTP API", values.switched_off, "api", (bool,),
             show=lambda on: str(not on).lower()),
-    Setting("headless", "", "serve the API without the page for browsers; GET / is then 404",
+    Setting("headless", "", "serve the API without the web page; GET / then answers 404",
             values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
-    Setting("page_languages", "TAG", "languages that the page offers, besides English; all there are by default",
+    Setting("page_languages", "TAG", "languages of the web page besides English; by default all that there are",
             values.matching(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}", "a language tag such as de or pt-BR"),
             separator=","),
-    Setting("page_languages_dir", "DIR", "a directory with further languages of the page, each a file TAG.json",
+    Setting("page_languages_dir", "DIR", "a directory with more languages of the web page, one file TAG.json each",
             values.path),
-    Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,),
-            alias="--node-port"),
-    Setting("data_ports", "A-B", "ports for the runners' data streams; any free ones by default",
+    Setting("grpc_port", "PORT", "port on which peers reach this node (gRPC); if taken, the next free one", _PORT,
+            toml=(int,), alias="--node-port"),
+    Setting("data_ports", "A-B", "ports for the data streams between runners; any free ones by default",
             values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
     Setting("discovery", "WAY", "how peers are found: udp, mdns, manual, tailscale, none",
             values.some_of("udp", "mdns", "manual", "tailscale", "none"), separator=","),
-    Setting("listen_port", "PORT", "UDP port on which announcements are heard", _PORT, toml=(int,)),
-    Setting("broadcast_port", "PORT", "UDP port to which announcements are sent", _PORT, toml=(int,)),
-    Setting("bootstrap_peers", "HOST:PORT", "peers to dial, besides those discovered",
+    Setting("listen_port", "PORT", "UDP port on which this node listens for announcements", _PORT, toml=(int,)),
+    Setting("broadcast_port", "PORT", "UDP port to which this node sends announcements", _PORT, toml=(int,)),
+    Setting("bootstrap_peers", "HOST:PORT", "peers to connect to, besides those that discovery finds",
             values.endpoint, separator=","),
-    Setting("peers_file", "FILE", "JSON, hostfile or lines of host:port with peers to dial; re-read on change",
+    Setting("peers_file", "FILE", "peers to connect to: JSON, a hostfile or lines of host:port; re-read on change",
             values.path, alias="--discovery-config-path"),
     Setting("tailscale_api_key_file", "FILE", "file with a Tailscale API key, for --discovery tailscale",
             values.path),
-    Setting("tailnet", "NAME", "the tailnet whose devices are asked for; - = that of the key",
+    Setting("tailnet", "NAME", "the tailnet whose devices are listed; - = the tailnet of the API key",
             values.matching(r"[A-Za-z0-9@._-]{1,253}", "the name of a tailnet"), alias="--tailnet-name"),
-    Setting("tailscale_api_url", "URL", "where the Tailscale API is",
+    Setting("tailscale_api_url", "URL", "base URL of the Tailscale API",
             values.matching(r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com")),
-    Setting("node_id_filter", "PEER", "id (8 characters do) or name of the only peers to take in; all by default",
+    Setting("node_id_filter", "PEER", "admit only this peer; its name or id (8 characters suffice); all by default",
             _NAME, separator=","),
-    Setting("interface_type_filter", "TYPE", "kinds of links on which peers are dialled: thunderbolt, ethernet, "
-            "wifi, bridge, vpn, loopback, other; all by default", values.one_of(*LINK_WORDS), separator=","),
-    Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
-    Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
+    Setting("interface_type_filter", "TYPE", "connect to peers only over these kinds of links: thunderbolt, "
+            "ethernet, wifi, bridge, vpn, loopback, other; all by default",
+            values.one_of(*LINK_WORDS), separator=","),
+    Setting("namespace", "NAME", "name of the mesh; a node ignores peers of other namespaces", _WORD),
+    Setting("wait_for_peers", "N", "report not ready (/readyz, /health) until N other peers were seen",
             values.whole(0, 1024), toml=(int,)),
-    Setting("discovery_timeout", "SECONDS", "how long --wait-for-peers waits; then ready without them; 0 = no end",
+    Setting("discovery_timeout", "SECONDS", "how long --wait-for-peers waits; then ready without them; 0 = forever",
             values.whole(0, 86400), toml=(int,)),
-    Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,
+    Setting("offline", "", "download from peers only; the engines run offline, too", values.switched_on,
             toml=(bool,), show=lambda on: str(on).lower()),
 )  # fmt: skip
 
 _SECURITY = (
-    Setting("secret_file", "FILE", "closes the mesh: only peers with this secret can join", values.path),
+    Setting("secret_file", "FILE", "file with the mesh secret: only peers with the same secret can join",
+            values.path),
     Setting("tls_cert", "FILE", "serve the HTTP API over HTTPS with this certificate (PEM); re-read on change",
             values.path),
     Setting("tls_key", "FILE", "the private key of --tls-cert (PEM, without a passphrase)", values.path),
-    Setting("open_admin", "", "everybody may place, delete and drain on an open mesh, not only read and chat",
+    Setting("open_admin", "", "on an open mesh, let everybody place, delete and drain, not only read and chat",
             values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
     Setting("open_paths", "WHAT", "what a closed mesh answers without a key: health, metrics, none",
             values.some_of("health", "metrics", "none"), separator=","),
-    Setting("cors_origin", "ORIGIN", "web pages of this origin may call the HTTP API, as those of localhost may",
+    Setting("cors_origin", "ORIGIN", "let web pages of this origin call the HTTP API, like those of localhost",
             values.origin, "cors_origins", separator=","),
-    Setting("allowed_hosts", "NAME", "a name by which clients call this node's API, or *; local names always work",
+    Setting("allowed_hosts", "NAME", "a host name that clients may use for this API, or *; local names always work",
             values.host_name, separator=","),
     Setting("trust_remote_code", "",
-            "fetch code of a model's repository if the model's card says so too; no engine of this version runs it",
+            "download a model's own code if the model's card allows it too; no engine of this version runs it",
             values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
 )  # fmt: skip
 
 _ENGINES = (
-    Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
-    Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
-    Setting("model_engine", "MODEL=ENGINE", "the engine that this machine uses for one model",
+    Setting("engine", "NAME", "engine of this machine: auto, or the name of an installed engine", _WORD),
+    Setting("engine_option", "K=V", "an option of the engine", values.option, "engine_options", separator=","),
+    Setting("model_engine", "MODEL=ENGINE", "use this engine for one model on this machine",
             values.option, "model_engines", separator=","),
-    Setting("mixed_rings", "WHEN", "rings of several engines: auto = where one engine does not do, or never",
+    Setting("mixed_rings", "WHEN", "allow different engines in one ring: auto = only if no single "
+            "engine can run the model; never",
             values.one_of("auto", "never")),
-    Setting("tensor_group", "N", "peers that are one stage together: auto, never, or N of them",
+    Setting("tensor_group", "N", "how many peers form one stage (a tensor group): auto, never, or 2 to 8",
             values.group_size, toml=(str, int), show=values.group_size_text),
-    Setting("group_backend", "NAME", "how those peers meet: auto = RDMA where there is any; ring = TCP",
+    Setting("group_backend", "NAME", "how the peers of a tensor group communicate: auto = RDMA if "
+            "available; ring = TCP; jaccl, jaccl-ring = RDMA",
             values.one_of("auto", "ring", "jaccl", "jaccl-ring")),
-    Setting("hostfile", "FILE", "a hostfile of mlx.launch: its hosts are one tensor group, by rank", values.path),
-    Setting("fast_synch", "WHEN", "MLX_METAL_FAST_SYNCH of the engines: auto, on or off",
+    Setting("hostfile", "FILE", "a hostfile of mlx.launch: its hosts form one tensor group, in rank order",
+            values.path),
+    Setting("fast_synch", "WHEN", "MLX_METAL_FAST_SYNCH for the engines: auto, on or off",
             values.one_of("auto", "on", "off"), bare="on"),
 )  # fmt: skip
 
 _MEMORY = (
-    Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
+    Setting("max_memory", "SIZE", "most memory that models may use on this machine, such as 12GB",
             values.size, "max_memory_bytes", (str, int)),
-    Setting("memory_threshold", "SHARE", "share of the memory in use that is critical; by default what is free",
+    Setting("memory_threshold", "SHARE", "share of memory in use that is critical; by default free memory decides",
             values.share, toml=(int, float)),
-    Setting("memory_poll_interval", "SECONDS", "how often memory is read", values.seconds(0.1, 60.0),
+    Setting("memory_poll_interval", "SECONDS", "time between readings of the memory", values.seconds(0.1, 60.0),
             toml=(int, float)),
-    Setting("spare_runners", "N", "idle runners with the engine imported, so that a recovery need not wait for it",
+    Setting("spare_runners", "N", "idle runners that have imported the engine already, for a faster recovery",
             values.whole(0, 8), toml=(int,)),
 )  # fmt: skip
 
 _MODELS = (
-    Setting("models_dir", "DIR", "a directory with model directories in it, or a model directory",
+    Setting("models_dir", "DIR", "a directory that contains model directories, or one model directory",
             values.path, "models_dirs", separator=os.pathsep),
-    Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
+    Setting("custom_model_cards_dir", "DIR", "a directory with model cards, in addition to `cards` in the home",
             values.path),
-    Setting("no_fetch", "", "fetch no files of models to this machine, neither from a hub nor from peers",
+    Setting("no_fetch", "", "download no model files to this machine, neither from the hub nor from peers",
             values.switched_off, "fetch", (bool,), show=lambda on: str(not on).lower()),
-    Setting("models_max_size", "SIZE", "most disk that fetched models may take; then unused ones are deleted",
+    Setting("models_max_size", "SIZE", "most disk space for downloaded models; beyond it, unused ones are deleted",
             values.size, "models_max_bytes", (str, int)),
-    Setting("evict_pinned", "", "to make room, also delete models that were pulled by name", values.switched_on,
+    Setting("evict_pinned", "", "when making room, also delete models that were pulled by name", values.switched_on,
             toml=(bool,), show=lambda on: str(on).lower()),
-    Setting("store", "DIR", "be the host of the mesh's model store, which is in this directory", values.path),
-    Setting("store_host", "PEER", "name or id of the peer that has the store; by default whichever has one", _NAME),
-    Setting("no_store", "", "use no model store, and be none", values.switched_off, "store_enabled", (bool,),
+    Setting("store", "DIR", "host the mesh's model store in this directory", values.path),
+    Setting("store_host", "PEER", "name or id of the peer that hosts the store; by default any peer with one",
+            _NAME),
+    Setting("no_store", "", "neither use nor host a model store", values.switched_off, "store_enabled", (bool,),
             show=lambda on: str(not on).lower()),
-    Setting("no_store_fallback", "", "fetch from the hub nothing that the store does not have",
+    Setting("no_store_fallback", "", "do not download from the hub what the store does not have",
             values.switched_off, "store_fallback", (bool,), show=lambda on: str(not on).lower()),
-    Setting("no_store_cleanup", "", "keep copies of the store's models that nothing uses", values.switched_off,
-            "store_cleanup", (bool,), show=lambda on: str(not on).lower()),
-    Setting("store_keep_gb", "N", "GiB of those copies that are kept, the newest first; 0 = none",
+    Setting("no_store_cleanup", "", "keep this node's copies of the store's models when nothing uses them",
+            values.switched_off, "store_cleanup", (bool,), show=lambda on: str(not on).lower()),
+    Setting("store_keep_gb", "N", "GiB of unused copies of the store's models to keep, the newest first; 0 = none",
             values.whole(0, 1_000_000), toml=(int,)),
-    Setting("default_model", "NAME", "the model of requests that name none; by default the only one there is",
+    Setting("default_model", "NAME", "model for requests that name none; by default the only model there is",
             values.matching(r"\S.{0,4095}", "the name of a model")),
-    Setting("default_temp", "T", "temperature of requests that name none; by default what the model recommends",
+    Setting("default_temp", "T", "temperature for requests that set none; by default what the model recommends",
             values.number(0.0, 2.0), toml=(int, float)),
-    Setting("system_prompt", "TEXT", "system prompt of conversations that have none",
+    Setting("system_prompt", "TEXT", "system prompt for conversations that have none",
             values.matching(r"(?s:.{1,65536})", "a text")),
-    Setting("keep_agent_lines", "", "billing and date lines of agents stay at the start of a prompt, uncacheable",
+    Setting("keep_agent_lines", "", "leave agents' billing and date lines at the start of prompts (not cacheable)",
             values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
-    Setting("preload", "MODEL", "place this model when the node starts, as soon as the mesh can hold it",
+    Setting("preload", "MODEL", "load this model when the node starts, as soon as the mesh can hold it",
             values.matching(r"\S.{0,4095}", "the name of a model"), separator=","),
-    Setting("idle_unload", "SECONDS", "unload what this node has placed when nobody used it for so long; 0 = never",
+    Setting("idle_unload", "SECONDS", "unload models that this node placed after this long without use; 0 = never",
             values.whole(0, 10**8), toml=(int,)),
     Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
-    Setting("placement", "POLICY", "how many peers a model gets: memory, latency or throughput",
+    Setting("placement", "POLICY", "policy for how many peers a model gets: memory, latency or throughput",
             values.one_of("memory", "latency", "throughput")),
 )  # fmt: skip
 
 _LIMITS = (
     Setting("context_limit", "N", "most tokens of prompt + output; the model's own limit by default",
             values.whole(1, 10**9), toml=(int,)),
-    Setting("max_generate_tokens", "N", "longest answer of a chat that names no limit, as far as there is room",
+    Setting("max_generate_tokens", "N", "most output tokens of a chat that sets no limit, if the context has room",
             values.whole(1, 10**9), toml=(int,), alias="--max-output-tokens"),
-    Setting("max_queued", "N", "requests that may wait per model; more get a 429",
+    Setting("max_queued", "N", "requests that may wait per model; further ones get a 429",
             values.whole(1, 100_000), toml=(int,)),
-    Setting("queue_timeout", "SECONDS", "longest that a request may wait for its turn; then it gets a 429",
+    Setting("queue_timeout", "SECONDS", "longest wait of a request in the queue; then it gets a 429",
             values.whole(1, 10**6), toml=(int,)),
     Setting("prefill_timeout", "SECONDS", "longest silence of a ring before the first token",
             values.whole(1, 10**6), toml=(int,)),
     Setting("token_timeout", "SECONDS", "longest silence of a ring between two tokens",
             values.whole(1, 10**6), toml=(int,)),
-    Setting("response_timeout", "SECONDS", "longest that a request may take; then it ends with what it has",
+    Setting("response_timeout", "SECONDS", "longest duration of a request; then it ends with the output so far",
             values.whole(1, 10**6), toml=(int,)),
 )  # fmt: skip
 
 _LOGGING = (
     Setting("log_format", "FORMAT", "console = text on stderr, json = JSON lines on stdout, both",
             values.one_of("console", "json", "both")),
-    Setting("log_level", "LEVEL", "debug, info, warning or error",
+    Setting("log_level", "LEVEL", "lowest level that is logged: debug, info, warning or error",
             values.one_of("debug", "info", "warning", "error")),
-    Setting("log_file", "FILE", "also write the log there, as JSON lines; below the home, or none",
+    Setting("log_file", "FILE", "also write the log to this file below the home, as JSON lines; or none",
             values.matching(r"\S.*", "a file, or none")),
-    Setting("log_file_max_size", "SIZE", "of this file; then it becomes FILE.1 and a new one begins",
+    Setting("log_file_max_size", "SIZE", "largest log file; then it becomes FILE.1 and a new one begins",
             values.size, "log_file_max_bytes", (str, int)),
     Setting("log_files", "N", "how many older log files are kept, FILE.1 to FILE.N", values.whole(0, 1000),
             toml=(int,)),
-    Setting("log_retention_days", "DAYS", "log files that are older are deleted, and each has one day; 0: no limit",
+    Setting("log_retention_days", "DAYS", "delete log files older than this and begin one each day; 0 = no limit",
             values.whole(0, 36_500), toml=(int,)),
-    Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",
+    Setting("request_log", "FILE", "file below the home for one JSON line per request, without its text; or none",
             values.matching(r"\S.*", "a file, or none")),
-    Setting("request_log_max", "N", "how many of the last requests are kept in memory, for /requests/recent",
+    Setting("request_log_max", "N", "how many recent requests are kept in memory, for /requests/recent",
             values.whole(1, 1_000_000), toml=(int,)),
-    Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
+    Setting("trace_sample", "SHARE", "share of requests that are traced, for GET /v1/traces",
             values.share, toml=(int, float)),
-    Setting("trace_retention_days", "DAYS", "how long traces are kept; 0: until newer ones need their place",
+    Setting("trace_retention_days", "DAYS", "how long traces are kept; 0 = until newer ones need the space",
             values.whole(0, 36_500), toml=(int,)),
-    Setting("otlp_endpoint", "URL", "OpenTelemetry collector that gets traces, such as http://host:4318, or none",
+    Setting("otlp_endpoint", "URL", "OpenTelemetry collector for the traces, such as http://host:4318, or none",
             values.collector),
-    Setting("otlp_header", "K=V", "a header of what it is sent, such as a key; `ps` shows flags to everybody",
+    Setting("otlp_header", "K=V", "a header for the collector, such as a key; `ps` shows flags to every user",
             values.option, "otlp_headers", separator=","),
     Setting("otlp_protocol", "NAME", "http/json, or http/protobuf (needs exo-mesh[otel])",
             values.one_of("http/json", "http/protobuf")),
-    Setting("otlp_certificate", "FILE", "authority (PEM) of the collector's certificate; the system's by default",
+    Setting("otlp_certificate", "FILE", "CA (PEM) that signed the collector's certificate; the system's by default",
             values.path),
-    Setting("otlp_service", "NAME", "service.name of the traces that are sent", _NAME),
-    Setting("otlp_attribute", "K=V", "a further resource attribute of them", values.option, "otlp_attributes",
-            separator=","),
-    Setting("hang_debug", "SECONDS", "log the stacks of a runner that makes no progress, so often; 0: never",
+    Setting("otlp_service", "NAME", "service.name of the exported traces", _NAME),
+    Setting("otlp_attribute", "K=V", "a resource attribute to add to the exported traces", values.option,
+            "otlp_attributes", separator=","),
+    Setting("hang_debug", "SECONDS", "log the stacks of a runner without progress at this interval; 0 = never",
             values.whole(0, 86400), toml=(int,)),
 )  # fmt: skip
 
 _TESTS = (
-    Setting("override_memory", "SIZE", "for tests: act as if this machine had so much memory",
+    Setting("override_memory", "SIZE", "for tests: act as if this machine had this much memory",
             values.size, "override_memory_bytes", (str, int)),
-    Setting("fake_mem_file", "FILE", "for tests: read TOTAL AVAILABLE memory from this file, each time anew",
+    Setting("fake_mem_file", "FILE", "for tests: read total and available memory from this file each time",
             values.path),
 )  # fmt: skip
 
@@ -465,22 +473,23 @@ SETTINGS: Mapping[str, Setting] = {setting.name: setting for group in GROUPS.val
 """Every setting by name, in the same order."""
 
 _VARIABLES = frozenset(setting.variable for setting in SETTINGS.values())
+"""The variable of every setting."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known word, or nothing."""
+    """`; did you mean X?` for the nearest known word, or "" if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def default_settings() -> Settings:
-    """What a node does when it is told nothing."""
+    """The settings of a node without flags, variables and config.toml."""
     name = re.sub(r"\s+", "-", platform.node().split(".")[0].strip())[:64]
     return Settings(home=home_of({}), name=name or "exo-mesh")
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
-    """The home of a node that no flag says otherwise to."""
+    """The home of a node that was started without --home."""
     import platformdirs
 
     given = environ.get(PREFIX + "HOME")
@@ -488,9 +497,9 @@ def home_of(environ: Mapping[str, str]) -> Path:
 
 
 def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> LoadedSettings:
-    """Join the layers. `flags`: for the name of each setting given on the command line, its texts in order.
+    """Merges flags, variables, aliases and config.toml. flags: by name of a setting, its texts in order.
 
-    An empty variable counts as unset. Raises ConfigError naming the source of the first value that cannot be used.
+    An empty variable counts as unset. Raises ConfigError that names the source of the first value that cannot be used.
     """
     import platformdirs
 
@@ -510,7 +519,8 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
     config_file = config_dir / "config.toml"
     for name, raw in _file(config_file).items():
         if name not in given:
-            value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
+            shown = json.dumps(raw, default=str, ensure_ascii=False)
+            value = _read(f"{config_file}: {name} = {shown}", SETTINGS[name].from_toml, raw)
             given[name] = value, f"{config_file}:{name}"
     return replace(
         _join(given, environ, config_file),
@@ -519,8 +529,8 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
 
 
 def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], home: Path) -> tuple[str, Path | None]:
-    """The secret that is in force, and its file if it has one: --secret-file, then EXO_MESH_SECRET or
-    EXO_MESH_SECRET_FILE, then config.toml, then the file that `exo-mesh join` has left in the home."""
+    """(secret in force, its file or None). --secret-file wins over EXO_MESH_SECRET and EXO_MESH_SECRET_FILE; then come
+    config.toml and the file that `exo-mesh join` wrote into the home."""
     path, origin = given.get("secret_file", (None, ""))
     text = environ.get(SECRET_VARIABLE)
     if text and origin.startswith("environment"):
@@ -554,13 +564,13 @@ def _read(source: str, parse: Callable[[Any], Any], raw: Any) -> Any:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Texts of the EXO_MESH_* variables by setting."""
+    """The texts of the EXO_MESH_* variables, by setting."""
     known = {setting.variable: name for name, setting in SETTINGS.items()}
     return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What to say of each EXO_MESH_* variable that no version of ours reads."""
+    """A warning for each EXO_MESH_* variable that is not a setting."""
     ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in {*_VARIABLES, *_OTHER_VARIABLES})
     return tuple(f"{name} is set, but there is no such setting{did_you_mean(name, _VARIABLES)}" for name in ours)
 
@@ -581,7 +591,7 @@ def _file(path: Path) -> dict[str, Any]:
     except ValueError as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     if twice := sorted(keys.keys() & stored.keys()):
-        raise ConfigError(f"{path}: {', '.join(twice)} and the table [model_store] say the same: leave one out")
+        raise ConfigError(f"{path}: {', '.join(twice)} and the table [model_store] set the same thing: leave one out")
     keys |= stored
     for key in keys:
         if key == "home":

@@ -269,7 +269,7 @@ def test_the_table_of_the_model_store_stands_for_its_settings(tmp_path: Path) ->
         ("[model_store]\nstaging = 1", "model_store.staging must be a table"),
         ("[model_store]\nenabled = 'yes'", "a value like true is needed"),
         ("[model_store.staging]\nkeep_recent_gb = -1", "a whole number from 0"),
-        ("store_host = 'a'\n[model_store]\nhost = 'b'", "store_host and the table [model_store] say the same"),
+        ("store_host = 'a'\n[model_store]\nhost = 'b'", "store_host and the table [model_store] set the same thing"),
     ],
 )
 def test_a_wrong_table_of_the_model_store_is_refused(tmp_path: Path, text: str, what: str) -> None:
@@ -371,8 +371,8 @@ def test_a_bad_value_names_its_source_and_what_is_needed(tmp_path: Path, name: s
         ("no_loopback_exemption = true", "being on this machine gives no rights any more; leave it out"),
         ("home = '/x'", "home cannot be set in here"),
         ("api_port = 'x", "not valid TOML"),
-        ("api_port = '52415'", "api_port = '52415': a value like PORT is needed, not a TOML str"),
-        ("api_port = true", "api_port = True: a value like PORT is needed, not a TOML bool"),
+        ("api_port = '52415'", 'api_port = "52415": a value like PORT is needed, not a TOML str'),
+        ("api_port = true", "api_port = true: a value like PORT is needed, not a TOML bool"),
         ("no_api = 1", "no_api = 1: a value like true is needed, not a TOML int"),
         ("bootstrap_peers = [1]", "a value like HOST:PORT is needed, not a TOML int"),
         ("api_port = 70000", "api_port = 70000: a whole number from 0 to 65535 is needed"),
