@@ -3,7 +3,7 @@
 #   docker build -t exo-mesh .                                    computes on the CPU, with MLX
 #   docker build -t exo-mesh --build-arg ACCELERATOR=cuda .       computes on NVIDIA GPUs, with PyTorch
 #
-# docs/installation.md says how to run it.
+# docs/start/installation.md says how to run it.
 
 ARG BASE=docker.io/library/python:3.13-slim-bookworm
 

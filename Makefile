@@ -1,4 +1,4 @@
-# Shortcuts for people at a checkout. Each target is one or two commands that can be typed as well; docs/scripts.md lists them.
+# Shortcuts for people at a checkout. Each target is one or two commands that can be typed as well; docs/tasks/scripts.md lists them.
 #
 #   make setup                    install this checkout into .venv
 #   make server MODEL=my-model    run a node in the background; make server-stop ends it, make kill-all all of them

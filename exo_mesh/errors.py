@@ -112,7 +112,7 @@ class FetchError(MeshError):
 class PlacementError(MeshError):
     """No set of peers can hold the model; the message has what it needs, what there is, what would help.
 
-    The same as values, for programs: `reason` is a stable word (docs/placement.md lists them under "Refusals"), `have`
+    The same as values, for programs: `reason` is a stable word ("Refusals" in docs/how-it-works/placement.md), `have`
     the usable bytes of each peer that was considered.
     """
 

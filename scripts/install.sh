@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs exo-mesh for the user who runs this script: a virtual environment of its own in ~/.local/lib/exo-mesh and the
-# command ~/.local/bin/exo-mesh. It needs no root and changes nothing else; run it again to update. docs/installation.md
+# command ~/.local/bin/exo-mesh. It needs no root and changes nothing else; run it again to update. docs/start/installation.md
 # says what it chooses on which machine. POSIX sh: Debian's dash, Alpine's ash and macOS's sh run it.
 set -eu
 
@@ -115,7 +115,7 @@ choose_for_linux() {
             ;;
         esac
     fi
-    [ ! -e /dev/kfd ] || say "note: an AMD GPU needs PyTorch's build for ROCm, see docs/installation.md"
+    [ ! -e /dev/kfd ] || say "note: an AMD GPU needs PyTorch's build for ROCm, see docs/start/installation.md"
     ! is_rk3588 || say "note: this is an RK3588. Its NPU is not used by this version: the engine computes on the CPU cores"
 }
 

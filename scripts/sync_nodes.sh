@@ -5,7 +5,7 @@
 #
 # --check only compares versions and protocols (exit code 1 if any differs). Else each host that differs is updated
 # (scripts/bootstrap_node.sh), its node drained and restarted, and the next host waits until this one is ready again:
-# that is the rolling upgrade of docs/upgrade.md. --force updates hosts of the same version too, as changes of a
+# that is the rolling upgrade of docs/tasks/upgrade.md. --force updates hosts of the same version too, as changes of a
 # checkout need; --no-restart leaves running nodes as they are.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -34,10 +34,10 @@ def kind_of(family: MetricFamily) -> str:  # type: ignore[type-arg]
 
 def test_the_documentation_has_every_metric_and_no_other() -> None:
     row = r"^\| `(exo_mesh_\w+)` \| (\w+) \|(.*?)\| (.*?) \|"
-    rows = re.findall(row, (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    rows = re.findall(row, (DOCS / "reference" / "metrics.md").read_text(), re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows}
     shown = {family.name: (kind_of(family), family.label_names) for family in families()}
-    assert documented == shown, "docs/metrics.md: the tables of metrics"
+    assert documented == shown, "docs/reference/metrics.md: the tables of metrics"
     registered = {family.name for family in Metrics().registry.collect() if family.name.startswith("exo_mesh_")}
     assert registered == {re.sub("_(total|info)$", "", name) for name in shown}
     for name, _, _, unit in rows:

@@ -37,9 +37,9 @@ def test_every_engine_is_in_each_list_of_engines_of_the_import_contracts() -> No
 
 
 def test_every_engine_has_a_row_in_the_documentation() -> None:
-    table = (ROOT / "docs" / "engines.md").read_text().partition("## Which one is chosen")[0]
+    table = (ROOT / "docs" / "reference" / "engines.md").read_text().partition("## Which one is chosen")[0]
     documented = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
-    assert documented == set(entry_points()), "docs/engines.md, the first table"
+    assert documented == set(entry_points()), "docs/reference/engines.md, the first table"
 
 
 def given_reasons(tree: ast.AST) -> set[str]:
@@ -51,9 +51,10 @@ def given_reasons(tree: ast.AST) -> set[str]:
 
 
 def test_every_reason_of_a_refused_placement_is_documented() -> None:
-    refusals = (ROOT / "docs" / "placement.md").read_text().partition("## Refusals")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "how-it-works" / "placement.md").read_text()
+    refusals = page.partition("## Refusals")[2].partition("\n## ")[0]
     documented = {word for row in re.findall(r"^\| (`.*?) \|", refusals, re.M) for word in re.findall(r"`(\w+)`", row)}
     texts = [path.read_text() for path in (ROOT / "exo_mesh").rglob("*.py")]
     given = set().union(*(given_reasons(ast.parse(text)) for text in texts if "PlacementError(" in text))
     assert len(given) >= 5, "the pattern finds what it is for"
-    assert given <= documented, 'docs/placement.md, the table below "Refusals"'
+    assert given <= documented, 'docs/how-it-works/placement.md, the table below "Refusals"'

@@ -1,4 +1,4 @@
-"""The tracked tree has the shape that docs/architecture.md describes, and nothing stands outside it."""
+"""The tracked tree has the shape that docs/how-it-works/architecture.md describes, and nothing stands outside it."""
 
 from __future__ import annotations
 

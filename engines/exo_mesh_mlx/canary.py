@@ -31,7 +31,7 @@ from exo_mesh_mlx.whole import WholeStage, whole_layout
 
 TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """Of a token's result in one step, as a vector: its distance from one machine's, relative to its length. Both begin
-with the same inputs, so only rounding may differ (docs/tensor-groups.md has what was measured)."""
+with the same inputs, so only rounding may differ (docs/how-it-works/tensor-groups.md has what was measured)."""
 
 ROUTED_SHARE = 1 / 8
 """Of the tokens of a chunk that may be further off where a layer chooses among experts: rounding turns a choice that

@@ -2,7 +2,8 @@
 
 On a CPU a linear layer of torch reads its weights as the checkpoint has them, and for the few rows of a decode step
 that is slow: measured with one thread of an AMD EPYC and 8 rows, 4 GB/s in bfloat16 and 2 in float32. With weights
-that were put in order once it is 17 and 9, and for one row 25, which is what the memory gives (docs/benchmarks.md).
+that were put in order once it is 17 and 9, and for one row 25, which is what the memory gives
+(docs/how-it-works/benchmarks.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a token costs: the energy counters of the nodes before and after a run. docs/power.md has the formula."""
+"""Computes the energy per token from the nodes' counters before and after a run; see docs/reference/power.md."""
 
 from __future__ import annotations
 

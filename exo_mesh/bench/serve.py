@@ -3,7 +3,7 @@
 Starts a mesh of real nodes on this machine (or takes one that runs: --url), asks through the HTTP API, and reports for
 each load: tokens a second of all together, time to the first token, time between tokens, and how busy each stage was.
 The rest of a stage's time, in which it waits for frames, is the bubble. Where the nodes know what their machines use,
-joules per prompt and per token come too (docs/power.md). --against-one gives the same load to one node
+joules per prompt and per token come too (docs/reference/power.md). --against-one gives the same load to one node
 as well. --compare single,group,ring has the same model on one node, on N nodes as one tensor group, and on N nodes as
 stages.
 """

@@ -95,7 +95,7 @@ def _shown(setting: Setting, settings: Settings) -> str:
 
 
 def reference() -> str:
-    """The settings as Markdown, a table for each group, and the table of aliases; docs/configuration.md has them."""
+    """The settings as Markdown, a table for each group, and the aliases; docs/reference/configuration.md has them."""
     lines = []
     for title, settings in GROUPS.items():
         lines += [f"### {title.capitalize()}", "", "| flag | variable | key in `config.toml` | default | meaning |"]

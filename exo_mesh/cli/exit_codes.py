@@ -1,4 +1,4 @@
-"""Exit codes of every verb; docs/cli.md has the same table."""
+"""Exit codes of every verb; docs/reference/cli.md has the same table."""
 
 from exo_mesh.errors import MeshError
 

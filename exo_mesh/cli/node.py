@@ -6,7 +6,7 @@ node; `log-level default` ends it, `log-level` shows it. `exo-mesh config mesh l
 `kill-all` ends them: SIGTERM, and SIGKILL for what is left after --grace. Both need no node that answers.
 
 `sleep` tells the peers that this machine goes to sleep, so that they show it as asleep; `awake` that it is back, which
-the node also finds out by itself. A service of systemd calls them; see docs/services.md.
+the node also finds out by itself. A service of systemd calls them; see docs/tasks/services.md.
 """
 
 from __future__ import annotations

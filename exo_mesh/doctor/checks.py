@@ -295,7 +295,7 @@ def check_models(errors_by_name: Mapping[str, str]) -> list[Finding]:
     """errors_by_name: for every model on this machine why its card cannot be read; "" if it can."""
     good = [name for name, error in errors_by_name.items() if not error]
     bad = [
-        Finding("models", Severity.WARN, f"{name}: {error}", "see docs/errors.md, model_unusable; or remove it")
+        Finding("models", Severity.WARN, f"{name}: {error}", "remove it, or see docs/reference/errors.md")
         for name, error in errors_by_name.items()
         if error
     ]
@@ -365,7 +365,7 @@ def check_services(reading: ServiceReading) -> list[Finding]:
         findings.append(Finding("services", Severity.WARN, "exo-mesh.service has failed", remedy))
     elif reading.unit:
         text = f"exo-mesh.service is {reading.unit}"
-        findings.append(Finding("services", Severity.OK, text, "to start at boot, see docs/operations.md"))
+        findings.append(Finding("services", Severity.OK, text, "to start at boot, see docs/tasks/operations.md"))
     if reading.nginx:
         text = f"nginx is at {reading.nginx}"
         remedy = "in front of nodes: proxy_buffering off, read timeout 300 s or more, and /readyz says who can serve"

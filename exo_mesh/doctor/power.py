@@ -48,10 +48,10 @@ def check_power(sources: PowerSources) -> list[Finding]:
     found += ["temperature"] if sources.sensors else []
     found += ["NVIDIA by NVML" if sources.nvidia_library else "NVIDIA by nvidia-smi"] if sources.nvidia_driver else []
     found += [sources.tool] if sources.tool else []
-    findings = [Finding("power", Severity.OK, f"readings: {', '.join(found) or 'none; see docs/power.md'}")]
+    findings = [Finding("power", Severity.OK, f"readings: {', '.join(found) or 'none; see docs/reference/power.md'}")]
     if sources.locked:
         text = f"only root may read {sources.locked[0]}: the energy of the processor stays unknown"
-        findings.append(Finding("power", Severity.OK, text, "docs/power.md says how to let the node read it"))
+        findings.append(Finding("power", Severity.OK, text, "docs/reference/power.md says how to let the node read it"))
     if sources.nvidia_driver and not sources.nvidia_library:
         text = "nvidia-ml-py is not installed: nvidia-smi is started every 15 s instead, which has no energy counter"
         findings.append(Finding("power", Severity.OK, text, "pip install 'exo-mesh[nvidia]'"))

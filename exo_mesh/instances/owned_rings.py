@@ -1,7 +1,7 @@
 """The instances that this node owns: watched, adopted, recovered, given up, and ended; each has one owner and one plan.
 
 What is to be done is decided in `ownership`, which is pure; here it is done. What each case is for is in
-docs/placement.md under "Reserve, commit, and who is right".
+docs/how-it-works/placement.md under "Reserve, commit, and who is right".
 """
 
 from __future__ import annotations

@@ -114,9 +114,10 @@ class Node:
         # above every reading of an earlier start, which may still travel through the mesh
         self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
 
-        # Each package is made of those below it, in the order of the imports (docs/architecture.md), so this order is
-        # the only legal one. What must look upwards is a function that is called once the node has started: membership
-        # reads the telemetry of the host, frees stages before it refutes, and tells of peers that have left.
+        # Each package is made of those below it, in the order of the imports (docs/how-it-works/architecture.md), so
+        # this order is the only legal one. What must look upwards is a function that is called once the node has
+        # started: membership reads the telemetry of the host, frees stages before it refutes, and reports peers that
+        # have left.
         limits = tuning.host.runner
         self._machine = machine = MachineParts.at(settings, memory_reader)
         self.membership = self._new_membership(tuning.timing)
@@ -353,7 +354,7 @@ class Node:
                 self._health.note(
                     "discovery_failed",
                     f"{discovery.name}: {exc}",
-                    "name peers with --bootstrap-peers host:port or --peers-file; see docs/discovery.md",
+                    "name peers with --bootstrap-peers host:port or --peers-file; see docs/tasks/discovery.md",
                 )
 
     async def finish(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from exo_mesh.settings.aliases import ALIASES, unused_protocols
 
 _NO_MASTER = "exo-mesh has no master: all peers are equal"
-_LATER = "drafts are not built yet: leave it out; docs/roadmap.md has what comes"
+_LATER = "drafts are not built yet: leave it out; docs/how-it-works/roadmap.md has what comes"
 
 FLAGS = {
     "--force-master": _NO_MASTER,
@@ -43,18 +43,18 @@ FLAGS = {
 KEYS = {
     "logging": "use log_format and log_level",
     "tracing": "use trace_retention_days and trace_sample",
-    "inference": "there is nothing to set yet; docs/roadmap.md has what comes",
+    "inference": "there is nothing to set yet; docs/how-it-works/roadmap.md has what comes",
     "auth": "keys are made by `exo-mesh key new`",
     "hf_token": "set it on the page of the node or by PUT /config, or HF_TOKEN in the environment",
     "node_overrides": "the config.toml of each node is that, over the settings of the mesh",
     "mesh": "discovery, bootstrap_peers, hostfile and tensor_group are keys of their own",
     "tensor_parallel": "use tensor_group, group_backend and hostfile",
-    "kv": "KV is kept in the model's own type; docs/roadmap.md has what comes",
+    "kv": "KV is kept in the model's own type; docs/how-it-works/roadmap.md has what comes",
 }
 """Sections and keys of the configuration files of such programs, and what to use in config.toml."""
 
 _AUTOMATIC = "a node works that out by what it measures; leave it out"
-_LLAMA = "llama.cpp is no engine of this version; docs/roadmap.md has what comes"
+_LLAMA = "llama.cpp is no engine of this version; docs/how-it-works/roadmap.md has what comes"
 
 VARIABLES = {
     "RDMA_DEVICES": "a node finds its RDMA devices itself; --hostfile FILE names others, in the `rdma` of each host",
@@ -65,7 +65,7 @@ VARIABLES = {
     "SKULK_MLX_HANG_DEBUG": "use --hang-debug SECONDS",
     "SKULK_MLX_HANG_DEBUG_INTERVAL_SECONDS": "use --hang-debug SECONDS",
     "SKULK_NO_BATCH": FLAGS["--no-batch"],
-    "SKULK_KV_CACHE_BACKEND": "KV is kept in the model's own type; docs/roadmap.md has what comes",
+    "SKULK_KV_CACHE_BACKEND": "KV is kept in the model's own type; docs/how-it-works/roadmap.md has what comes",
     "SKULK_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
     "EXO_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
     "SKULK_LLAMA_CPP_BACKENDS": _LLAMA,
@@ -76,8 +76,8 @@ VARIABLES = {
     "SKULK_EVENT_LOG_DIR": "there is no event log; GET /events reads the flight recorder",
     "RUNNER_MODE": FLAGS["--subprocess"],
     "PROPORTIONAL_LAYERS": FLAGS["--proportional-layers"],
-    "RKLLM_SERVER_HOST": "RKLLAMA is no engine of this version; docs/rk3588.md",
-    "RKLLM_SERVER_PORT": "RKLLAMA is no engine of this version; docs/rk3588.md",
+    "RKLLM_SERVER_HOST": "RKLLAMA is no engine of this version; docs/tasks/rk3588.md",
+    "RKLLM_SERVER_PORT": "RKLLAMA is no engine of this version; docs/tasks/rk3588.md",
 }
 """By variable: what to do instead of setting it."""
 

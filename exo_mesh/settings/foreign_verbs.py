@@ -7,10 +7,10 @@ VERB_HINTS = {
     "create": "models are used as they are: `exo-mesh run MODEL`, with --system and --temperature; "
     "`exo-mesh models add REPO` makes a card",
     "push": "exo-mesh publishes nothing; other peers fetch a model from this one by themselves",
-    "cp": "give a model another name in its card: `exo-mesh models add`; see docs/cards.md",
+    "cp": "give a model another name in its card: `exo-mesh models add`; see docs/reference/cards.md",
     "signin": "there is no account; EXO_MESH_API_KEY holds the key of a closed mesh, HF_TOKEN that of the hub",
     "signout": "there is no account; `exo-mesh key remove ID` takes a key of the HTTP API away",
-    "launch": "point any OpenAI or Anthropic client at http://127.0.0.1:52415; see docs/clients.md",
+    "launch": "point any OpenAI or Anthropic client at http://127.0.0.1:52415; see docs/tasks/clients.md",
     # Docker
     "images": "`exo-mesh ls` lists the models on disk",
     "start": "`exo-mesh serve` starts a node, `exo-mesh run MODEL` loads a model and asks it",

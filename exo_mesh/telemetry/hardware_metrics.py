@@ -1,4 +1,4 @@
-"""Power, temperature, load and energy for Prometheus; docs/metrics.md lists them. What is unknown has no series."""
+"""Power, temperature, load and energy for Prometheus (docs/reference/metrics.md). An unknown value has no series."""
 
 from __future__ import annotations
 

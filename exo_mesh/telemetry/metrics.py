@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a node; docs/metrics.md lists them. The registry is handed around; nothing here is global.
+"""The Prometheus metrics of a node; docs/reference/metrics.md lists them. The registry is a parameter, not global.
 
 Names begin with `exo_mesh_`, and labels never carry a request id, a prompt or a token.
 """

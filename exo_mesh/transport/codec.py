@@ -5,8 +5,9 @@
     T  tensor bytes                            the frame goes on
     A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
 
-The frame header is msgpack: with protobuf, making and reading it took a third of a hop (docs/benchmarks.md). Tensor
-bytes follow it as they are, and a frame that fits one message is read without a copy of them.
+The frame header is msgpack: with protobuf, making and reading it took a third of a hop
+(docs/how-it-works/benchmarks.md). Tensor bytes follow it as they are, and a frame that fits one message is read without
+a copy of them.
 """
 
 from __future__ import annotations

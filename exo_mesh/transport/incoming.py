@@ -17,7 +17,7 @@ from exo_mesh.errors import TransportError
 from exo_mesh.printable import MAX_CHARS, printable
 
 MAX_BYTES = 1024 * 1024
-"""A message of a peer. The largest of a mesh of 200 peers has a fifth of that (docs/scale.md)."""
+"""A message of a peer. The largest of a mesh of 200 peers has a fifth of that (docs/how-it-works/scale.md)."""
 
 STRANGER_BYTES = 256 * 1024
 """A message of somebody who is no peer yet: a hello with 1,024 models has about 100 KiB."""

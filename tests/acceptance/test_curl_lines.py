@@ -1,8 +1,8 @@
 """Shell lines of an earlier plan for a server, run as they were written by real curl and jq against one real node.
 
 Only three things differ from the text: the address (it says localhost:8000), the model name where the shipped model
-cannot do what the line asks, and how the process to kill is found. docs/acceptance.md lists the lines, these and those
-that cannot be run yet. The dummy engine computes; it makes each answer take a known time.
+cannot do what the line asks, and how the process to kill is found. docs/how-it-works/acceptance.md lists the lines,
+these and those that cannot be run yet. The dummy engine computes; it makes each answer take a known time.
 """
 
 from __future__ import annotations

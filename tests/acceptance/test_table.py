@@ -1,4 +1,4 @@
-"""docs/acceptance.md has every name that an older plan gave to a test, and the tests that it points to exist."""
+"""docs/how-it-works/acceptance.md has every test name of an older plan, and the tests that it points to exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "acceptance.md").read_text()
+PAGE = (ROOT / "docs" / "how-it-works" / "acceptance.md").read_text()
 
 NAMES = re.findall(
     r"\w+",

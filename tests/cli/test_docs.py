@@ -12,14 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_error_code_is_documented_with_its_status() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE))
-    assert rows == {code: str(rule.status) for code, rule in _RULES.items()}, "docs/errors.md, api/errors.py"
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE))
+    assert rows == {code: str(rule.status) for code, rule in _RULES.items()}, "docs/reference/errors.md, api/errors.py"
     codes = {cls.code for cls in vars(errors).values() if isinstance(cls, type)}
-    assert codes <= rows.keys(), "give the code a status in api/errors.py and a row in docs/errors.md"
+    assert codes <= rows.keys(), "give the code a status in api/errors.py and a row in docs/reference/errors.md"
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 

@@ -25,4 +25,4 @@ def test_it_sees_what_the_meter_sees(tmp_path: Path) -> None:
     (finding,) = check_power(read_power_sources(plant(tmp_path, "amd-card.sysfs"), "off"))
     assert finding.text.startswith("readings: amd gpu, processor energy, temperature")
     (finding,) = check_power(PowerSources())
-    assert finding.text == "readings: none; see docs/power.md"
+    assert finding.text == "readings: none; see docs/reference/power.md"

@@ -112,7 +112,7 @@ def test_the_older_names_of_settings_are_read() -> None:
 
 
 def test_every_such_name_stands_in_the_documentation() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text()
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert all(f"`{name}`" in page for name in (*FLAGS, *VARIABLES))
 
 

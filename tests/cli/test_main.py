@@ -221,7 +221,7 @@ def test_every_setting_has_a_flag() -> None:
 def test_the_help_and_the_documentation_show_the_groups_of_the_settings() -> None:
     parser = Parser(prog="x")
     add_node_flags(parser)
-    page = (DOCS / "configuration.md").read_text()
+    page = (DOCS / "reference" / "configuration.md").read_text()
     helped = re.findall(r"^(\w+):$", parser.format_help(), re.MULTILINE)
     assert [title for title in helped if title != "options"] == [*GROUPS]
     for group in parser._action_groups:
@@ -241,21 +241,21 @@ def test_every_setting_is_in_one_group() -> None:
 
 
 def test_the_documentation_has_every_verb_and_exit_code() -> None:
-    text = (DOCS / "cli.md").read_text()
+    text = (DOCS / "reference" / "cli.md").read_text()
     rows = {verb for verb in ALL_VERBS if re.search(rf"^\| (`\w+`, )*`{verb}\b", text, re.MULTILINE)}
-    assert rows == set(ALL_VERBS), "docs/cli.md: the table of verbs"
+    assert rows == set(ALL_VERBS), "docs/reference/cli.md: the table of verbs"
     for code, meaning in exit_codes.MEANINGS.items():
         assert f"| {code} | {meaning} |" in text
 
 
 def test_the_documentation_says_which_verbs_ask_a_node_and_which_print_json() -> None:
-    text = (DOCS / "cli.md").read_text()
+    text = (DOCS / "reference" / "cli.md").read_text()
     asking = re.search(r"^The verbs that ask a node \(([^)]*)\)", text, re.MULTILINE)
     printing = re.search(r"^((?:`[\w ]+`(?:,| and)\s)+`\w+`)\stake `--json`", text, re.MULTILINE)
     assert asking is not None and printing is not None
     assert ASKING.keys() | {"doctor"} == verbs_with("--api-url"), "add the verb to ASKING"
-    assert set(re.findall(r"`([\w-]+)", asking[1])) == verbs_with("--api-url"), "docs/cli.md: the verbs that ask a node"
-    assert set(re.findall(r"`(\w+)", printing[1])) == verbs_with("--json"), "docs/cli.md: the verbs that take --json"
+    assert set(re.findall(r"`([\w-]+)", asking[1])) == verbs_with("--api-url"), "cli.md: the verbs that ask a node"
+    assert set(re.findall(r"`(\w+)", printing[1])) == verbs_with("--json"), "cli.md: the verbs that take --json"
 
 
 def test_the_help_fits_a_small_terminal() -> None:

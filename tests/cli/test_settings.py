@@ -505,8 +505,8 @@ def test_sizes_are_decimal_or_binary(text: str, num_bytes: int) -> None:
 
 
 def test_the_documentation_has_the_table_of_all_settings() -> None:
-    shown = reference() in (DOCS / "configuration.md").read_text()
-    assert shown, "put what `exo-mesh config reference` prints into docs/configuration.md, below 'All settings'"
+    shown = reference() in (DOCS / "reference" / "configuration.md").read_text()
+    assert shown, "put what `exo-mesh config reference` prints into docs/reference/configuration.md"
 
 
 @pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])

@@ -1,7 +1,7 @@
 """aider's one-shot edit, with aider unmodified, against a mesh of two peers.
 
-AIDER names the program `aider` (docs/clients.md says how to install it). The demo model cannot edit, so a tiny one is
-trained first, in minutes, on what this very aider sends; for that the tests' own Python needs torch.
+AIDER names the program `aider` (docs/tasks/clients.md says how to install it). The demo model cannot edit, so a tiny
+one is trained first, in minutes, on what this very aider sends; for that the tests' own Python needs torch.
 """
 
 from __future__ import annotations

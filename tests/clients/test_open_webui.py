@@ -1,7 +1,7 @@
 """Open WebUI, unmodified, in Chromium, against a mesh of two peers.
 
-OPEN_WEBUI names the program `open-webui` (docs/clients.md says how to install it); PAGE_CHROMIUM the browser, which is
-chromium in the path by default.
+OPEN_WEBUI names the program `open-webui` (docs/tasks/clients.md says how to install it); PAGE_CHROMIUM the browser,
+which is chromium in the path by default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The coding agent opencode, unmodified, against a mesh of two peers.
 
-OPENCODE names the program (docs/clients.md says how to install it). At its first start in a folder with a tool of the
-user it fetches its package for tools from the npm registry.
+OPENCODE names the program (docs/tasks/clients.md says how to install it). At its first start in a folder with a tool of
+the user it fetches its package for tools from the npm registry.
 """
 
 from __future__ import annotations

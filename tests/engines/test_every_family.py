@@ -1,4 +1,4 @@
-"""A tenth of all architectures that are installed, another one each day, is tried as docs/architectures.md says."""
+"""Tries a tenth of all installed architectures, another one each day, as docs/reference/architectures.md says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "architectures.md"
 BUDGET_S = 3.0
 """No family is begun after so long."""
 

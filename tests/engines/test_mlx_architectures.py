@@ -1,4 +1,4 @@
-"""mlx-lm's architectures: cut where they may be cut, the bits are those of the whole; docs/architectures.md says which.
+"""Splits of mlx-lm's architectures give the bits of the whole model; docs/reference/architectures.md lists them.
 
 Windows are shorter than the prompt, so rotating caches wrap; weights get noise, so that no two layers are alike.
 """
@@ -27,7 +27,7 @@ from tools.architectures.configs import architectures, tiny_config
 from tools.architectures.sizes import LAYERS, VOCAB
 from tools.architectures.table import render, versions
 
-PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 IDS = np.random.default_rng(11).integers(0, VOCAB, 47).tolist()
 
 DIVERSE = {

@@ -40,7 +40,7 @@ QUICK = {
     "gemma3n_text": (2, 3),  # parallel hidden states, embeddings that every layer uses
 }
 SLOW = [name for name in FAMILIES if state_of(rows(PAGE.read_text(encoding="utf-8")).get(name, "")) == "exact"]
-"""Those of which docs/architectures.md says that they are exact."""
+"""Those of which docs/reference/architectures.md says that they are exact."""
 
 
 @pytest.fixture(autouse=True)

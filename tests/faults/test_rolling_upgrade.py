@@ -24,7 +24,7 @@ OLD_COMMITS = {
     "the last that spoke one protocol": "9b057b03103271b73a3658c59e65aefe9268f034",
     "the first that says a range": "0163ec215f32ff1f802421221d5b56a872b9b530",
 }
-"""Each must be part of the history of main. docs/protocol.md says what may change without this test failing."""
+"""Each must be part of the history of main. docs/reference/protocol.md says what may change while this test passes."""
 
 API_PORT = 52415
 STREAMS = 4

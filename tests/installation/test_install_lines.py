@@ -1,4 +1,4 @@
-"""The lines of docs/installation.md for pip, uv and pipx, each into an environment of its own, from the built wheel."""
+"""Runs the pip, uv and pipx lines of docs/start/installation.md in their own environments, from the built wheel."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ MACHINES = [
     ("aarch64-apple-darwin", "mlx", True),
     ("x86_64-apple-darwin", "torch", False),
 ]
-"""Systems of the table in docs/installation.md, and whether everything has a wheel there."""
+"""Systems of the table in docs/start/installation.md, and whether everything has a wheel there."""
 
 
 @pytest.mark.parametrize(("platform", "extra", "has_wheels"), MACHINES)

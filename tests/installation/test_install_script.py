@@ -169,7 +169,7 @@ def test_its_floors_and_extras_are_those_of_the_package() -> None:
 
 
 def test_the_page_names_each_extra_and_true_floors() -> None:
-    page = (ROOT / "docs/installation.md").read_text()
+    page = (ROOT / "docs/start/installation.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     rows = page.partition("| extra | brings | floors |")[2].partition("\n\n")[0]
     assert set(project["optional-dependencies"]) <= set(re.findall(r"`([a-z]+)`", rows))

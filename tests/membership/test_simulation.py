@@ -1,6 +1,6 @@
 """The real code on a fake clock: meshes agree in time and cheaply, and no schedule gives one peer two plans at once.
 
-The full runs are `python -m tools.simulate`; their tables are in docs/scale.md.
+The full runs are `python -m tools.simulate`; their tables are in docs/how-it-works/scale.md.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def documented() -> dict[str, set[str]]:
     """The labels of each metric that the documentation has."""
     found = {}
     for page in ("metrics.md", "power.md"):
-        path = ROOT / "docs" / page
+        path = ROOT / "docs" / "reference" / page
         rows = re.findall(r"^\| `(exo_mesh_\w+)` \| \w+ \|([^|]*)\|", path.read_text(), re.M) if path.exists() else ()
         found |= {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     return found
@@ -130,7 +130,7 @@ def test_every_metric_and_label_is_documented() -> None:
     for target in targets():
         for found in SELECTOR.finditer(target.expr):
             name = base_name(found["name"], set(known))
-            assert name in known or name in OTHERS, f"{target.name}: {name} is not in docs/metrics.md or docs/power.md"
+            assert name in known or name in OTHERS, f"{target.name}: {name} is in neither metrics.md nor power.md"
             labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", found["matchers"])) - OF_TARGETS
             assert labels <= known.get(name, labels), f"{target.name}: {name} has no labels {labels - known[name]}"
         used = {label for by in re.findall(r"by \(([^)]*)\)", target.expr) for label in re.split(r",\s*", by)}

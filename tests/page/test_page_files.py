@@ -173,9 +173,8 @@ def test_the_page_names_no_other_site() -> None:
 def test_the_documents_show_all_pictures_and_these_are_small() -> None:
     root = Path(__file__).resolve().parents[2]
     pictures = {path.name: path.stat().st_size for path in (root / "docs" / "images").iterdir()}
-    shown = set(
-        re.findall(r"images/([\w.-]+)\)", (root / "docs" / "page.md").read_text() + (root / "README.md").read_text())
-    )
+    pages = (root / "docs" / "tasks" / "page.md").read_text() + (root / "README.md").read_text()
+    shown = set(re.findall(r"images/([\w.-]+)\)", pages))
     assert shown == pictures.keys()
     assert len(pictures) <= 6
     assert max(pictures.values()) <= 60_000

@@ -20,8 +20,13 @@ PAGES = ("comparison", "mixed-mesh", "rk3588", "upgrade", "roadmap", "scripts", 
 RIVALS = ("exo", "Skulk", "mesh-llm", "Parallax", "llama.cpp", "Ollama", "oMLX", "LM Studio")
 
 
+def path_of(page: str) -> Path:
+    (path,) = (ROOT / "docs").rglob(f"{page}.md")
+    return path
+
+
 def text_of(page: str) -> str:
-    return (ROOT / "docs" / f"{page}.md").read_text()
+    return path_of(page).read_text()
 
 
 def commands(page: str) -> list[list[str]]:
@@ -92,7 +97,7 @@ def test_the_split_of_the_mixed_mesh_is_what_placement_computes() -> None:
 
 def test_the_pages_are_linked_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert all(f"(docs/{page}.md)" in readme for page in PAGES)
+    assert all(f"({path_of(page).relative_to(ROOT)})" in readme for page in PAGES)
 
 
 def test_sizes_of_the_sweep_are_read_or_refused(capsys: pytest.CaptureFixture[str]) -> None:

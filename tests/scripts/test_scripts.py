@@ -61,7 +61,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 def test_every_script_stops_at_the_first_error_has_a_dry_run_and_stands_in_the_docs() -> None:
     assert {script.name for script in SCRIPTS} == set(DRY_RUNS)
-    page = (ROOT / "docs" / "scripts.md").read_text()
+    page = (ROOT / "docs" / "tasks" / "scripts.md").read_text()
     for script in SCRIPTS:
         text = script.read_text()
         assert "\nset -euo pipefail\n" in text and "--dry-run" in text and os.access(script, os.X_OK), script.name
@@ -78,7 +78,7 @@ def test_every_make_target_is_one_that_make_can_plan(target: str) -> None:
         pytest.skip("no make here")
     done = planned(target, "MODEL=some/model")
     assert done.returncode == 0 and done.stdout, done.stderr
-    assert f"`make {target}" in (ROOT / "docs" / "scripts.md").read_text()
+    assert f"`make {target}" in (ROOT / "docs" / "tasks" / "scripts.md").read_text()
 
 
 def test_make_without_a_target_lists_them_and_download_wants_a_model() -> None:

@@ -1,4 +1,4 @@
-"""The two tiers of exactness (docs/benchmarks.md): the same bits, or the likeliest token but for a stated margin."""
+"""Two tiers of exactness (docs/how-it-works/benchmarks.md): equal bits, or the likeliest token within a margin."""
 
 from __future__ import annotations
 

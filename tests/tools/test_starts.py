@@ -16,7 +16,7 @@ from tools.faults.mesh import why_not as why_no_addresses
 from tools.faults.table import PAGE
 
 ROOT = Path(__file__).resolve().parents[2]
-ARCHITECTURES = ROOT / "docs" / "architectures.md"
+ARCHITECTURES = ROOT / "docs" / "reference" / "architectures.md"
 
 CHILDREN = {"tools.bench.copy_child", "tools.tensor_groups.rank"}
 """Modules that a tool starts, and nobody else."""

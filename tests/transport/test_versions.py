@@ -1,4 +1,4 @@
-"""Peers of different versions: what each makes of a message that has more than it knows (docs/protocol.md)."""
+"""Peers of different versions: how each reads a message with unknown fields (docs/reference/protocol.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/architectures.md from the outcomes."""
+"""docs/reference/architectures.md from the outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.architectures.sizes import WINDOW
 _HEAD = """# Architectures
 
 Which model architectures of mlx-lm the MLX engine can split over machines, found by trying. Do not edit: this page is
-written by `python -m tools.architectures --all --write docs/architectures.md` (about ten minutes).
+written by `python -m tools.architectures --all --write docs/reference/architectures.md` (about ten minutes).
 Versions: {versions}.
 
 {summary}

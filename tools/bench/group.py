@@ -35,7 +35,7 @@ ENGINE = "mlx"
 CONTEXT = 2048
 CHUNK = 512
 HOP_S = 300e-6
-"""From one machine to the next as stages: what a hop takes over a good LAN (docs/benchmarks.md)."""
+"""From one machine to the next as stages: what a hop takes over a good LAN (docs/how-it-works/benchmarks.md)."""
 
 SILENCE_S = 120.0
 AT_ONCE = 4

@@ -46,7 +46,7 @@ _WHAT = (
     ),
     Panel(
         "What is wrong",
-        "Reasons of the health of each node, by code and level. docs/health.md has what helps for each code.",
+        "Reasons of the health of each node, by code and level. docs/reference/health.md has what helps for each code.",
         "short",
         (Query(series("exo_mesh_health_reasons"), "{{node}}: {{code}} ({{level}})"),),
         width=24,
@@ -193,7 +193,7 @@ _DOWNLOADS = (
 _POWER = (
     Panel(
         "Power of the machine",
-        "What the machine draws, as far as it is measured, and its parts. docs/power.md has the sources.",
+        "What the machine draws, as far as it is measured, and its parts. docs/reference/power.md has the sources.",
         "watt",
         (
             Query(series("exo_mesh_power_watts"), "{{node}}"),

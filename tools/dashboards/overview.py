@@ -85,7 +85,7 @@ _REQUESTS = (
     ),
     Panel(
         "Errors by type",
-        "Requests that end in an error each second, by the code of the error. docs/errors.md explains each code.",
+        "Requests that end in an error each second, by error code. docs/reference/errors.md explains each code.",
         "reqps",
         (Query(total(rate("exo_mesh_errors_total"), "type"), "{{type}}"),),
         stacked=True,
@@ -167,7 +167,7 @@ _TROUBLE = (
     ),
     Panel(
         "What is wrong",
-        "Reasons of the health of the nodes, by code and level. docs/health.md has what helps for each code.",
+        "Reasons of the health of the nodes, by code and level. docs/reference/health.md has what helps for each code.",
         "short",
         (Query(f"{total(series('exo_mesh_health_reasons'), 'code', 'level')}", "{{code}} ({{level}})"),),
         stacked=True,

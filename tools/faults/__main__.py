@@ -1,9 +1,9 @@
-"""Strike real nodes, and see what becomes of the requests. docs/faults.md explains the figures.
+"""Strike real nodes, and see what becomes of the requests. docs/how-it-works/faults.md explains the figures.
 
 python -m tools.faults drawn --seed 212 --runs 50       one fault at one moment of one answer, so many times
 python -m tools.faults soak --minutes 30                random faults under four clients
 python -m tools.faults classes                          every class of faults: all tests of tests/faults
-python -m tools.faults table build/faults.jsonl         write what was recorded into docs/faults.md
+python -m tools.faults table build/faults.jsonl         write what was recorded into docs/how-it-works/faults.md
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> int:
     verbs.add_parser("classes")
     table = verbs.add_parser("table")
     table.add_argument("records", type=Path, nargs="+")
-    table.add_argument("--page", type=Path, default=PAGE, help="the page with the tables (docs/faults.md)")
+    table.add_argument("--page", type=Path, default=PAGE, help="the page with the tables (docs/how-it-works/faults.md)")
     args = parser.parse_args()
     if args.verb == "table":
         write_tables([row for path in args.records for row in record.read(path)], args.page)

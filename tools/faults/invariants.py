@@ -1,4 +1,4 @@
-"""What must be true after every fault, whatever it was (spec of the fault harness: docs/faults.md)."""
+"""What must be true after every fault, whatever it was (spec of the fault harness: docs/how-it-works/faults.md)."""
 
 from __future__ import annotations
 

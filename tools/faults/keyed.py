@@ -1,5 +1,7 @@
-"""Clients that send a request again with its Idempotency-Key until they have the whole answer, as docs/continuation.md
-tells them to."""
+"""Clients that send a request again with its Idempotency-Key until they have the whole answer.
+
+docs/how-it-works/continuation.md describes this for clients.
+"""
 
 from __future__ import annotations
 

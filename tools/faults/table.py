@@ -1,4 +1,4 @@
-"""The tables of docs/faults.md, between their markers."""
+"""The tables of docs/how-it-works/faults.md, between their markers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.faults.classes import CLASSES
 from tools.faults.drawn import NUM_CELLS
 from tools.faults.verdicts import summary
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-it-works" / "faults.md"
 
 
 def write_tables(rows: Sequence[Mapping[str, Any]], page: Path = PAGE) -> None:

@@ -1,7 +1,7 @@
 """Malformed messages against real nodes: `python -m tools.fuzz [--count N] [--seed S] TARGET…`, or `all`.
 
-Each target starts its own nodes and prints one line. The exit code is 1 if a node took harm. docs/security.md has the
-figures.
+Each target starts its own nodes and prints one line. The exit code is 1 if a node took harm. docs/tasks/security.md has
+the figures.
 """
 
 from __future__ import annotations

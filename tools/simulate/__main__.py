@@ -1,4 +1,4 @@
-"""A mesh in memory, with the real code on a fake clock. docs/scale.md explains the figures.
+"""A mesh in memory, with the real code on a fake clock. docs/how-it-works/scale.md explains the figures.
 
 python -m tools.simulate mesh --peers 3 16 200 --seed 1       how fast a mesh agrees, and what it costs each peer
 python -m tools.simulate ballots --schedules 10000 --jobs 4   plans through deaths, partitions and standing still

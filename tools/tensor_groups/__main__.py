@@ -1,4 +1,4 @@
-"""`python -m tools.tensor_groups [--write] [ARCHITECTURE...]`: the table of docs/tensor-groups.md, on this machine.
+"""`python -m tools.tensor_groups [--write] [ARCHITECTURE...]`: prints the table of docs/how-it-works/tensor-groups.md.
 
 Two ranks on loopback over MLX's ring collectives go through every architecture with a shard(); where a rank crashes or
 hangs, the next two go on behind that one.
@@ -27,7 +27,7 @@ DEADLINE_S = 300.0
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tools.tensor_groups", description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the table into docs/tensor-groups.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/how-it-works/tensor-groups.md")
     parser.add_argument("--size", type=int, default=2, help="ranks")
     parser.add_argument("architecture", nargs="*")
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""The table of architectures in docs/tensor-groups.md."""
+"""The table of architectures in docs/how-it-works/tensor-groups.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-DOCUMENT = Path("docs/tensor-groups.md")
+DOCUMENT = Path("docs/how-it-works/tensor-groups.md")
 BEGIN, END = "<!-- architectures: python -m tools.tensor_groups --write -->", "<!-- end of architectures -->"
 
 TOLERANCE = 1e-4

@@ -3,7 +3,7 @@
 A FAMILY: every legal cut in two and in three, prefill in two chunks and six decode steps, float32, against the model of
 transformers; then three rows of different lengths that decode together. --quick tries three splits. --all tries three
 splits of every causal language model of the installed transformers, about half an hour of one core. --write puts the
-lines of the families that were checked into docs/architectures.md. Exit status 1 if one failed.
+lines of the families that were checked into docs/reference/architectures.md. Exit status 1 if one failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     parser.add_argument("--all", action="store_true", help="every causal family of the installed transformers")
     parser.add_argument("--quick", action="store_true", help="three splits of each")
-    parser.add_argument("--write", action="store_true", help="write the lines into docs/architectures.md as they come")
+    parser.add_argument("--write", action="store_true", help="write the lines into docs/reference/architectures.md")
     options = parser.parse_args(argv)
     if options.all == bool(options.families):
         parser.error("give names of families, or --all")

@@ -1,4 +1,4 @@
-"""The part of docs/architectures.md about transformers: one line for each of its causal families."""
+"""The part of docs/reference/architectures.md about transformers: one line for each of its causal families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.torch_architectures.check import Outcome
 from tools.torch_architectures.families import NUM_LAYERS
 from tools.torch_architectures.judge import Judgement
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "architectures.md"
 TRANSFORMERS = "\n## Families of transformers\n"
 """The heading of this part; tools.architectures.table has the part before."""
 

@@ -1,7 +1,7 @@
 """Follows an answer to its end, also when the node that gives it dies: then another member goes on with it.
 
 Each attempt carries the same Idempotency-Key and asks for the whole answer, which the mesh sends at once as far as it
-was computed; what was shown already is left out. docs/continuation.md has the contract.
+was computed; what was shown already is left out. docs/how-it-works/continuation.md has the contract.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The energy of rings, apportioned by tokens. Pure; docs/power.md has the formula and its limits.
+"""The energy of rings, apportioned by tokens. Pure; docs/reference/power.md has the formula and its limits.
 
 In each window, the energy that a machine used is divided equally among all tokens that the rings on it computed in this
 window, prompt tokens and output tokens alike. What a machine uses while its rings compute nothing belongs to no token.

@@ -1,6 +1,6 @@
 """What every stage engine must do, as pytest functions: ours are run through them, and so can be anybody's.
 
-A test module of an engine's own package is two imports and a fixture (docs/engines.md):
+A test module of an engine's own package is two imports and a fixture (docs/reference/engines.md):
 
     from exo_mesh.engine.conformance import *
     from exo_mesh.engine.conformance import Subject

@@ -1,7 +1,7 @@
 """Apple silicon: what mactop or macmon measure, which need no root rights. They print a line of JSON for each sample.
 
-mactop comes first: on some Macs macmon has stopped the GPU's driver under load (docs/power.md). The tool is a child of
-the node: it ends with it, its lines are bounded, and where it fails nothing is known.
+mactop comes first: on some Macs macmon has stopped the GPU's driver under load (docs/reference/power.md). The tool is a
+child of the node: it ends with it, its lines are bounded, and where it fails nothing is known.
 """
 
 from __future__ import annotations

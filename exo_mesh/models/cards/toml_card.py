@@ -1,4 +1,4 @@
-"""The format of a card in a TOML file, and how such a file is read and written. docs/cards.md describes each field."""
+"""Reads and writes model cards in TOML; docs/reference/cards.md describes each field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// One streamed answer, which outlives the node that gives it: see docs/continuation.md.
+// One streamed answer, which outlives the node that gives it: see docs/how-it-works/continuation.md.
 import { ApiError, UnreachableError, bases, fetchAt, leave, mesh, untilKey } from "./mesh.js";
 import { SilenceError, readEvents } from "./sse.js";
 
