@@ -14,7 +14,10 @@ FOLDERS = {
     "tests", "tools",
 }  # fmt: skip
 """A folder outside this list needs a line here and a reason."""
-FILES = {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Dockerfile", "Makefile", "compose.yaml"}
+FILES = {
+    "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CONTRIBUTING.md", "LICENSE", "Dockerfile", "Makefile",
+    "compose.yaml",
+}  # fmt: skip
 """Besides these only hidden files and folders, which configure the tools that work on the tree."""
 
 PACKAGES = {

@@ -21,8 +21,8 @@ FOLDERS = {
     "docs", "engines", "examples", "exo_mesh", "hostfiles", "monitoring", "nginx", "protos", "scripts", "systemd",
 }  # fmt: skip
 FILES = {
-    ".dockerignore", "Dockerfile", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "compose.yaml", "pyproject.toml",
-    "setup.py",
+    ".dockerignore", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "compose.yaml",
+    "pyproject.toml", "setup.py",
 }  # fmt: skip
 GENERATED = {"PKG-INFO", "setup.cfg"}
 

@@ -1,0 +1,42 @@
+"""Each engine has a page under docs/reference/engines that names its options, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from exo_mesh_dummy.engine import DummyOptions
+from exo_mesh_mlx.options import check_options
+from exo_mesh_numpy.options import NumpyOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "reference" / "engines"
+
+
+def documented_options(engine: str) -> set[str]:
+    section = (PAGES / f"{engine}.md").read_text().partition("## Options")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+def torch_options() -> set[str]:
+    """Read from the source: the module imports torch, which need not be installed."""
+    tree = ast.parse((ROOT / "engines" / "exo_mesh_torch" / "devices.py").read_text())
+    (found,) = (
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OPTIONS"
+    )
+    return {*ast.literal_eval(found.value)}
+
+
+def test_every_engine_of_this_repository_has_a_page() -> None:
+    own = {path.name.removeprefix("exo_mesh_") for path in (ROOT / "engines").glob("exo_mesh_*")}
+    assert {path.stem for path in PAGES.glob("*.md")} == own
+
+
+def test_the_options_on_each_page_are_those_of_the_code() -> None:
+    check_options({})
+    assert documented_options("mlx") == set()
+    assert documented_options("torch") == torch_options()
+    assert documented_options("numpy") == {field.name for field in fields(NumpyOptions)}
+    assert documented_options("dummy") == {field.name for field in fields(DummyOptions)}

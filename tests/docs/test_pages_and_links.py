@@ -1,0 +1,81 @@
+"""Every page can be reached from the index, every link leads to a place that exists, and errors are documented."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from exo_mesh import errors
+from exo_mesh.api.errors import _RULES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+INDEX = DOCS / "README.md"
+PARTS = ("start", "tasks", "reference", "how-it-works")
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *sorted(ROOT.glob("*/README.md"))]
+DOCUMENTS += [path for folder in ("engines", "examples") for path in sorted((ROOT / folder).glob("*/README.md"))]
+
+
+def text_without_code(document: Path) -> str:
+    """The text of a page without its code blocks, in which neither links nor headings count."""
+    return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def links(document: Path) -> list[tuple[Path, str]]:
+    """(file, anchor) of each link to a file of this repository."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", text_without_code(document))
+    pairs = [target.partition("#")[::2] for target in targets if not re.match(r"[a-z]+:", target)]
+    return [((document.parent / path).resolve() if path else document, anchor) for path, anchor in pairs]
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", text_without_code(document), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(document: Path) -> None:
+    for target, anchor in links(document):
+        assert target.exists(), f"{document.name}: {target}"
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{target.name}#{anchor}"
+
+
+def test_the_index_has_a_line_for_every_page() -> None:
+    rows = [line for line in INDEX.read_text().splitlines() if line.startswith("| [")]
+    described = {(DOCS / target).resolve() for row in rows for target in re.findall(r"\]\(([^)#\s]+)\)", row)[:1]}
+    assert {*PAGES} - {INDEX} <= described, "docs/README.md: a row for each page"
+
+
+def test_every_page_belongs_to_a_part() -> None:
+    loose = {path.name for path in DOCS.glob("*.md")}
+    assert loose == {"README.md", "glossary.md"}
+    assert {path.relative_to(DOCS).parts[0] for path in PAGES if path.parent != DOCS} == {*PARTS}
+
+
+def test_the_readme_leads_to_the_index() -> None:
+    assert INDEX in {target for target, _ in links(ROOT / "CONTRIBUTING.md")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_a_page_begins_with_its_title_and_has_one(page: Path) -> None:
+    assert page.read_text().startswith("# ")
+    assert len(re.findall(r"^# ", text_without_code(page), re.MULTILINE)) == 1
+
+
+def test_every_error_code_is_documented_with_its_status() -> None:
+    page = (DOCS / "reference" / "errors.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE))
+    assert rows == {code: str(rule.status) for code, rule in _RULES.items()}, "docs/reference/errors.md, api/errors.py"
+    codes = {cls.code for cls in vars(errors).values() if isinstance(cls, type)}
+    assert codes <= rows.keys(), "give the code a status in api/errors.py and a row in docs/reference/errors.md"
+
+
+def test_the_readme_has_one_test_command_between_its_markers() -> None:
+    marked = re.search(r"<!-- test-command -->\n```sh\n(.*)\n```\n<!-- end -->", (ROOT / "README.md").read_text())
+    assert marked is not None
+    assert marked[1] == 'pip install ".[mlx,test]" && pytest -n 2'
