@@ -1,5 +1,5 @@
-"""Measure this machine: `bench ring` times frames against plain TCP, `bench engines` the engines on one checkpoint,
-`bench serve` a whole mesh under many requests at once."""
+"""Measure this machine. `bench ring` times frames against plain TCP, `bench engines` compares engines on one
+checkpoint, `bench serve` loads a whole mesh with many requests at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from exo_mesh.cli.tables import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subparser per benchmark."""
-    from exo_mesh.bench import engines, ring, serve  # gRPC and NumPy, which other verbs do not need
+    """Adds a subparser for each benchmark."""
+    from exo_mesh.bench import engines, ring, serve  # imports gRPC and NumPy, which other verbs do not need
 
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     ring.add_parser(subparsers)
@@ -22,14 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark that was chosen, and print what it measured."""
+    """Runs the chosen benchmark and prints its result."""
     measure: Callable[[argparse.Namespace], BenchResult] = args.run
     print_result(measure(args), as_json=args.json)
     return exit_codes.OK
 
 
 def print_result(result: BenchResult, *, as_json: bool) -> None:
-    """Print the figures of a benchmark as JSON or as text."""
+    """Prints the result of a benchmark as JSON or as text."""
     if as_json:
         print_json(result.values)
     else:

@@ -1,6 +1,6 @@
-"""Print names for the completion scripts of shells, one per line: of models, of what `stop` takes, or of peers.
+"""Print names for the completion scripts of shells, one per line: models, instances (for `stop`) or peers.
 
-A person has no use for this verb, so `exo-mesh --help` does not list it. It prints nothing if no node answers in time.
+Only the scripts use this verb, so `exo-mesh --help` does not list it. It prints nothing if no node answers in time.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from exo_mesh.errors import MeshError
 
 KINDS = ("models", "instances", "peers")
 DEADLINE_S = 0.7
-"""A person waits for Tab."""
+"""A user who pressed Tab waits for the answer."""
 MAX_NAMES = 200
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}")
-"""Peers choose their names. Nothing that a shell could expand is printed."""
+"""Names without characters that a shell could expand: peers choose their own names, so others are not printed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """KIND, PREFIX, LINE."""
+    """Adds KIND, PREFIX, LINE."""
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("prefix", metavar="PREFIX", help="what the names begin with")
-    parser.add_argument("line", metavar="LINE", nargs="?", default="", help="the command line: its --api-url is asked")
+    parser.add_argument(
+        "line",
+        metavar="LINE",
+        nargs="?",
+        default="",
+        help="the command line; names come from the node of its --api-url",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the node of the line."""
+    """Prints the names that the node of the command line knows."""
     words = _words(args.line)
     try:
         client = ApiClient(_value(words, "--api-url"), _value(words, "--home"))
@@ -63,7 +69,7 @@ def _words(line: str) -> list[str]:
 
 
 def _value(words: Iterable[str], flag: str) -> str | None:
-    """`--flag X` or `--flag=X`."""
+    """The value of `--flag X` or `--flag=X`, the last one if repeated; None if it is not given."""
     found = None
     before = ""
     for word in words:

@@ -20,18 +20,18 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """SHELL."""
+    """Adds SHELL."""
     parser.add_argument("shell", choices=SHELLS, help="the shell that will read the script")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script. It knows verbs and flags, and asks the node for names of models, instances and peers."""
+    """Prints the script. It completes verbs and flags, and names of models, instances and peers from the node."""
     print(script(args.shell))
     return exit_codes.OK
 
 
 NAMES = {"MODEL": "models", "INSTANCE": "instances", "PEER": "peers", "PEERS": "peers"}
-"""By the metavar of an argument: which names of the mesh complete it."""
+"""By metavar of an argument: the kind of names in the mesh that complete it."""
 _BASH = """
 _exo_mesh_{kind}() {{
   exo-mesh complete {kind} -- "$1" "$COMP_LINE" 2>/dev/null
@@ -49,7 +49,7 @@ end"""
 
 
 def names_of(kind: str) -> dict[str, str | dict[str, str]]:
-    """For shtab: functions of the shells that ask the node for names."""
+    """For shtab: shell functions that fetch names from the node."""
     assert kind in KINDS
     preamble = {shell: text.format(kind=kind) for shell, text in (("bash", _BASH), ("zsh", _ZSH), ("fish", _FISH))}
     name = f"_exo_mesh_{kind}"
@@ -68,7 +68,7 @@ def script(shell: str) -> str:
 
 
 def whole_parser(verbs: Mapping[str, str]) -> argparse.ArgumentParser:
-    """One parser with every verb in it; `main` builds only that of the verb that runs."""
+    """Builds one parser with every verb; `main` builds only the parser of the verb that runs."""
     parser = argparse.ArgumentParser(prog="exo-mesh", description="one language model over the machines you own")
     parser.add_argument("--version", action="store_true", help="print versions")
     importlib.import_module("exo_mesh.cli.serve").add_arguments(parser)  # `exo-mesh` alone serves
@@ -83,7 +83,7 @@ def whole_parser(verbs: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _complete_values(parser: argparse.ArgumentParser) -> None:
-    """Tell shtab what may follow a flag: the words that a setting takes, or files and directories."""
+    """Tells shtab what completes a flag's value: the words of a setting, names of the mesh, files or directories."""
     import shtab
 
     for action in parser._actions:

@@ -1,7 +1,7 @@
-"""Show the settings in force (`show`), where each came from (`show --origin`), or all that exist (`reference`).
+"""Show the settings in force (`show`), the source of each (`show --origin`), or all that exist (`reference`).
 
-`mesh` asks a running node for the settings that the whole mesh shares. `mesh NAME=VALUE` sets one at every node, and
-`mesh NAME=` takes it back.
+`mesh` shows the settings that a running node shares with the whole mesh. `mesh NAME=VALUE` sets one at every node, and
+`mesh NAME=` removes it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to show, `--origin`, `--json`, and the flags whose effect is to be shown."""
-    what = "settings in force, Markdown tables of all, or the settings of the mesh"
+    """Adds what to show, `--origin`, `--json`, and the flags of a node, whose effect is shown."""
+    what = "show: settings in force; reference: Markdown tables of all; mesh: settings of the whole mesh"
     parser.add_argument("what", choices=("show", "reference", "mesh"), help=what)
     parser.add_argument("changes", nargs="*", metavar="NAME=VALUE", help="for `mesh`: settings to change")
-    parser.add_argument("--origin", action="store_true", help="say where each value came from")
+    parser.add_argument("--origin", action="store_true", help="show where each value comes from")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_api_flags(parser, json=False, home=False)
     add_node_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the settings as `serve` would, and print them."""
+    """Loads the settings like `serve`, and prints them."""
     if args.what == "reference":
         print(reference())
         return exit_codes.OK
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _mesh(args: argparse.Namespace) -> int:
-    """Show what the mesh shares, after changing it if that is asked for. Raises MeshErrors."""
+    """Shows the settings of the mesh, after making the changes if any. Raises MeshErrors."""
     changes = {name: value or None for name, _, value in (change.partition("=") for change in args.changes)}
     if wrong := [change for change in args.changes if "=" not in change]:
-        raise ConfigError(f"{wrong[0]!r} is not of the form NAME=VALUE; NAME= takes a setting back")
+        raise ConfigError(f"{wrong[0]!r} is not of the form NAME=VALUE; NAME= removes a setting")
     homes = node_flags(args).get("home")
     client = ApiClient(args.api_url, homes[-1] if homes else None)
     texts: dict[str, str] = (client.put("/config", changes) if changes else client.get("/config"))["mesh"]
@@ -88,7 +88,7 @@ def _as_json(loaded: LoadedSettings, *, origin: bool) -> dict[str, object]:
 
 
 def _shown(setting: Setting, settings: Settings) -> str:
-    """The value in force, without what is secret in it."""
+    """The value in force as text; secret parts are `***`."""
     if setting.name in SECRET_MAPPINGS:
         return setting.separator.join(f"{key}=***" for key in setting.value(settings))
     return setting.text(settings)
@@ -112,7 +112,7 @@ def _reference_row(setting: Setting) -> str:
 
 
 def _default(name: str) -> str:
-    """The default as the reference shows it: without what depends on the machine."""
+    """The default for the reference; words instead of values that depend on the machine."""
     words = {
         "home": "the XDG data directory",
         "name": "the host name",

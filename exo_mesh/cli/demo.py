@@ -1,6 +1,6 @@
 """Start a small mesh on this machine, ask the demo model a question, and keep serving until Ctrl-C.
 
-The peers are real nodes with homes of their own (see local_mesh).
+The peers are real nodes, each with a home of its own (see local_mesh).
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _POLL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--peers`, `--question`, `--once`, `--engine`."""
+    """Adds `--peers`, `--question`, `--once`, `--engine`."""
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="how many peers (2)")
-    parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"what to ask ({FIRST_QUESTION})")
+    parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"the question ({FIRST_QUESTION})")
     parser.add_argument("--once", action="store_true", help="stop after the answer")
-    parser.add_argument("--engine", default="auto", metavar="NAME", help="engine of every peer (the best one here)")
+    parser.add_argument(
+        "--engine", default="auto", metavar="NAME", help="engine of every peer (by default the best one here)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start, ask, serve. Whatever happens, no child is left behind."""
+    """Starts the mesh, asks the question, serves. All child processes end, however this ends."""
     from exo_mesh.cli.demo_screen import DemoScreen
 
     if not 1 <= args.peers <= 8:
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _usable_engine(name: str) -> str:
-    """The engine of that name, or with "auto" the best one here. Raises ConfigError with what to install."""
+    """The engine of that name, or for "auto" the best one here. Raises ConfigError that says what to install."""
     from exo_mesh.engine.registry import load_registry
 
     try:
@@ -74,7 +76,7 @@ def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) 
 
 
 def _serve(children: list[ChildNode], screen: DemoScreen) -> int:
-    """Until Ctrl-C. A peer that ends is told; the others go on."""
+    """Serves until Ctrl-C. Reports each peer that ends while the others keep running; fails when all have ended."""
     alive = list(children)
     try:
         while alive:
@@ -90,7 +92,7 @@ def _serve(children: list[ChildNode], screen: DemoScreen) -> int:
 
 @contextlib.contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt

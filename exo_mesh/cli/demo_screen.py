@@ -1,4 +1,4 @@
-"""What `exo-mesh demo` shows: the ring, the answer as it comes, and what to type next."""
+"""The output of `exo-mesh demo`: the ring, the answer as it streams, and commands to try next."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.client.api_client import ApiClient
 
 _MAX_TOKENS = 256
-"""The demo model stops by itself much earlier; an engine that says nonsense does not."""
+"""A bound for engines that compute nonsense; the demo model itself stops much earlier."""
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 
 
 class DemoScreen:
-    """Writes to the terminal; without one, the same as plain text."""
+    """Writes to the terminal, or as plain text where there is none."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """A spinner while something takes its time; a line where there is no terminal."""
+        """Shows a spinner during a wait; without a terminal, prints one line."""
         if not self._console.is_terminal:
             self._console.print(f"{what} …")
         return self._console.status(f"{what} …")
 
     def ring(self, instance: dict[str, Any], state: dict[str, Any]) -> None:
-        """The ring of an instance: who holds which layers, and with what the tokens go round."""
+        """Draws the ring of an instance: its peers, their layers and engines."""
         names = peer_names(state)
         title = f"{instance['model']} over {len(instance['stages'])} peers"
         width = min(self._console.width, 78)
         self._console.print(Panel(ring_picture(instance["stages"], names), title=title, width=width))
 
     def answer(self, client: ApiClient, question: str) -> None:
-        """Ask, and show the tokens as they come."""
+        """Asks the question and shows the tokens as they arrive."""
         self._console.print(Text.assemble(("you    ", "bold"), question))
         self._console.print(Text("model  ", style="bold"), end="")
         messages = [{"role": "user", "content": question}]
@@ -48,7 +48,7 @@ class DemoScreen:
         self._console.print(Text(f"\n       {answer.timing()}", style="dim"))
 
     def serving(self, api_urls: list[str]) -> None:
-        """The addresses, and how to ask with curl."""
+        """Shows the addresses of the API and a curl command."""
         self._console.print(f"\nThe mesh is up. OpenAI-style API: [bold]{api_urls[0]}/v1[/bold]")
         if api_urls[1:]:
             self._console.print(f"Every peer answers for every model: {', '.join(api_urls[1:])} too.")
@@ -56,11 +56,11 @@ class DemoScreen:
         self._console.print("[dim]Ctrl-C stops all peers.[/dim]")
 
     def peer_ended(self, number: int, log_tail: str) -> None:
-        """A peer is gone that nobody asked to stop."""
+        """Reports a peer that ended unexpectedly."""
         self._console.print(Text(f"peer-{number} ended; {log_tail}", style="red"))
 
     def stopping(self) -> None:
-        """Ctrl-C or SIGTERM came."""
+        """Reports that Ctrl-C or SIGTERM stops the mesh."""
         self._console.print(Text("\nstopping all peers", style="dim"))
 
     def _piece(self, text: str) -> None:
@@ -68,7 +68,7 @@ class DemoScreen:
 
 
 def ring_picture(stages: list[dict[str, Any]], names: dict[str, str]) -> Text:
-    """One line per stage with its layers as blocks, and the way of a token through them."""
+    """Draws one line per stage with its layers as blocks, in the order in which a token passes them."""
     picture = Text("tokens in ─► embed\n", style="dim")
     name_width = max(len(names.get(stage["peer"], stage["peer"][:8])) for stage in stages)
     total = stages[-1]["layers"][1]

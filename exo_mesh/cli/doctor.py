@@ -1,7 +1,7 @@
-"""Check this machine: what a node needs, what peers need to reach it, and what the node that runs here sees.
+"""Check this machine: what a node needs, what peers need to reach it, and what a node that runs here reports.
 
-Takes the flags of a node, and checks what a node with these settings would use. Changes nothing. Exit code 1 if
-something fails; warnings alone do not count. `exo-mesh doctor rdma` looks at RDMA over Thunderbolt alone.
+Takes the flags of a node and checks what a node with these settings would use. Changes nothing. Exit code 1 if a check
+fails; warnings do not count. `exo-mesh doctor rdma` checks only RDMA over Thunderbolt.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from exo_mesh.doctor.diagnosis import ask_node, checks_for, diagnose, rdma_check
 from exo_mesh.settings.config import LoadedSettings, load_settings
 
 CHECK_DEADLINE_S = 10.0
-"""Most do not take a second; a check that hangs, say on a dead network drive, must not hold up the others."""
+"""Deadline of each check. Most take less than a second; one may hang, for example on a dead network drive."""
 
 RDMA_DEADLINE_S = 60.0
-"""Six tools of macOS one after the other, and MLX imported in a process of its own."""
+"""Longer, because `doctor rdma` runs six macOS tools in sequence and imports MLX in a separate process."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`rdma`, `--json`, `--api-url`, and the settings of a node."""
+    """Adds `rdma`, `--json`, `--api-url`, and the settings of a node."""
     parser.add_argument(
-        "about", nargs="?", choices=("rdma",), help="look at this alone: cables, ports, what is missing"
+        "about", nargs="?", choices=("rdma",), help="check only RDMA over Thunderbolt: cables, ports, what is missing"
     )
     add_api_flags(parser, home=False)
     add_node_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do all checks at once and print what each found."""
+    """Runs all checks in parallel and prints the findings."""
     loaded = load_settings(node_flags(args), os.environ)
     url = args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)
     node = ask_node(ApiClient(url, loaded.settings.home, loaded.settings.tls_cert))
     try:
         work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
         findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)
-    except ImportError as exc:  # then even the tools of the other checks are not there
+    except ImportError as exc:  # a library of the package is missing, so the other checks cannot run either
         findings = [*version_findings(), Finding("versions", Severity.FAIL, str(exc), "pip install exo-mesh")]
     failed = any(finding.level is Severity.FAIL for finding in findings)
     if args.json:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def own_url(loaded: LoadedSettings) -> str:
-    """Where a node with these settings would answer on this machine."""
+    """The URL at which a node with these settings answers on this machine."""
     host = loaded.settings.host
     here = "127.0.0.1" if host in ("0.0.0.0", "::", "[::]") else host
     here = f"[{here}]" if ":" in here and not here.startswith("[") else here
@@ -62,7 +62,7 @@ def own_url(loaded: LoadedSettings) -> str:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """For people: a line per finding, its remedy below it, and a count."""
+    """The findings as text: a line each with the remedy below it, and the counts."""
     lines = []
     for finding in findings:
         lines.append(f"{finding.level:4}  {finding.check:9}  {finding.text}")

@@ -1,7 +1,8 @@
-"""Let a node finish what it has and take nothing new, so that it can be stopped without anybody noticing.
+"""Let a node finish its requests and accept no new ones, so that stopping it disturbs no client.
 
-New requests there get a 503, /readyz says no (nginx then asks other peers), and no plan counts on its memory. Its
-stages go on for the requests of other peers; those that still run when the node stops go on elsewhere.
+New requests to the node get a 503, /readyz reports not ready (nginx then uses other peers), and new placements leave
+the node out. Its stages keep serving requests of other peers; a request that still runs when the node stops continues
+on other peers.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ _POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--wait`, `--undo`, `--api-url`."""
-    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="how long to wait for it (300)")
-    parser.add_argument("--undo", action="store_true", help="take requests again")
+    """Adds `--wait`, `--undo`, `--api-url`."""
+    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="how long to wait (300)")
+    parser.add_argument("--undo", action="store_true", help="accept requests again")
     add_api_flags(parser, json=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    """POST /drain, then wait until nothing is left; exit code 1 if something still runs after --wait."""
+    """Calls `POST /drain` and waits until nothing runs; exit code 1 if something still runs after --wait."""
     client = ApiClient(args.api_url, args.home)
     if args.undo:
         client.delete("/drain")
-        print("takes requests again")
+        print("the node accepts requests again")
         return exit_codes.OK
     state = client.post("/drain", {})
     end = time.monotonic() + args.wait
@@ -38,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
     if state["drained"]:
         print("drained: the node can be stopped")
         return exit_codes.OK
-    print(f"{state['requests']} requests that entered here and {state['sequences']} sequences of its stages still run")
+    print(f"not drained: {state['requests']} requests and {state['sequences']} sequences of its stages still run")
     return exit_codes.FAILED

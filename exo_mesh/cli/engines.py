@@ -1,5 +1,8 @@
-"""List the engines installed on this machine, which one `--engine auto` chooses, why the others cannot run and what
-would help; and the devices that they compute on, with how much memory models may take and why."""
+"""List the engines installed on this machine and the devices that they use.
+
+A star marks the engine that `--engine auto` chooses. An engine that cannot run is shown with the reason and a remedy, a
+device with the memory that models may use, and why.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from exo_mesh.telemetry.tables import columns, human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--json`."""
+    """Adds `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at the engines of this Python environment; asks no node."""
+    """Lists the engines of this Python environment; needs no node."""
     from exo_mesh.engine.listing import describe_engines
 
     found = add_devices(describe_engines())
@@ -46,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_devices(engines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with `device` in each: what it computes on here; None for one that cannot run.
+    """Sets `device` in each engine to what it computes on here, or None if it cannot run; returns the same list.
 
-    usable_bytes is what a node without --max-memory and without loaded models would offer the mesh now.
+    usable_bytes: what a node without --max-memory and without loaded models would offer the mesh now.
     """
     from exo_mesh.machine.accelerator_readings import read_machine
     from exo_mesh.machine.accelerators import accelerator_for

@@ -4,22 +4,22 @@ from exo_mesh.errors import MeshError
 
 OK = 0
 FAILED = 1
-"""Something that was asked for could not be done; one line on standard error says what."""
+"""The command failed; one line on standard error says why."""
 USAGE = 2
 """A flag, a variable or config.toml is wrong, or something that must be installed is missing."""
 NO_NODE = 3
 """No node answers at the API address."""
 ADDRESS_IN_USE = 4
-"""A port that was asked for explicitly is taken."""
+"""A port that the user named is taken."""
 INTERRUPTED = 130
-"""Stopped by Ctrl-C before it was done (128 + SIGINT)."""
+"""Interrupted by Ctrl-C (128 + SIGINT)."""
 
 MEANINGS = {
     OK: "done",
-    FAILED: "it could not be done; one line on standard error says why",
+    FAILED: "failed; one line on standard error says why",
     USAGE: "a flag, variable or `config.toml` is wrong, or a needed package is not installed",
     NO_NODE: "no node answers at the API address",
-    ADDRESS_IN_USE: "a port that was asked for is taken",
+    ADDRESS_IN_USE: "a port that was named explicitly is taken",
     INTERRUPTED: "interrupted with Ctrl-C",
 }
 
@@ -29,6 +29,6 @@ _BY_ERROR = {"bad_setting": USAGE, "no_node": NO_NODE, "address_in_use": ADDRESS
 def of_error(error: MeshError) -> int:
     """The exit code after an error.
 
-    The class of the error decides: an error that a node reported can carry any code.
+    The class of the error decides, not its code: an error that a node reported can carry any code.
     """
     return _BY_ERROR.get(type(error).code, FAILED)

@@ -1,6 +1,6 @@
-"""Check a hostfile of mlx.launch, and show it as ranks; with --json print it as MLX reads it.
+"""Check a hostfile of mlx.launch and show its ranks; with --json print it in the form that MLX reads.
 
-The simple form, a list of {"host", "port"}, is converted. Changes nothing.
+The simple form, a list of {"host", "port"}, is converted. No file is changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE, `--json`."""
+    """Adds FILE, `--json`."""
     parser.add_argument("file", metavar="FILE", type=Path, help="the hostfile")
-    parser.add_argument("--json", action="store_true", help="print it as MLX reads it")
+    parser.add_argument("--json", action="store_true", help="print it in the form that MLX reads")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises InputError, which names the field, for a file that breaks a rule."""
+    """Prints the hostfile. Raises InputError that names the field if the file breaks a rule."""
     group = read_hostfile(args.file, min_hosts=1)
     if args.json:
         print_json(group.as_mlx())
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(group: StaticGroup) -> str:
-    """A row for each rank."""
+    """The group as a table with a row for each rank."""
     rows = [
         [str(rank), host.name, " ".join(host.ips) or "-", " ".join(device or "-" for device in host.rdma) or "-"]
         for rank, host in enumerate(group.hosts)
@@ -39,5 +39,5 @@ def table(group: StaticGroup) -> str:
     fences = f", fast fences {group.fast_synch}" if group.fast_synch else ""
     head = f"{len(rows)} ranks, backend {group.backend}{fences}"
     if len(rows) == 1:
-        head = "1 host: a list of machines (--peers-file); a tensor group needs 2"
+        head = "1 host: usable for --peers-file; a tensor group needs 2 hosts"
     return f"{head}\n{columns(('RANK', 'HOST', 'ADDRESSES', 'RDMA BY RANK'), rows)}"

@@ -1,8 +1,8 @@
-"""Invite another machine into a mesh with a secret: prints a one-time code, good for ten minutes and one machine.
+"""Invite another machine into a mesh with a secret: prints a code that works once, within ten minutes.
 
-On the other machine, `exo-mesh join CODE` fetches the secret and stores it; `exo-mesh` alone is a member from then on.
-Run this on a machine of the mesh, as the user of its node: it needs the local token. It waits until somebody has
-joined; Ctrl-C withdraws the code.
+On the other machine, `exo-mesh join CODE` fetches the secret and stores it; from then on `exo-mesh` starts a member.
+Run this on a machine of the mesh, as the user of its node, because it needs the local token. It waits until the other
+machine has joined; Ctrl-C withdraws the code.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from exo_mesh.errors import MeshError
 _POLL_S = 0.5
 
 _ENDINGS = {
-    "expired": "the invitation has expired: nobody joined within 10 minutes",
+    "expired": "the invitation has expired: no machine joined within 10 minutes",
     "wrong_codes": "the invitation has ended: five wrong codes were tried",
-    "withdrawn": "the invitation was withdrawn: another one was made",
+    "withdrawn": "the invitation was withdrawn: a newer one replaced it",
     "none": "the invitation is gone: the node was restarted",
 }
 
 
 class LocalClient(ApiClient):
-    """Sends the local token even where EXO_MESH_API_KEY is set: a key is enough on private lines only."""
+    """A client that sends the local token even if EXO_MESH_API_KEY is set: invitations accept a key on private
+    connections only."""
 
     def credentials(self) -> dict[str, str]:
         token = self.local_token()
@@ -36,13 +37,13 @@ class LocalClient(ApiClient):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--no-wait`, `--api-url`, `--home`, `--json`."""
-    parser.add_argument("--no-wait", action="store_true", help="print the code and end; it stays valid")
+    """Adds `--no-wait`, `--api-url`, `--home`, `--json`."""
+    parser.add_argument("--no-wait", action="store_true", help="print the code and exit; the code stays valid")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the node for a code, show it, and wait for what becomes of it."""
+    """Requests a code from the node, shows it, and waits until it is used or ends."""
     client = LocalClient(args.api_url, args.home)
     made = client.post("/v1/invite", {})
     if args.json:
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK if args.no_wait else _wait(client)
     except KeyboardInterrupt:
         client.delete("/v1/invite")
-        print("the invitation is withdrawn")
+        print("the invitation was withdrawn")
         raise
 
 
@@ -66,12 +67,12 @@ def _show(made: dict[str, Any]) -> None:
 
 
 def _wait(client: ApiClient) -> int:
-    """Until the invitation is over. Raises MeshError if nobody joined."""
+    """Waits until the invitation has ended. Raises MeshError if no machine joined."""
     tries_left = None
     while True:
         now: dict[str, Any] = client.get("/v1/invite")
         if now["state"] == "joined":
-            print(f"{now['joined']} has joined: it has the secret of this mesh now")
+            print(f"{now['joined']} has joined: it now has the secret of this mesh")
             return exit_codes.OK
         if now["state"] != "open":
             raise MeshError(_ENDINGS.get(now["state"], "the invitation is over"))

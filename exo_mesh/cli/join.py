@@ -1,7 +1,7 @@
-"""Join a mesh with a secret: `join CODE`, with the code that `exo-mesh invite` prints on a machine of the mesh.
+"""Join a mesh that has a secret: `join CODE`, with the code that `exo-mesh invite` prints on a machine of the mesh.
 
-The secret is stored in the node's home, where only you can read it; `exo-mesh` alone uses it from then on. The code
-works once. The line to the other machine need not be secret, and who answers there must know the code as well.
+The secret is stored in the node's home, readable only by you; from then on `exo-mesh` uses it. The code works once. The
+connection to the other machine need not be private: each side proves to the other that it knows the code.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError, Settings, lo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """CODE, `--peer`, `--out`, `--home`."""
-    parser.add_argument("code", metavar="CODE", help="what `exo-mesh invite` printed: HOST:PORT/abcd-efgh-jkmn")
-    parser.add_argument("--peer", metavar="HOST:PORT", help="the inviting node's API, instead of the code's address")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="store the secret here instead of in the home")
+    """Adds CODE, `--peer`, `--out`, `--home`."""
+    parser.add_argument(
+        "code", metavar="CODE", help="the code that `exo-mesh invite` printed: HOST:PORT/abcd-efgh-jkmn"
+    )
+    parser.add_argument(
+        "--peer", metavar="HOST:PORT", help="API of the inviting node, instead of the address in the code"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="store the secret in this file instead of the home")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch the secret, store it, and say what to do next."""
+    """Fetches the secret, stores it, and prints the next step."""
     settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
     address, _, password = args.code.strip().rpartition("/")
     address = (args.peer or address).rstrip("/")
     parse_password(password)
     if not address:
-        raise ConfigError("this code has no address: name the API of the inviting node with --peer HOST:PORT")
+        raise ConfigError("the code has no address: name the API of the inviting node with --peer HOST:PORT")
     target = _target(settings, args.out)
     gift = fetch(address, password, settings.name)
     write_new(target, gift.secret)
@@ -41,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     start += "" if gift.namespace == settings.namespace else f" --namespace {gift.namespace}"
     print(f"joined the mesh of {gift.node}: its secret is in {target}")
     print(
-        f"start `{start}`; a node that runs here already must be restarted. If it finds no peer, add "
+        f"start `{start}`, or restart a node that runs here already. If the node finds no peer, add "
         f"--bootstrap-peers {gift.peer}",
         file=sys.stderr,
     )
@@ -49,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(settings: Settings, out: Path | None) -> Path:
-    """Where the secret will be, checked before the code is used up."""
+    """The file for the secret. Checked before the code is used, because it works only once. Raises ConfigError."""
     if out is None and settings.secret:
         where = settings.secret_file or "EXO_MESH_SECRET"
         raise ConfigError(f"this machine has a secret already ({where}); remove it, or name another file with --out")
@@ -57,7 +61,7 @@ def _target(settings: Settings, out: Path | None) -> Path:
     if out is None:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if target.exists():
-        raise ConfigError(f"{target} exists; a secret is never overwritten")
+        raise ConfigError(f"{target} exists, and a secret is never overwritten; name another file with --out")
     if not os.access(target.parent, os.W_OK):
-        raise ConfigError(f"{target.parent} cannot be written")
+        raise ConfigError(f"the directory {target.parent} is not writable; name another file with --out")
     return target

@@ -1,8 +1,8 @@
-"""Keys of the HTTP API: `key new --role use|admin` prints one, once; `key list`; `key remove ID`; `key local`.
+"""Manage keys of the HTTP API: `key new --role use|admin`, `key list`, `key remove ID`, `key local`.
 
-`use` may chat and read, `admin` may also load and stop models. A running node notices the change by itself. In a mesh
-with a secret the keys of all nodes are valid at every node, and a removed one at none.
-`key local` prints the local token of the home, whose holder may do what an admin may.
+A new key is printed once. The role `use` may chat and read, `admin` may also load and stop models. A running node
+notices changes by itself. In a mesh with a secret every node accepts the keys of all nodes, and none a removed key.
+`key local` prints the local token of the home, which has the rights of an admin.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do, with which role or id, and whose keys."""
-    parser.add_argument("what", choices=("new", "list", "remove", "local"), help="what to do")
-    parser.add_argument("id", nargs="?", metavar="ID", help="the key to remove, by its id in `key list`")
-    parser.add_argument("--role", choices=[str(role) for role in Role], help="what a new key is good for (use)")
+    """Adds the action, the id or role of the key, `--home` and `--json`."""
+    parser.add_argument("what", choices=("new", "list", "remove", "local"), help="the action")
+    parser.add_argument("id", nargs="?", metavar="ID", help="for remove: id of the key, as in `key list`")
+    parser.add_argument("--role", choices=[str(role) for role in Role], help="rights of a new key (use)")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Change or list the keys in the node's home."""
+    """Changes or lists the keys in the node's home."""
     settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
     file = KeyFile(settings.home / FILE_NAME)
     if (args.what == "remove") != bool(args.id):
-        raise ConfigError("key remove needs the ID of a key; the others take none")
+        raise ConfigError("key remove needs the ID of a key; the other actions take none")
     return {"new": _new, "list": _list, "remove": _remove, "local": _local}[args.what](file, args)
 
 
@@ -45,14 +45,16 @@ def _new(file: KeyFile, args: argparse.Namespace) -> int:
     except InputError as exc:
         raise ConfigError(str(exc)) from exc
     print_json({"id": key.id, "role": key.role, "key": text}) if args.json else print(text)
-    print(f"a key with the role {key.role}; it is shown only now, {file.path} has a hash of it", file=sys.stderr)
+    print(f"new key with the role {key.role}, shown only this once; {file.path} stores its hash", file=sys.stderr)
     return exit_codes.OK
 
 
 def _local(file: KeyFile, args: argparse.Namespace) -> int:
     token = read_token(file.path.parent)
     if not token:
-        raise InputError(f"{file.path.parent} has no local token that you may read; a node makes it when it starts")
+        raise InputError(
+            f"no readable local token in {file.path.parent}; a node writes it at its start, for its own user"
+        )
     print_json({"token": token}) if args.json else print(token)
     return exit_codes.OK
 

@@ -1,4 +1,4 @@
-"""`exo-mesh`: finds the verb, runs it, and turns what goes wrong into one line and an exit code."""
+"""The command `exo-mesh`: finds the verb, runs it, and turns an error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.telemetry.logs import setup_logging
 
 VERBS = {
-    "serve": "run a node on this machine (what exo-mesh alone does)",
-    "demo": "start a small local mesh with the demo model, ask it something, keep serving",
-    "run": "ask a model, or talk with it; a hub id that no peer has is fetched first",
-    "status": "health of this node, its peers and models",
-    "topology": "peers, and who holds which layers",
-    "preview": "how a model could be placed, with the arithmetic",
-    "ps": "model instances that are loaded",
-    "top": "the mesh, its models, requests and memory, live",
+    "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
+    "demo": "start a small mesh on this machine, ask the demo model a question, keep serving",
+    "run": "ask a model or chat with it; a model that no peer has is downloaded first",
+    "status": "health of this node, its peers and its models",
+    "topology": "peers and links, and which peer holds which layers",
+    "preview": "how a model could be placed: peers, layers, memory",
+    "ps": "list the models that are loaded",
+    "top": "live view of the mesh: peers, models, requests, memory",
     "models": "the same as list; `models add` and `models delete` make and delete model cards",
-    "engines": "engines installed here, and which one is chosen",
-    "bench": "measure the ring, or the engines",
-    "stop": "stop a model instance everywhere",
-    "node": "stop or restart a node, this one or another; log level; list and end processes",
-    "wake": "wake the machine of a peer that sleeps, by Wake-on-LAN",
-    "drain": "let a node finish what it has and take nothing new",
-    "nginx-config": "the configuration of an nginx in front of all nodes, from the live mesh",
-    "service": "run a node as a service of this machine or of yours: install, uninstall, status",
+    "engines": "engines installed on this machine, and the one that is used",
+    "bench": "measure frames, a whole mesh, or the engines",
+    "stop": "unload a model on all peers",
+    "node": "stop or restart a node, set its log level, list or end the processes here",
+    "wake": "wake the sleeping machine of a peer with Wake-on-LAN",
+    "drain": "let a node finish its requests and accept no new ones",
+    "nginx-config": "write the configuration of an nginx in front of all nodes of the live mesh",
+    "service": "run a node as a service of this machine or user: install, uninstall, status",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
     "hostfile": "check a hostfile of mlx.launch and show its ranks",
     "secret": "make a secret that closes a mesh",
-    "invite": "let another machine join this mesh: a one-time code for its secret",
+    "invite": "let another machine join this mesh: prints a one-time code for the secret",
     "join": "join a mesh with the code that `invite` printed",
     "key": "make, list and remove keys of the HTTP API",
-    "config": "show the settings and where each came from",
+    "config": "show the settings and where each value comes from",
     "completion": "print a completion script for bash, zsh or fish",
     "version": "versions of the package, the protocol and the libraries",
 }
-"""Each verb is the module exo_mesh.cli.<verb>, with _ for -; those of MODEL_VERBS are in exo_mesh.cli.models."""
+"""Help by verb. The module of a verb is exo_mesh.cli.<verb>, with _ for -; MODEL_VERBS are in exo_mesh.cli.models."""
 
 
 VERB_GROUPS = {
@@ -56,11 +56,11 @@ VERB_GROUPS = {
 """The verbs by subject, in the order in which `exo-mesh --help` shows them; `ls` is left out, since it is `list`."""
 
 UNLISTED = ("complete",)
-"""Verbs for programs: completion scripts."""
+"""Verbs that only programs use, such as completion scripts."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the answer is the exit code."""
+    """Runs the command line and returns the exit code."""
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except MeshError as exc:
@@ -68,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        # the reader of our output (`| head`) has gone; keep Python from complaining about it at exit
+        # the reader of our output (`| head`) has gone: without this, Python reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
-    except OSError as exc:  # a full disk, a directory that may not be written, …
+    except OSError as exc:  # a full disk, a directory without write permission, …
         return _complain(exc, exit_codes.FAILED)
 
 
@@ -92,7 +92,7 @@ def _dispatch(argv: list[str]) -> int:
     parser = Parser(prog=f"exo-mesh {verb}", description=module.__doc__)
     module.add_arguments(parser)
     args = parser.parse_all(rest)
-    setup_logging(level="error")  # `serve` sets it up again, as its settings say
+    setup_logging(level="error")  # `serve` sets logging up again from its settings
     code: int = module.run(args)
     return code
 
@@ -107,9 +107,9 @@ def usage() -> str:
     verbs = "\n".join(groups)
     return (
         "usage: exo-mesh [VERB] [flags]\n\n"
-        "Runs one language model over the machines you already own: start `exo-mesh` on each of them.\n\n"
+        "Runs one language model over the machines that you own: start `exo-mesh` on each of them.\n\n"
         f"{verbs}\n\n"
-        "`exo-mesh VERB --help` lists the flags of a verb; `exo-mesh serve --help` those of a node."
+        "`exo-mesh VERB --help` lists the flags of a verb; `exo-mesh serve --help` lists all settings of a node."
     )
 
 

@@ -1,4 +1,4 @@
-"""Write the configuration of an nginx in front of all nodes, from what the mesh looks like now."""
+"""Write the configuration of an nginx that balances requests over all nodes of the live mesh."""
 
 import argparse
 
@@ -9,12 +9,12 @@ from exo_mesh.client.api_client import ApiClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the configuration, `--api-url`, `--home`."""
+    """Adds the flags of the configuration, `--api-url`, `--home`."""
     add_flags(parser)
     add_api_flags(parser, json=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/state` of the node, and later of others."""
+    """Writes the configuration from `GET /state` of the node; --watch calls other members if that node dies."""
     write_config(args, ApiClient(args.api_url, args.home))
     return exit_codes.OK

@@ -1,12 +1,12 @@
-"""Stop or restart a node of the mesh, this one or another, or change the log level of one while it runs.
+"""Stop or restart a node, change its log level while it runs, or manage the processes on this machine.
 
-Streams may finish before a stop or restart (--stop-grace of that node). `log-level debug` lasts until a restart of the
-node; `log-level default` ends it, `log-level` shows it. `exo-mesh config mesh log_level=debug` is for the whole mesh.
-`processes` lists the nodes, runners and helpers that run on this machine, also those that answer nobody any more;
-`kill-all` ends them: SIGTERM, and SIGKILL for what is left after --grace. Both need no node that answers.
-
-`sleep` tells the peers that this machine goes to sleep, so that they show it as asleep; `awake` that it is back, which
-the node also finds out by itself. A service of systemd calls them; see docs/tasks/services.md.
+stop, restart   of this node, or of another one with --peer; streams may finish first (--stop-grace of that node)
+log-level       show the log level, or change it until the node restarts; `log-level default` ends the change.
+                For the whole mesh: `exo-mesh config mesh log_level=debug`
+processes       list the nodes, runners and helpers that run on this machine, also those that no longer respond
+kill-all        end them: SIGTERM, then SIGKILL after --grace. Like `processes`, it needs no running node
+sleep, awake    report to the peers that this machine goes to sleep, or is back (which the node also notices by itself).
+                A systemd service runs them; see docs/tasks/services.md
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ _ON_MACHINE = ("processes", "kill-all")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The action and its flags."""
+    """Adds the action and its flags."""
     actions = ("stop", "restart", "log-level", *SLEEP, *_ON_MACHINE)
-    parser.add_argument("action", choices=actions, help="restart: in the same process, with the same flags")
-    parser.add_argument("level", nargs="?", choices=(*LEVELS, DEFAULT), help="for log-level: which lines are written")
-    parser.add_argument("--peer", metavar="NAME", help="name or id of the node; the one that is asked by default")
-    parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS", help="kill-all: before SIGKILL (10)")
-    parser.add_argument("--dry-run", action="store_true", help="kill-all: say what would be ended, and end nothing")
+    parser.add_argument("action", choices=actions, help="restart keeps the process id and the flags")
+    parser.add_argument(
+        "level", nargs="?", choices=(*LEVELS, DEFAULT), help="for log-level: the lowest level that is logged"
+    )
+    parser.add_argument("--peer", metavar="NAME", help="name or id of the node; by default the node called")
+    parser.add_argument(
+        "--grace", type=float, default=10.0, metavar="SECONDS", help="kill-all: time before SIGKILL (10)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="kill-all: list what would be ended, end nothing")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """POST /admin/stop or /admin/restart, which return as soon as the node knows; GET or PUT /v1/logging; or look at
-    the processes here."""
+    """Runs the action: calls the node's API (/admin/…, /v1/logging), or looks at the processes of this machine.
+
+    A stop or restart returns as soon as the node has accepted it.
+    """
     if args.level and args.action != "log-level":
         raise ConfigError(f"{args.action} takes no log level")
     if args.action in _ON_MACHINE:
@@ -53,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action in SLEEP:
         return _sleep(client, args)
     query = f"?node_id={urllib.parse.quote(args.peer, safe='')}" if args.peer else ""
-    told = client.post(f"/admin/{args.action}{query}", {})
-    print_json(told) if args.json else print(f"{told['status']} {args.peer or told['node_id'][:8]}")
+    answer = client.post(f"/admin/{args.action}{query}", {})
+    print_json(answer) if args.json else print(f"{answer['status']} {args.peer or answer['node_id'][:8]}")
     return exit_codes.OK
 
 
@@ -66,19 +72,19 @@ def _on_machine(args: argparse.Namespace) -> int:
 
 
 def _sleep(client: ApiClient, args: argparse.Namespace) -> int:
-    """Of the machine of the node that is asked."""
+    """Reports sleep or awake to the peers, for the machine of the node called. Raises ConfigError with --peer."""
     if args.peer:
-        raise ConfigError(f"node {args.action} is about the machine of this node: leave out --peer")
-    told = client.post(f"/admin/{args.action}", {})
-    text = "awake" if args.action == "awake" else f"told {told['told']} peers that this machine goes to sleep"
-    print_json(told) if args.json else print(text)
+        raise ConfigError(f"node {args.action} applies to the machine of the node called: leave out --peer")
+    answer = client.post(f"/admin/{args.action}", {})
+    text = "awake" if args.action == "awake" else f"notified {answer['told']} peers that this machine goes to sleep"
+    print_json(answer) if args.json else print(text)
     return exit_codes.OK
 
 
 def _log_level(client: ApiClient, args: argparse.Namespace) -> int:
-    """Of the node that is asked. Raises MeshErrors."""
+    """Shows or changes the log level of the node called. Raises MeshErrors."""
     if args.peer:
-        raise ConfigError("log-level is for the node that is asked: name another one with --api-url")
+        raise ConfigError("log-level applies to the node called: name another node with --api-url, not with --peer")
     if args.level:
         found = client.put("/v1/logging", {"level": None if args.level == DEFAULT else args.level})
     else:

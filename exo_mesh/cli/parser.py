@@ -1,4 +1,4 @@
-"""Argument parsing: unknown flags get a suggestion, and every setting of a node gets its flag."""
+"""Parses arguments: suggests the nearest flag for an unknown one, and adds a flag for every setting of a node."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from exo_mesh.settings.places import DEFAULT_API_URL
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises ConfigError instead of exiting, takes no abbreviations, and suggests the nearest flag."""
+    """An argparse parser that raises ConfigError instead of exiting, and accepts no abbreviated flags."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse; raises ConfigError for anything left over."""
+        """Parses argv. Raises ConfigError for an unknown flag or argument, with the nearest known flag."""
         foreign = (word.partition("=")[0] for word in argv)
         if hint := next((FLAGS[flag] for flag in foreign if flag in FLAGS and not self._knows(flag)), None):
             raise ConfigError(hint)
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _knows(self, flag: str) -> bool:
-        """Whether this verb, or a part of it, has the flag."""
+        """Whether this verb or one of its subcommands has the flag."""
         parts = [
             part for action in self._actions if isinstance(action.choices, dict) for part in action.choices.values()
         ]
@@ -50,7 +50,7 @@ SETTINGS_NOTE = "Each setting is also a variable EXO_MESH_… and a key of confi
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag for each setting of a node, in the groups of the settings."""
+    """Adds a flag for each setting of a node, in the groups of the settings."""
     parser.epilog = SETTINGS_NOTE
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for title, settings in GROUPS.items():
@@ -80,15 +80,15 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
 
 
 def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:
-    """The texts of the flags of add_node_flags that were given, by setting."""
+    """The texts of the flags of add_node_flags that were given, by name of the setting."""
     texts = {name: getattr(args, f"setting_{name}", None) for name in SETTINGS}
     return {name: given for name, given in texts.items() if given}
 
 
 def add_api_flags(parser: argparse.ArgumentParser, *, json: bool = True, home: bool = True) -> None:
-    """`--api-url`, `--home` for verbs without the settings of a node, and `--json` for verbs that read."""
-    parser.add_argument("--api-url", metavar="URL", help=f"the node to ask ({DEFAULT_API_URL}; also EXO_MESH_API_URL)")
+    """Adds `--api-url`, `--home` for verbs without the settings of a node, and `--json` for verbs that read."""
+    parser.add_argument("--api-url", metavar="URL", help=f"node to call ({DEFAULT_API_URL}; also EXO_MESH_API_URL)")
     if home:
-        parser.add_argument("--home", metavar="DIR", help="the home of that node, for its local token")
+        parser.add_argument("--home", metavar="DIR", help="home of that node, which has its local token")
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,4 +1,4 @@
-"""Show how a model could be placed now: who would hold which layers, what that takes, and what it leaves free."""
+"""Show how a model could be placed now: which peer would hold which layers, how much memory, and what stays free."""
 
 from __future__ import annotations
 
@@ -13,32 +13,39 @@ from exo_mesh.client.api_client import ApiClient
 from exo_mesh.telemetry.tables import columns, human_bytes
 
 _DEADLINE_S = 150.0
-"""An engine may have to find out first where the model can be cut."""
+"""An engine may first have to trace the model to find where it can be cut."""
 
 _HEADER = ("  PEER", "LAYERS", "ENGINE", "WEIGHTS", "KV", "OVERHEAD", "USABLE", "LEFT")
 _PARTS = ("weights_bytes", "kv_bytes", "overhead_bytes", "usable_bytes", "headroom_bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--tensor-group`, `--group`, `--group-backend`,
+    """Adds MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--tensor-group`, `--group`, `--group-backend`,
     `--exclude`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
     parser.add_argument("--context-limit", type=int, metavar="N", help="tokens of prompt + output that must fit")
-    parser.add_argument("--engine", metavar="NAME", help="only with this engine")
-    parser.add_argument("--mixed-rings", choices=("auto", "never", "always"), help="may a ring be of several engines")
+    parser.add_argument("--engine", metavar="NAME", help="use only this engine")
     parser.add_argument(
-        "--tensor-group", type=int, metavar="N", help="a group of N peers as one stage; 1 = none at all"
+        "--mixed-rings", choices=("auto", "never", "always"), help="allow different engines in one ring"
     )
     parser.add_argument(
-        "--group", action="append", metavar="PEERS", help="these peers as one stage, the leader first; may be repeated"
+        "--tensor-group", type=int, metavar="N", help="let a tensor group of N peers be one stage; 1 = no groups"
     )
-    parser.add_argument("--group-backend", choices=("auto", "ring", "jaccl", "jaccl-ring"), help="how they meet")
-    parser.add_argument("--exclude", metavar="PEERS", help="names or ids of peers to leave out, with commas between")
+    parser.add_argument(
+        "--group",
+        action="append",
+        metavar="PEERS",
+        help="let these peers be one stage, the leader first; may be repeated",
+    )
+    parser.add_argument(
+        "--group-backend", choices=("auto", "ring", "jaccl", "jaccl-ring"), help="how the peers of a group communicate"
+    )
+    parser.add_argument("--exclude", metavar="PEERS", help="names or ids of peers to leave out, separated by commas")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/instance/previews`."""
+    """Prints `GET /instance/previews`; exit code 1 if no placement is possible."""
     wish = {
         "model": args.model,
         "context_limit": args.context_limit,
@@ -60,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """One preview for people."""
+    """The text of one preview: a head line, and a table of its stages; or why it is not possible."""
     width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
     if "refused" in entry:
         return f"{width}: not possible. {entry['refused']['message']}"
     head = (
         f"{width} ({', '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
-        f"KV for {entry['kv_pool_tokens']} on every stage"
+        f"KV for {entry['kv_pool_tokens']} tokens on every stage"
     )
     if entry.get("activation_dtype"):
         head += f", activations as {entry['activation_dtype']}"
@@ -84,6 +91,6 @@ def describe(entry: dict[str, Any]) -> str:
 
 
 def _others(stage: dict[str, Any]) -> str:
-    """` + 1 (jaccl)` for a tensor group of two: the figures are those of each of its peers."""
+    """` + 1 (jaccl)` for a tensor group of two, whose figures are per peer; "" without a group."""
     group = stage.get("group")
     return f" + {len(group['peers']) - 1} ({group['backend']})" if group else ""

@@ -11,12 +11,12 @@ from exo_mesh.client.api_client import ApiClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--api-url`, `--json`."""
+    """Adds `--api-url`, `--json`."""
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/state`."""
+    """Prints the instances in `GET /state`."""
     state = ApiClient(args.api_url, args.home).get("/state")
     instances = state["view"]["instances"]
     if args.json:

@@ -1,7 +1,7 @@
-"""Ask a model: the prompt from the command line or from standard input; without one, a conversation.
+"""Ask a model one question, from the command line or standard input; without a question, start a conversation.
 
-Uses the node of this machine. If none runs, one is started for as long as this command lasts.
-In a conversation, /help lists the commands; Ctrl-C stops an answer, and /bye or Ctrl-D ends it.
+Uses the node of this machine. If none runs, the command starts one and stops it at the end.
+In a conversation, /help lists the commands, Ctrl-C stops an answer, and /bye or Ctrl-D leaves.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from exo_mesh.weights.store import model_dir_of
 
 _START_DEADLINE_S = 60.0
 _FIND_MODEL_S, _FIND_HUB_ID_S = 3.0, 1.0
-"""How long a node that was just started may look for a peer that has the model, and for one that has a hub id."""
+"""How long a node that was just started looks for a peer with the model; shorter for a hub id: the hub has it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, PROMPT, sampling, output, and the settings of a node that has to be started."""
+    """Adds MODEL, PROMPT, sampling, output, and the settings for a node that the command starts."""
     parser.add_argument("model", metavar="MODEL", help="hub id, directory or alias, such as exo-mesh-demo")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; standard input if it is piped")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; by default piped standard input")
     parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same as PROMPT")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the likeliest token")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
     parser.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
-    parser.add_argument("--think", choices=("on", "off"), help="whether the model thinks before it answers")
-    parser.add_argument("--verbose", action="store_true", help="print tokens/s after one answer, too")
-    parser.add_argument("--plain", action="store_true", help="no markdown: the text as the model writes it")
-    parser.add_argument("--no-history", action="store_true", help="do not keep questions for the next run")
+    parser.add_argument("--think", choices=("on", "off"), help="let the model think before it answers, or not")
+    parser.add_argument("--verbose", action="store_true", help="print tokens/s after a single answer, too")
+    parser.add_argument("--plain", action="store_true", help="print the text as the model writes it, without markdown")
+    parser.add_argument("--no-history", action="store_true", help="do not save questions for the next run")
     add_api_flags(parser, home=False)
     add_node_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """One answer, or a conversation."""
+    """Prints one answer, or runs a conversation."""
     prompt = args.prompt if args.prompt is not None else args.prompt_flag
     if args.prompt is not None and args.prompt_flag is not None:
         raise InputError("the prompt is given twice: after the model and with --prompt", param="prompt")
@@ -76,20 +76,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _home_of(args: argparse.Namespace) -> Path:
-    """Where questions and conversations are kept."""
+    """The home in which questions and conversations are saved."""
     return load_settings(node_flags(args), os.environ).settings.home
 
 
 def model_name(text: str) -> str:
-    """A directory as an absolute path, since the node may run in another one; anything else as it is.
+    """Makes the path of a model directory absolute, since the node may run elsewhere; returns other names unchanged.
 
-    Raises UnknownModelError if there is no such directory.
+    A path begins with ./, ../ or ~. Raises UnknownModelError if it is not a directory.
     """
     if not text.startswith(("./", "../", "~")):
         return text
     path = Path(text).expanduser().absolute()
     if not path.is_dir():
-        what = "is no directory" if path.exists() else "does not exist"
+        what = "is not a directory" if path.exists() else "does not exist"
         raise UnknownModelError(f"{text} {what} ({path})", param="model")
     return str(path)
 
@@ -120,10 +120,10 @@ def _converse(members: MeshNodes, args: argparse.Namespace, home: Path) -> int:
 
 @contextlib.contextmanager
 def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
-    """A client of the node at --api-url; of a node of our own if none was named and none answers."""
+    """A client of the node at --api-url; if none was named and none answers, of a node that is started for this run."""
     flags = node_flags(args)
     named = args.api_url or os.environ.get("EXO_MESH_API_URL")
-    own = load_settings(flags, os.environ).settings  # a wrong flag is an error even if a node runs already
+    own = load_settings(flags, os.environ).settings  # raises for a wrong flag even if a node runs already
     client = ApiClient(args.api_url, own.home, own.tls_cert)
     try:
         client.get("/healthz")
@@ -147,19 +147,19 @@ def _own_node(flags: dict[str, list[str]], model: str, own: Settings) -> Iterato
     try:
         ready = child.wait_ready(_START_DEADLINE_S)
         if not ready["api_url"]:
-            raise InputError("run needs the API: leave --no-api out", param="no_api")
+            raise InputError("exo-mesh run needs the API: leave out --no-api", param="no_api")
         client = client_of(ready)
         looks_for_peers = own.discovery != ("none",) or bool(own.bootstrap_peers)
         if not _await_model(client, model, looks_for_peers=looks_for_peers) and own.offline:
-            print(f"exo-mesh: offline, so {model} can come from peers only", file=sys.stderr)
+            print(f"exo-mesh: this node is offline, so only peers can provide {model}", file=sys.stderr)
         yield client
     finally:
         child.stop()
-    shutil.rmtree(scratch, ignore_errors=True)  # kept after a failure: the message says where the log is
+    shutil.rmtree(scratch, ignore_errors=True)  # not reached after a failure: its message names the log in there
 
 
 def _with_directory(flags: dict[str, list[str]], model: str) -> dict[str, list[str]]:
-    """The flags of a node of our own that is to serve the directory `model`; unchanged if it is a name."""
+    """The flags of the node to start, with --models-dir added if `model` is an absolute path."""
     if not model.startswith("/"):
         return flags
     directory = str(model_dir_of(model))
@@ -172,8 +172,10 @@ def _flag_words(name: str, text: str) -> list[str]:
 
 
 def _await_model(client: ApiClient, model: str, *, looks_for_peers: bool) -> bool:
-    """Give discovery, if there is any, a moment; False if nobody has the model. It is then fetched from the hub, or
-    refused with near names."""
+    """Waits a short time for discovery to find a peer with the model; False if none has it.
+
+    The request then downloads the model from the hub, or is refused with similar names.
+    """
     is_hub_id = "/" in model or ":" in model
     patience_s = _FIND_HUB_ID_S if is_hub_id else _FIND_MODEL_S
     end = time.monotonic() + (patience_s if looks_for_peers and not model.startswith("/") else 0)

@@ -1,6 +1,6 @@
-"""What a node prints at its start: for people with rich, for programs as one JSON object per event.
+"""Prints the start and the end of a node: for people with rich, for programs as one JSON object per event.
 
-The log has what happens later, such as peers that come and go.
+Later events, such as peers that join or leave, go to the log.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ FIRST_QUESTION = "Count from 7 to 20."
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is worth knowing when a node has started. notes are surprises, in words.
+    """Facts about a node that has just started.
 
-    page_url: of the page for browsers; empty if it is not served. started_s: how long the start took.
-    access: who may do what over the API. Both it and api_url are empty with --no-api. needs_key: every call needs a key
-    or the local token. The token is no part of this: programs write these facts to logs.
+    notes: sentences about surprises, such as a port that was taken. page_url: of the web page; empty if not served.
+    started_s: duration of the start in seconds. access: says who may do what over the API; access and api_url are empty
+    with --no-api. needs_key: every call needs a key or the local token. The token itself is left out, because programs
+    write these facts to logs.
     """
 
     node_id: str
@@ -59,7 +60,7 @@ class NodeFacts:
 
 
 class Screen(Protocol):
-    """Where the beginning and the end of a node's life are told."""
+    """Reports that a node has started or is stopping."""
 
     def started(self, facts: NodeFacts) -> None: ...
 
@@ -67,7 +68,7 @@ class Screen(Protocol):
 
 
 class JsonScreen:
-    """One line per event: `{"event": "ready" | "stopping", ...}`. write: takes a line; standard output by default."""
+    """Writes one JSON line per event: `{"event": "ready" | "stopping", ...}`. write: takes a line; default: stdout."""
 
     def __init__(self, write: Callable[[str], object] | None = None) -> None:
         self._write = write or partial(print, flush=True)
@@ -83,7 +84,7 @@ class JsonScreen:
 
 
 class ConsoleScreen:
-    """For people. file: instead of standard output."""
+    """Writes text for people. file: where to, instead of standard output."""
 
     def __init__(self, file: IO[str] | None = None) -> None:
         from rich.console import Console
@@ -106,11 +107,11 @@ class ConsoleScreen:
                 "[yellow]The mesh is open: no secret is set, so any machine that reaches these ports can join.[/yellow]"
             )
         if facts.api_url:
-            self._console.print(f"\nAsk it something, in another terminal:\n{escape(next_steps(facts))}")
+            self._console.print(f"\nAsk a question in another terminal:\n{escape(next_steps(facts))}")
         self._console.print("[dim]Ctrl-C stops the node.[/dim]\n")
 
     def stopping(self, reason: str) -> None:
-        self._console.print(f"[dim]{reason}: stopping (once more to force it)[/dim]")
+        self._console.print(f"[dim]{reason}: stopping (repeat to force)[/dim]")
 
 
 def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
@@ -130,13 +131,13 @@ def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
 
 
 def _page_line(facts: NodeFacts) -> list[tuple[str, str]]:
-    """The address that gives a browser local rights. Only a terminal gets it: a reader of the log must not."""
+    """The page's URL with the local token, which gives a browser local rights. Only a terminal shows it, no log."""
     token = read_token(Path(facts.home)) if facts.api_url and sys.stdout.isatty() else ""
     return [("with local rights", f"{facts.api_url}/#token={token}")] if token else []
 
 
 def next_steps(facts: NodeFacts) -> str:
-    """What to type next, ready to paste."""
+    """Commands to try next, ready to paste."""
     model = DEMO_MODEL if DEMO_MODEL in facts.models or not facts.models else facts.models[0]
     home = "" if Path(facts.home) == home_of(os.environ) else f" --home {shlex.quote(facts.home)}"
     api = "" if facts.api_url == DEFAULT_API_URL else f" --api-url {facts.api_url}"
@@ -146,7 +147,7 @@ def next_steps(facts: NodeFacts) -> str:
 
 
 def curl_line(api_url: str, model: str, question: str, token: str = "") -> str:
-    """An OpenAI-style request with curl, over several lines, ready to paste. token: a command that prints a key."""
+    """A curl command for a chat request, over several lines, ready to paste. token: a command that prints a key."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
     quoted = body.replace("'", "'\\''")
     key = f'    -H "Authorization: Bearer $({token})" \\\n' if token else ""

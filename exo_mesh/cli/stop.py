@@ -1,4 +1,4 @@
-"""Unload a model on all peers and free its memory; its requests end. `exo-mesh ps` shows the instances."""
+"""Unload a model on all peers and free its memory. Its running requests end. `exo-mesh ps` lists the instances."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _DEADLINE_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--api-url`."""
+    """Adds MODEL, `--api-url`."""
     parser.add_argument("instance", metavar="INSTANCE", help="name of a model, or the id of an instance")
     add_api_flags(parser, json=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    """DELETE `/instance/{id}` of the instance, or of each instance of the model."""
+    """Calls `DELETE /instance/{id}` for the instance, or for each instance of the model."""
     client = ApiClient(args.api_url, args.home)
     instances = client.get("/state")["view"]["instances"]
     ids = [item["id"] for item in instances if args.instance in (item["id"], item["model"])]
     if not ids and (model := _model_named(client, args.instance)):
         ids = [item["id"] for item in instances if item["model"] == model]
     if not ids:
-        raise InputError(f"no instance {args.instance}; see exo-mesh ps", param="instance")
+        raise InputError(f"no instance or loaded model {args.instance}; see exo-mesh ps", param="instance")
     for instance_id in ids:
         client.delete(f"/instance/{urllib.parse.quote(instance_id, safe='')}", _DEADLINE_S)
         print(f"stopped {instance_id}")
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_named(client: ApiClient, name: str) -> str:
-    """The model that an alias or a short name stands for; "" if there is none."""
+    """The full name for an alias or short name of a model; "" if there is none."""
     try:
         return str(client.get(f"/v1/models/{model_path(name)}")["id"])
     except NoNodeError:

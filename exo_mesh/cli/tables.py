@@ -1,4 +1,4 @@
-"""Texts that several verbs print: JSON, tables, names of peers, and the lines that say which peer holds which layers.
+"""Texts that several verbs print: JSON, tables, names of peers, and which peer holds which layers.
 
 Tables are for people: with colours on a terminal; plain, aligned text in a pipe or with NO_COLOR.
 """
@@ -31,7 +31,7 @@ _STYLES = {
 
 
 def print_json(value: Any) -> None:
-    """As every verb with --json does it."""
+    """Prints a value as indented JSON with control characters escaped."""
     print(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
@@ -74,7 +74,7 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
 
 
 def peer_names(state: dict[str, Any]) -> dict[str, str]:
-    """Name by peer id; the first letters of the id are added where two peers share a name."""
+    """Names by peer id; peers that share a name get the first letters of their ids added."""
     peers = state["view"]["peers"]
     names = [printable(peer["name"]) for peer in peers]
     return {
@@ -84,8 +84,10 @@ def peer_names(state: dict[str, Any]) -> dict[str, str]:
 
 
 def ring_line(instance: dict[str, Any], names: dict[str, str]) -> str:
-    """`alpha 0-5 → beta 6-11`: the peers of an instance in ring order with the layers that each holds; while they are
-    loaded also how far each is: `alpha 0-5 (loading 3/8) → beta 6-11 (ready)`."""
+    """`alpha 0-5 → beta 6-11`: the peers of an instance in ring order, each with its layers.
+
+    While the instance loads, each with its progress, too: `alpha 0-5 (loading 3/8) → beta 6-11 (ready)`.
+    """
     parts = []
     for stage in instance["stages"]:
         part = f"{names.get(stage['peer'], stage['peer'][:8])} {layers_text(stage['layers'])}"

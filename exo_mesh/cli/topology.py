@@ -1,4 +1,4 @@
-"""Show the peers, their memory and links, and for each model that is loaded who holds which layers."""
+"""Show the peers, their memory and links, and which peer holds which layers of each loaded model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ WATCH_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--watch`, `--api-url`, `--json`."""
-    parser.add_argument("--watch", action="store_true", help="draw it again each second, until Ctrl-C")
+    """Adds `--watch`, `--api-url`, `--json`."""
+    parser.add_argument("--watch", action="store_true", help="redraw every second, until Ctrl-C")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/v1/topology` for --json, `/state` for people."""
+    """Prints `GET /v1/topology` with --json; else draws `GET /state`."""
     client = ApiClient(args.api_url, args.home)
     if args.json and args.watch:
-        raise InputError("--watch is for people: ask with --json as often as you like", param="watch")
+        raise InputError("--watch and --json exclude each other: call --json again for a new state", param="watch")
     if args.json:
         print_json(client.get("/v1/topology"))
         return exit_codes.OK
@@ -50,7 +50,7 @@ def watch(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
-    """Draw what `read` answers until it raises or the user interrupts; speeds are those since the picture before."""
+    """Draws what `read` returns every second, until `read` raises or Ctrl-C; speeds are since the last picture."""
     before, at = read(), clock()
     with Live(picture(before), console=console, auto_refresh=False) as live:
         try:
@@ -64,7 +64,7 @@ def watch(
 
 
 def speeds(before: dict[str, Any], state: dict[str, Any], elapsed_s: float) -> dict[str, float]:
-    """Tokens per second by instance between two answers; a counter that went back is a new driver's."""
+    """Tokens per second by instance between two states; a counter that fell (a new driver) counts as 0."""
     earlier = tokens_by_instance(before)
     return {
         instance_id: max(0, count - earlier.get(instance_id, count)) / elapsed_s

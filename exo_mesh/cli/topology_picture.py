@@ -1,4 +1,4 @@
-"""The mesh as a picture in the terminal: peers with their memory, links, and who holds which layers of each model."""
+"""Draws the mesh in the terminal: peers with their memory, links, and the layers that each peer holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATES = {"ready": "green", "loading": "yellow", "failed": "red"}
 
 
 def picture(state: Mapping[str, Any], tokens_per_s: Mapping[str, float] | None = None) -> RenderableType:
-    """`/state` as a picture. tokens_per_s: by instance, where somebody has looked twice."""
+    """Draws `GET /state`. tokens_per_s: by instance, if two states were compared."""
     names = peer_names(dict(state))
     peers = state["view"]["peers"]
     colour = {peer["id"]: COLOURS[index % len(COLOURS)] for index, peer in enumerate(peers)}
@@ -33,12 +33,14 @@ def picture(state: Mapping[str, Any], tokens_per_s: Mapping[str, float] | None =
         speed = (tokens_per_s or {}).get(instance["id"])
         parts.append(_instance(instance, names, colour, drawn.get(instance["id"]), speed))
     if not state["view"]["instances"]:
-        parts.append(Text("no model is loaded; a request or `exo-mesh preview MODEL` comes next", style="dim"))
+        parts.append(
+            Text("no model is loaded; the first request loads one, and `exo-mesh preview MODEL` plans one", style="dim")
+        )
     return Group(*parts)
 
 
 def tokens_by_instance(state: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens drawn so far, as the peers with the drivers tell."""
+    """Tokens sampled so far by instance, as the drivers report."""
     drawn: dict[str, int] = {}
     for reading in state.get("telemetry", {}).values():
         for instance_id, count in reading.get("tokens", {}).items():
@@ -65,7 +67,7 @@ def _peers(state: Mapping[str, Any], names: Mapping[str, str], colour: Mapping[s
 
 
 def memory_bar(reading: Mapping[str, Any], cells: int = BAR_CELLS) -> Text:
-    """What models have reserved, what others use, and what a model could still get, of the whole memory."""
+    """Draws the whole memory as a bar: reserved by models (█), used by other programs (▒), usable for models (·)."""
     total = max(1, reading["total_bytes"], reading["reserved_bytes"] + reading["usable_bytes"])
     reserved = _cells(reading["reserved_bytes"], total, cells)
     usable = min(cells - reserved, _cells(reading["usable_bytes"], total, cells))
@@ -74,7 +76,7 @@ def memory_bar(reading: Mapping[str, Any], cells: int = BAR_CELLS) -> Text:
 
 
 def _cells(part: int, total: int, cells: int) -> int:
-    """Rounded, but nothing that is there becomes invisible."""
+    """Cells of a part of the total, rounded; at least 1 if part > 0."""
     return min(cells, max(round(cells * part / total), 1 if part > 0 else 0))
 
 
@@ -95,7 +97,7 @@ def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Tabl
 
 
 def _cables(cables: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
-    """Thunderbolt cables between peers, and whether RDMA goes over them."""
+    """Draws the Thunderbolt cables between peers, with the state of RDMA."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("cable", "RDMA", "ports", "speed"):
         table.add_column(title, no_wrap=True)
@@ -143,7 +145,7 @@ def _instance(
 
 
 def _stage_name(stage: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """`studio`, or of a tensor group `studio + mini (jaccl)`."""
+    """`studio`, or for a tensor group `studio + mini (jaccl)`."""
     group = stage.get("group")
     if not group:
         return names.get(stage["peer"], str(stage["peer"])[:8])
@@ -151,7 +153,7 @@ def _stage_name(stage: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def layer_bar(layers: Sequence[int], num_layers: int, style: str, cells: int = BAR_CELLS) -> Text:
-    """Where `[start, stop)` lies among all layers."""
+    """Draws the half-open range `[start, stop)` among all layers as a bar."""
     first = min(cells - 1, cells * layers[0] // num_layers)
     last = max(first + 1, min(cells, cells * layers[1] // num_layers))
     return Text.assemble(("─" * first, "dim"), ("█" * (last - first), style), ("─" * (cells - last), "dim"))

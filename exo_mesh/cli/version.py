@@ -1,4 +1,4 @@
-"""Print the versions of the package, the protocol and the libraries that matter."""
+"""Print the versions of the package, the protocol and the main libraries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LIBRARIES = ("grpcio", "protobuf", "numpy", "mlx", "mlx-lm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--json`."""
+    """Adds `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the installed metadata; imports none of the libraries."""
+    """Prints versions from the installed metadata, without importing the libraries."""
     versions = library_versions(_LIBRARIES)
     if args.json:
         print_json({"exo-mesh": __version__, "protocol": PROTOCOL_VERSION, **versions})

@@ -1,4 +1,4 @@
-"""Puts a node together from its settings. The only place that names the concrete parts."""
+"""Builds a node and its HTTP API from the settings. Only here are the concrete parts named."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from exo_mesh.telemetry.start_phases import StartPhases
 API_PORT_TRIES = 50
 _log = logging.getLogger(__name__)
 ENGINE_EXTRAS = ("mlx", "torch")
-"""Extras of this package with the libraries of engines."""
+"""Extras of this package that install the libraries of engines."""
 
 
 _PATHS_BY_NAME = {"health": HEALTH_PATHS, "metrics": METRICS_PATHS}
-"""The words of --open-paths."""
+"""Paths of the API by the words of --open-paths."""
 
 
 class AddressInUseError(TransportError):
-    """A port that was asked for is taken."""
+    """The port that the user named is taken."""
 
     code = "address_in_use"
 
 
 class RunningNode:
-    """A node and its HTTP API: construct, start, look at the facts, stop. Stop may follow a start that failed."""
+    """A node with its HTTP API. Call start, then stop; stop may also follow a start that failed."""
 
     def __init__(self, loaded: LoadedSettings, logs: NodeLogs | None = None) -> None:
         self._loaded = loaded
@@ -72,7 +72,7 @@ class RunningNode:
         self._mark: ListeningMark | None = None
 
     async def start(self) -> None:
-        """Bind the API's port, start the node, serve. Raises ConfigError, AddressInUseError or another MeshError."""
+        """Binds the API's port, starts the node, serves. Raises ConfigError, AddressInUseError or another MeshError."""
         settings = self._settings
         _check_engine(self._registry, settings.engine)
         _check_model_engines(self._registry, settings.model_engines)
@@ -121,7 +121,7 @@ class RunningNode:
         self._log_ready()
 
     def _follow_logs(self, node: Node) -> None:
-        """Log as the settings in force say, also when the mesh changes them."""
+        """Applies the log settings in force, also when the mesh changes them later."""
         logs = self._logs
         if logs is not None:
             effective = node.shared.effective
@@ -129,7 +129,7 @@ class RunningNode:
             effective.on_change(effective.now)
 
     def _log_ready(self) -> None:
-        """The last lines of a start."""
+        """Logs how long the start took and where the API is."""
         _log.info("started in %.2f s: %s", self._phases.total_s, self._phases)
         url = self._url(_local_host(self._settings.host))
         if not url:
@@ -139,7 +139,7 @@ class RunningNode:
         _log.info("ready: API %s/v1, page %s, health %s/health", url, page, url)
 
     def facts(self) -> NodeFacts:
-        """What to tell about a started node."""
+        """Facts about the started node, for people and programs."""
         assert self._node is not None, "the node has been started"
         own = self._node.membership.own
         state = self._node.observation.state()
@@ -171,7 +171,7 @@ class RunningNode:
         )
 
     def status_line(self) -> str:
-        """How a started node is, for whoever supervises its process."""
+        """The state of the started node in one line, for the process that supervises it, such as systemd."""
         assert self._node is not None, "the node has been started"
         health = self._node.observation.health()
         reasons = "; ".join(reason["message"] for reason in health["reasons"])
@@ -181,18 +181,18 @@ class RunningNode:
         return f"{line} ({reasons})" if reasons else line
 
     async def asked_to_stop(self) -> str:
-        """Wait until a peer or a caller of the API wants a started node to stop or restart; which of the two."""
+        """Waits until a peer or a caller of the API stops or restarts the node; returns "stop" or "restart"."""
         assert self._node is not None, "the node has been started"
         await self._node.stops.asked.wait()
         return "restart" if self._node.stops.wants_restart else "stop"
 
     async def finish(self) -> None:
-        """Let streams finish; see Node.finish."""
+        """Lets running streams finish; see Node.finish."""
         assert self._node is not None, "the node has been started"
         await self._node.finish()
 
     async def stop(self) -> None:
-        """End requests, runners and connections, in this order."""
+        """Ends requests, runners and connections, in this order."""
         if self._mark is not None:
             self._mark.close()
         if self._api is not None:
@@ -205,7 +205,7 @@ class RunningNode:
             await self._api.stop()
 
     def _url(self, host: str) -> str:
-        """Where the API is, by one of this machine's names; "" without one."""
+        """The URL of the API with this host; "" without an API."""
         if self._socket is None:
             return ""
         return f"{'https' if self._tls else 'http'}://{host}:{self._socket.getsockname()[1]}"
@@ -216,7 +216,7 @@ class RunningNode:
             token = take_token(settings.home)
         except OSError as exc:
             token = ""
-            self._notes.append(f"nobody has local rights: no local token in {settings.home}: {exc.strerror or exc}")
+            self._notes.append(f"no client has local rights: no token in {settings.home}: {exc.strerror or exc}")
         closed = {path for name, paths in _PATHS_BY_NAME.items() if name not in settings.open_paths for path in paths}
         return AccessPolicy(
             keys=node.keys.file,
@@ -236,14 +236,14 @@ class RunningNode:
         return Invitations(gift, lambda: _api_addresses(node))
 
     def _mark_listening(self, bound: socket.socket) -> None:
-        """Tell the command line of this machine where it may send the local token."""
+        """Writes the file that shows the command line of this machine where it may send the local token."""
         try:
             self._mark = ListeningMark(self._settings.home, self._settings.host, bound.getsockname()[1])
         except OSError as exc:
-            self._notes.append(f"exo-mesh on this machine cannot send the local token: {exc.strerror or exc}")
+            self._notes.append(f"commands on this machine cannot use the local token: {exc.strerror or exc}")
 
     def _bind_api(self) -> socket.socket:
-        """A socket on the API's port; on a later one if it is taken and nobody asked for it."""
+        """Binds a socket to the API's port. If that port is taken and was not named, tries the next ones."""
         host, port = self._settings.host, self._settings.api_port
         tries = 1 if self._loaded.was_set("api_port") or port == 0 else API_PORT_TRIES
         for candidate in range(port, port + tries):
@@ -269,7 +269,7 @@ def _api_tls(certificate: Path, key: Path) -> ApiTls:
 
 
 def _check_engine(registry: Registry, name: str) -> None:
-    """An engine that was named must be there. With "auto" a node may run without: it can still be an entry peer."""
+    """Raises ConfigError if a named engine cannot run. With "auto" a node needs no engine: it can be an entry peer."""
     if name != "auto":
         try:
             registry.choose(name)
@@ -278,7 +278,7 @@ def _check_engine(registry: Registry, name: str) -> None:
 
 
 def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -> None:
-    """An engine that was named for a model must be there. Whether it runs that model is seen when it is placed."""
+    """Raises ConfigError if an engine named for a model cannot run here. Placement checks if it supports the model."""
     for model, engine in model_engines.items():
         try:
             registry.choose(engine)
@@ -287,7 +287,7 @@ def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -
 
 
 def _chosen(registry: Registry, preference: str) -> tuple[str, str]:
-    """(engine, why it was chosen), or ("", why there is none)."""
+    """(engine, why it was chosen), or ("", why no engine can run)."""
     try:
         provider = registry.choose(preference)
     except MeshError as exc:
@@ -297,14 +297,14 @@ def _chosen(registry: Registry, preference: str) -> tuple[str, str]:
 
 
 def _local_host(host: str) -> str:
-    """The host for a URL that is used on this machine."""
+    """The host for URLs that are used on this machine."""
     if host in ("0.0.0.0", "::", "[::]"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _api_addresses(node: Node) -> tuple[str, ...]:
-    """Where other machines may reach the API, the best first."""
+    """Addresses (host:port, with https:// if TLS) at which other machines may reach the API, the best first."""
     own = node.membership.own
     scheme, _, rest = own.api_url.partition("://")
     prefix, port = "" if scheme == "http" else f"{scheme}://", rest.rpartition(":")[2]
@@ -312,11 +312,11 @@ def _api_addresses(node: Node) -> tuple[str, ...]:
 
 
 def _member_origins(node: Node) -> frozenset[str]:
-    """Web origins of the pages of all live members."""
+    """The web origins from which live members serve their pages."""
     peers = node.membership.view.peers()
     return frozenset(url.lower() for peer in peers for url in member_urls(peer.api_url, peer.addresses, peer.name))
 
 
 def _reachable_host(node: Node) -> str:
-    """The host for a URL that other machines use: that of the first control address."""
+    """The host for URLs that other machines use: the host of the first control address."""
     return node.membership.own.addresses[0].rpartition(":")[0]

@@ -79,5 +79,5 @@ def test_offline_the_hub_is_not_asked(hub: LoopbackHub, environ: dict[str, str])
     asked = sum(hub.requests.values())
     done = run_in(environ, ["run", DEMO, "Hi", "--offline", *FLAGS])
     assert (done.returncode, done.stdout) == (exit_codes.FAILED, "")
-    assert f"offline, so {DEMO} can come from peers only" in done.stderr
+    assert f"offline, so only peers can provide {DEMO}" in done.stderr
     assert sum(hub.requests.values()) == asked

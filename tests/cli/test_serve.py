@@ -165,7 +165,7 @@ def test_the_reading_verbs_read_it(shared: ChildNode, tmp_path: Path, say: Said)
         assert json.loads(say(*verb, "--json", *here)[1])
     assert instance["id"] in run(["ps", *here], tmp_path).stdout
     code, _, complaints = say("stop", "nothing", *here)
-    assert (code, complaints) == (exit_codes.FAILED, "exo-mesh: no instance nothing; see exo-mesh ps\n")
+    assert (code, complaints) == (exit_codes.FAILED, "exo-mesh: no instance or loaded model nothing; see exo-mesh ps\n")
     assert say("stop", "exo-mesh-demo", *here)[1] == f"stopped {instance['id']}\n"
     assert eventually(lambda: client.get("/state")["view"]["instances"] == [])
 

@@ -53,7 +53,7 @@ def test_the_examples_are_good_and_mlx_reads_what_we_make_of_them(
     assert read_hostfile(converted, min_hosts=1).hosts == tuple(group.hosts)
     assert parse_peers(file.read_text(), str(file), 5000), "not accepted by --peers-file"
     assert main(["hostfile", str(file)]) == 0
-    one, more = "1 host: a list of machines (--peers-file)", f"{len(group.hosts)} ranks, backend {group.backend}"
+    one, more = "1 host: usable for --peers-file", f"{len(group.hosts)} ranks, backend {group.backend}"
     assert (one if len(group.hosts) == 1 else more) in capsys.readouterr().out
 
 

@@ -77,6 +77,6 @@ def test_a_host_that_sleeps_is_shown_so_and_woken_by_a_peer_that_was_restarted(t
         two.node.send_signal(signal.SIGCONT)
         two.post("/admin/awake", {})  # as the unit of systemd does after a sleep
         said = waking.communicate(timeout=60)[0]
-        assert said == "sent packets for h2 from h1\nh2 is in the mesh again\n"
+        assert said == "sent Wake-on-LAN packets to h2 from h1\nh2 is in the mesh again\n"
         assert waking.returncode == 0
         assert "asleep" not in peer_rows(one)["h2"]

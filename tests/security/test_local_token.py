@@ -60,7 +60,7 @@ def test_a_damaged_one_is_no_token_and_is_replaced(tmp_path: Path, text: str) ->
 
 def test_the_verb_key_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["key", "local", "--home", str(tmp_path)]) == exit_codes.FAILED
-    assert "a node makes it when it starts" in capsys.readouterr().err
+    assert "a node writes it at its start" in capsys.readouterr().err
     token = take_token(tmp_path)
     assert main(["key", "local", "--home", str(tmp_path)]) == exit_codes.OK
     assert capsys.readouterr().out == f"{token}\n"

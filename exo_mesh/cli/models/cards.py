@@ -15,7 +15,7 @@ _DEADLINE_S = 120.0
 
 
 def add_parsers(subparsers: Any) -> None:
-    """REPO or NAME, `--api-url`, `--json`."""
+    """Adds REPO or NAME, `--api-url`, `--json`."""
     text = "make a card of a repository, for all peers; no weights are fetched"
     part = subparsers.add_parser("add", help=text, description=text)
     part.add_argument("repo", metavar="REPO", help="hub id, or ID@REVISION")

@@ -16,7 +16,7 @@ HEADER = ("MODEL", "SIZE", "QUANT", "CONTEXT", "PEERS", "LAYERS", "LAST USED", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--all`, `--api-url`, `--json`."""
+    """Adds `--all`, `--api-url`, `--json`."""
     parser.add_argument("--all", action="store_true", help="also models of cards that no peer has")
     add_api_flags(parser)
 

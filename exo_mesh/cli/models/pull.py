@@ -33,7 +33,7 @@ _GONE_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--peers`, `--whole`, `--api-url`, `--json`."""
+    """Adds MODEL, `--peers`, `--whole`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id such as Qwen/Qwen3-0.6B, or ID@REVISION")
     parser.add_argument("--peers", metavar="PEERS", help="only at these peers: names or ids, with commas between")
     parser.add_argument("--whole", action="store_true", help="the whole model, on --peers or else on the node called")

@@ -19,7 +19,7 @@ _DEADLINE_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--peers`, `--api-url`, `--json`."""
+    """Adds MODEL, `--peers`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="a name that exo-mesh list shows")
     parser.add_argument("--peers", metavar="PEERS", help="names or ids of peers, with commas between (all)")
     add_api_flags(parser)

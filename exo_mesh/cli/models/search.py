@@ -16,7 +16,7 @@ _DEADLINE_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """QUERY, `--limit`, `--api-url`, `--json`."""
+    """Adds QUERY, `--limit`, `--api-url`, `--json`."""
     parser.add_argument("query", metavar="QUERY", help="words of the name")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many (20; up to 100)")
     add_api_flags(parser)

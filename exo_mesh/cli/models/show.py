@@ -22,7 +22,7 @@ _DEADLINE_S = 150.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--api-url`, `--json`."""
+    """Adds MODEL, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
     add_api_flags(parser)
 

@@ -27,7 +27,7 @@ MANAGERS = {"linux": "systemd", "darwin": "launchd"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`install`, `uninstall`, `status` and `wait`."""
+    """Adds `install`, `uninstall`, `status` and `wait`."""
     parts = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     texts = {
         "install": (_install, "install the service, or bring an installed one up to date, and start it"),

@@ -26,7 +26,7 @@ _WIDTH_OF_A_FILE = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--once`, `--api-url`, `--home`, `--json`."""
+    """Adds `--once`, `--api-url`, `--home`, `--json`."""
     parser.add_argument("--once", action="store_true", help="print one snapshot and end, as without a terminal")
     add_api_flags(parser)
 
