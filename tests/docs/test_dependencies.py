@@ -26,8 +26,7 @@ def test_every_core_dependency_has_a_reason() -> None:
 def test_every_dependency_of_an_extra_has_a_reason() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \| `([\w.-]+)` \| (.+?) \|$", PAGE.partition("## Extras")[2], re.MULTILINE)
     extras = {extra: names(packages) for extra, packages in PROJECT["optional-dependencies"].items() if extra != "dev"}
-    assert {(extra, package) for extra, package, _ in rows} == {
-        (e, p) for e, packages in extras.items() for p in packages
-    }
+    wanted = {(extra, package) for extra, packages in extras.items() for package in packages}
+    assert {(extra, package) for extra, package, _ in rows} == wanted
     assert len(rows) == len(wanted)
     assert all(len(reason.split()) >= 3 for _, _, reason in rows)

@@ -18,7 +18,7 @@ from tools.bench.__main__ import main as bench_main
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "comparison", "mixed-mesh", "rk3588", "upgrade", "roadmap", "scripts", "production", "apple-silicon", "first-mesh",
-    "first-model", "several-machines", "troubleshooting", "uninstall", "memory", "services", "installation", "cli",
+    "first-model", "several-machines", "troubleshooting", "uninstall", "memory", "services", "installation",
 )  # fmt: skip
 RIVALS = ("exo", "Skulk", "mesh-llm", "Parallax", "llama.cpp", "Ollama", "oMLX", "LM Studio")
 
@@ -34,7 +34,7 @@ def text_of(page: str) -> str:
 
 def commands(page: str) -> list[list[str]]:
     """Every `exo-mesh …` of a page, in a block or in a sentence."""
-    text = text_of(page)
+    text = text_of(page).replace("\\\n", " ")
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
