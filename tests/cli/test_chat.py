@@ -67,10 +67,10 @@ def test_settings_become_fields_of_a_request(commands: Commands, line: str, para
         ("/set nonsense 1", "there is no setting nonsense"),
         ("/set markdown maybe", "markdown must be on or off"),
         ("/sow", "did you mean /show?"),
-        ("/load x", "no conversation is saved as x; saved: none yet"),
-        ("/save ../x", "is no name of a conversation"),
-        ("/save .x", "is no name of a conversation"),
-        ("/show weather", "/show takes"),
+        ("/load x", "there is no saved conversation x; saved: none yet"),
+        ("/save ../x", "cannot name a conversation"),
+        ("/save .x", "cannot name a conversation"),
+        ("/show weather", "use settings, info, system or messages"),
     ],
 )
 def test_a_mistake_is_named_and_changes_nothing(commands: Commands, line: str, says: str) -> None:

@@ -130,7 +130,7 @@ def test_a_stream_that_breaks_off_goes_on_at_the_next_node_and_nothing_is_shown_
     nodes, sink = mesh([["one ", "two "]], [["one two ", "three", ...]]), Recorder()
     assert ask(nodes, sink) == "one two three" == sink.of("text")
     assert len(set(KEYS)) == 1 and len(KEYS) == 2, "both were asked with one key"
-    assert "n0 is gone, asking another member" in sink.of("wait")
+    assert "n0 does not answer, trying another member" in sink.of("wait")
     assert nodes.name_of(nodes.client) == "n1", "the next question goes there at once"
 
 
@@ -193,7 +193,7 @@ def test_another_answer_is_said_to_be_one(mesh: Mesh, capsys: pytest.CaptureFixt
     kept: list[str] = []
     with TerminalSink(nodes, "m", kept) as screen:
         ask(nodes, screen)
-    assert kept == ["one three"] and "that answer is lost" in capsys.readouterr().out
+    assert kept == ["one three"] and "this answer is lost" in capsys.readouterr().out
     nodes = mesh([["one two"]], [["one three", ...]])
     with pytest.raises(MeshError, match="differs"), PlainSink(nodes, "m", [], is_terminal=False) as pipe:
         ask(nodes, pipe)

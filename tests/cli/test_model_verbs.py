@@ -116,7 +116,7 @@ def test_run_of_a_directory_that_is_not_there_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    for name, complaint in (("./nope", "does not exist"), ("./file", "is no directory")):
+    for name, complaint in (("./nope", "does not exist"), ("./file", "is not a directory")):
         code, shown, complaints = say("run", name, "Hi")
         assert (code, shown) == (exit_codes.FAILED, "")
         assert complaints == f"exo-mesh: {name} {complaint} ({tmp_path / name})\n"
@@ -132,7 +132,7 @@ def test_pull_of_gguf_says_where_the_files_go(say: Say, mesh: FetchingMesh, monk
     code, shown, complaints = say("pull", "org/big-GGUF:q4_k_m")
     assert (code, complaints) == (exit_codes.OK, "")
     first, *_, last = shown.splitlines()
-    assert first.startswith("GGUF: all files of it go to alpha (--peers chooses others)")
+    assert first.startswith("GGUF: all its files are downloaded to alpha (--peers chooses others)")
     assert last.startswith("alpha: org/big-GGUF-Q4_K_M: 100 B, done")
 
 
@@ -146,7 +146,7 @@ def test_a_pull_that_fails_says_where_and_what_helps(say: Say, mesh: FetchingMes
     mesh.failing = ("beta",)
     code, shown, complaints = say("pull", HUB_ID, "--peers", "alpha,beta")
     assert code == exit_codes.FAILED
-    assert complaints == f"exo-mesh: name of beta could not fetch {HUB_ID}: the disk is full; make room\n"
+    assert complaints == f"exo-mesh: name of beta could not download {HUB_ID}: the disk is full; make room\n"
     assert "name of alpha: org/at-hub: 100 B, done" in shown
 
 
@@ -159,13 +159,13 @@ def test_ctrl_c_ends_the_downloads_and_says_how_to_go_on(
     monkeypatch.setattr(pull.time, "sleep", interrupt)
     code, _, complaints = say("pull", HUB_ID, "--peers", "alpha")
     assert code == exit_codes.INTERRUPTED
-    assert "what was fetched is kept, and `exo-mesh pull org/at-hub --peers alpha` goes on from there" in complaints
+    assert "the downloaded part is kept, and `exo-mesh pull org/at-hub --peers alpha` resumes" in complaints
     assert mesh.cancelled == [("alpha", HUB_ID)]
 
 
 @pytest.mark.parametrize(
     ("shown", "complaint"),
-    [([], f"no peer has begun to fetch {HUB_ID}"), ([ALPHA], "it was cancelled, or the peer has gone")],
+    [([], f"no peer has started to download {HUB_ID}"), ([ALPHA], "cancelled, or the peer has gone")],
 )
 def test_a_pull_does_not_wait_for_a_peer_that_is_gone(
     say: Say, monkeypatch: pytest.MonkeyPatch, shown: list[DownloadEntry], complaint: str
@@ -293,8 +293,8 @@ def test_figures_of_a_download() -> None:
     assert label(ALPHA.describe()) == "alpha: org/at-hub, layers 0-13"
     assert figures(replace(ALPHA, done_bytes=250).describe()) == "25 % of 1.0 KB, 250 B/s, 4 s left"
     assert figures(replace(ALPHA, state=DownloadState.FAILED, reason="no disk").describe()) == "failed: no disk"
-    assert figures(replace(ALPHA, state=DownloadState.PENDING, total_bytes=0).describe()) == "waits"
-    assert figures(replace(ALPHA, state=DownloadState.COMPLETED, total_bytes=0).describe()) == "was all there"
+    assert figures(replace(ALPHA, state=DownloadState.PENDING, total_bytes=0).describe()) == "waiting"
+    assert figures(replace(ALPHA, state=DownloadState.COMPLETED, total_bytes=0).describe()) == "complete already"
 
 
 def test_facts_of_a_model() -> None:

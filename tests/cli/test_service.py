@@ -371,7 +371,7 @@ def test_the_node_waits_for_rkllama_and_starts_without_it(tmp_path: Path) -> Non
         systemd.run("systemctl", "daemon-reload")
         systemd.run("systemctl", "stop", "rkllama")
         systemd.run("systemctl", "restart", "exo-mesh")
-        assert "nobody listens at 127.0.0.1:8080" in systemd.log()
+        assert "127.0.0.1:8080 is not open" in systemd.log()
         assert systemd.show("exo-mesh", "ActiveState") == "active"
 
 

@@ -1,1 +1,1 @@
-"""`exo-mesh run`: questions, conversations, and what they look like in a terminal."""
+"""`exo-mesh run`: asks questions, holds conversations, and shows the answers in a terminal."""

@@ -1,4 +1,4 @@
-"""One question to a model over the HTTP API, with the time it took."""
+"""Asks a model one question over the HTTP API and measures the time of the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """What came back. first_token_s counts from the request; tokens_per_s is of the tokens after the first."""
+    """A finished answer. first_token_s and total_s count from the request; tokens_per_s leaves out the first token."""
 
     text: str
     finish_reason: str
@@ -31,14 +31,14 @@ class ChatAnswer:
         return (self.completion_tokens - 1) / decode_s if self.completion_tokens > 1 and decode_s > 0 else 0.0
 
     def timing(self) -> str:
-        """`64 tokens, 85.1 tokens/s, first after 0.21 s`."""
+        """The times in words: `64 tokens, 85.1 tokens/s, first after 0.21 s`."""
         speed = f"{self.tokens_per_s:.1f} tokens/s, " if self.tokens_per_s else ""
         return f"{self.completion_tokens} tokens, {speed}first after {self.first_token_s:.2f} s"
 
 
 @dataclass(slots=True)
 class AnswerSoFar:
-    """What the events of one stream have brought."""
+    """The parts of an answer that the events of one stream have delivered so far."""
 
     text: str = ""
     reasoning: str = ""
@@ -46,7 +46,7 @@ class AnswerSoFar:
     usage: dict[str, int] = field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take one event."""
+        """Adds the content of one event."""
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
@@ -55,7 +55,7 @@ class AnswerSoFar:
             self.reasoning += delta.get("reasoning_content") or ""
 
     def answer(self, began: float, first: float | None, ended: float) -> ChatAnswer:
-        """The whole answer. The times are monotonic seconds; first: of the first token, None if there was none."""
+        """The finished answer. The times are monotonic seconds; first: of the first token, None if there was none."""
         return ChatAnswer(
             text=self.text,
             finish_reason=self.finish_reason,
@@ -68,7 +68,7 @@ class AnswerSoFar:
 
 
 def body_of(model: str, messages: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The request of a streamed chat."""
+    """The request body of a streamed chat completion."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
     return {"model": model, "messages": list(messages), **options, **parameters}
 
@@ -81,9 +81,9 @@ def ask(
     write: Callable[[str], object],
     on_comment: Callable[[str], object] | None = None,
 ) -> ChatAnswer:
-    """Stream the answer of one node: `write` gets each piece of text as it comes, on_comment what is waited for before.
+    """Streams the answer of one node. Raises MeshError.
 
-    Raises MeshError.
+    write: gets each piece of text as it arrives. on_comment: gets what the request waits for before its first token.
     """
     began = time.monotonic()
     first: float | None = None

@@ -1,4 +1,4 @@
-"""Where a markdown text that still grows can be cut: what stands before the cut does not change any more. Pure."""
+"""Finds where a growing markdown text can be cut: later text does not change how the part before it looks. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
 
 def finished_length(text: str) -> int:
-    """How many characters of a growing text are whole blocks: everything before the last block that has begun.
+    """The number of characters of a growing text that are complete blocks: all before the last block that has begun.
 
-    A block ends at a blank line when a line follows that is not indented, so that a list with paragraphs in its items
-    stays in one piece; a fenced block ends with its fence.
+    A block ends at a blank line if the next line is not indented, so that a list with paragraphs in its items stays in
+    one piece; a fenced block ends with its closing fence.
     """
     finished = position = 0
     fence = ""

@@ -1,4 +1,4 @@
-"""The slash commands of a conversation: what each does, its help, and what completes it."""
+"""The slash commands of a conversation, with their help and completion."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ASK_DEADLINE_S = 2.0
 
 _SCREEN_KNOBS = {
     "markdown": "on or off: show answers as markdown",
-    "verbose": "on or off: tokens/s and time to first token after each answer",
-    "history": "on or off: keep questions for the next run",
+    "verbose": "on or off: show tokens/s and time to first token after each answer",
+    "history": "on or off: save questions for the next run",
 }
 _WORDS = {
     "verbose": ("verbose", "on"),
@@ -28,12 +28,12 @@ _WORDS = {
     "history": ("history", "on"),
     "nohistory": ("history", "off"),
 }
-"""`/set WORD` without a value, as Ollama has them."""
+"""`/set WORD` without a value, as in Ollama: (setting, value) by word."""
 
 
 @dataclass
 class ChatState:
-    """A conversation and how it is shown."""
+    """A conversation and its display settings."""
 
     conversation: Dialogue
     markdown: bool = True
@@ -43,7 +43,7 @@ class ChatState:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """run: gets what stands after the name; its answer is printed. complete: words that may stand there."""
+    """A slash command. run: takes the text after the name, returns what to print. complete: words for that text."""
 
     usage: str
     help: str
@@ -52,7 +52,7 @@ class Command:
 
 
 class LeaveChat(Exception):
-    """The user wants to go."""
+    """Raised by /bye: ends the conversation."""
 
 
 class Commands:
@@ -67,19 +67,19 @@ class Commands:
         self.table = {
             "/set": Command("/set NAME VALUE", "change a setting; /set lists them", self._set, lambda: settings),
             "/show": Command(
-                "/show [info|system|messages]", "settings; the model; what was said", self._show,
+                "/show [info|system|messages]", "show settings, the model, or the messages", self._show,
                 lambda: ("info", "settings", "system", "messages"),
             ),
-            "/model": Command("/model NAME", "go on with another model", self._model, self._model_names),
-            "/clear": Command("/clear", "forget what was said; settings stay", self._clear),
+            "/model": Command("/model NAME", "continue with another model", self._model, self._model_names),
+            "/clear": Command("/clear", "forget all messages; settings stay", self._clear),
             "/save": Command("/save NAME", "save the conversation", self._save, saved.names),
-            "/load": Command("/load NAME", "go on with a saved conversation", self._load, saved.names),
-            "/help": Command("/help", "this list; also /?", self._help),
+            "/load": Command("/load NAME", "continue a saved conversation", self._load, saved.names),
+            "/help": Command("/help", "show this list; also /?", self._help),
             "/bye": Command("/bye", "leave; also Ctrl-D", self._bye),
         }  # fmt: skip
 
     def run(self, line: str) -> str:
-        """What to print after a line that begins with a slash. Raises InputError, and LeaveChat for /bye."""
+        """Runs a line that begins with a slash; returns what to print. Raises InputError, and LeaveChat for /bye."""
         name, _, rest = line.partition(" ")
         name = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/reset": "/clear"}.get(name, name)
         if command := self.table.get(name):
@@ -87,7 +87,7 @@ class Commands:
         raise InputError(f"no such command: {name}{did_you_mean(name, self.table) or '; /help lists them'}")
 
     def complete(self, line: str, word: str) -> Iterable[str]:
-        """The words that may stand where `word` begins, at the end of the line."""
+        """The possible words in place of `word`, which ends the line."""
         before = line[: len(line) - len(word)].split()
         if not line.startswith("/"):
             return ()
@@ -102,7 +102,7 @@ class Commands:
 
     def _help(self, _: str) -> str:
         rows = [(command.usage, command.help) for command in self.table.values()]
-        rows += [('"""', "begin a message of several lines, and end it; pasted lines stay together")]
+        rows += [('"""', "begin and end a message of several lines; pasted lines stay together")]
         rows += [("Ctrl-C", "stop the answer"), ("Ctrl-D", "leave")]
         width = max(len(usage) for usage, _ in rows)
         return "\n".join(f"  {usage:{width}}  {text}" for usage, text in rows)
@@ -124,7 +124,7 @@ class Commands:
         parameters = self._state.conversation.parameters
         parameters.pop(field, None)
         if value is None:
-            return f"{name}: the node decides"
+            return f"{name}: the node's default"
         parameters[field] = value
         return f"{name}: {dict(shown_knobs({field: value}))[_own_name(name)]}"
 
@@ -142,9 +142,9 @@ class Commands:
 
     def _settings_help(self) -> str:
         rows = [(name, f"{knob.values}: {knob.help}") for name, knob in KNOBS.items()]
-        rows += [("system", "a text that tells the model how to answer"), *_SCREEN_KNOBS.items()]
+        rows += [("system", "instructions for the model"), *_SCREEN_KNOBS.items()]
         lines = [f"  /set {name:20} {text}" for name, text in rows]
-        return "\n".join([*lines, f"The value `{DEFAULT}` lets the node decide again."])
+        return "\n".join([*lines, f"The value `{DEFAULT}` returns to the node's default."])
 
     def _show(self, what: str) -> str:
         match what:
@@ -154,10 +154,10 @@ class Commands:
                 return escaped(self._state.conversation.system or "no system message", keep_newlines=True)
             case "messages":
                 said = (f"{one['role']}: {one['content']}" for one in self._state.conversation.messages)
-                return escaped("\n".join(said) or "nothing was said yet", keep_newlines=True)
+                return escaped("\n".join(said) or "no messages yet", keep_newlines=True)
             case "info":
                 return self._info()
-        raise InputError("/show takes settings, info, system or messages")
+        raise InputError(f"/show {what} is not possible: use settings, info, system or messages")
 
     def _shown_settings(self) -> str:
         state, conversation = self._state, self._state.conversation
@@ -181,7 +181,7 @@ class Commands:
         if not name:
             raise InputError("/model needs the name of a model; Tab completes it")
         self._state.conversation.model = name
-        return f"the next answer is of {printable(name)}"
+        return f"{printable(name)} gives the next answer"
 
     def _model_names(self) -> Iterable[str]:
         if self._models is None:
@@ -194,7 +194,7 @@ class Commands:
 
     def _clear(self, _: str) -> str:
         self._state.conversation.messages.clear()
-        return "forgotten; the next question begins anew"
+        return "messages deleted; the next question starts a new conversation"
 
     def _save(self, name: str) -> str:
         if not name:

@@ -1,4 +1,4 @@
-"""A conversation as a value: what was said, to whom, and with which settings. It is saved as one JSON file."""
+"""A conversation as a value: messages, model and settings. It is saved as one JSON file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VERSION = 1
 
 @dataclass
 class Dialogue:
-    """messages: of the user and the assistant in turns, without the system message."""
+    """A conversation. messages: of the user and the assistant in turns, without the system message."""
 
     model: str
     system: str = ""
@@ -29,16 +29,16 @@ class Dialogue:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def asking(self, question: str) -> list[dict[str, str]]:
-        """The messages of a request for the next answer."""
+        """The messages of the request that asks the question."""
         return [*system_message(self.system), *self.messages, {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str) -> None:
-        """A turn has ended."""
+        """Appends a finished turn."""
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def system_message(text: str) -> list[dict[str, str]]:
-    """A list of one message, or of none without a text."""
+    """A list with the system message; empty without a text."""
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -49,19 +49,19 @@ class SavedChats:
         self._folder = home / FOLDER
 
     def names(self) -> list[str]:
-        """What `load` takes, in the order of the alphabet."""
+        """The names that `load` accepts, sorted."""
         with contextlib.suppress(OSError):
             return sorted(path.stem for path in self._folder.glob("*.json") if _NAME.fullmatch(path.stem))
         return []
 
     def save(self, name: str, conversation: Dialogue) -> Path:
-        """Write it whole or not at all; a conversation of that name is replaced. Raises InputError."""
+        """Saves atomically, replaces a conversation of that name, and returns the file. Raises InputError."""
         import msgspec
 
         path = self._path(name)
         text = msgspec.json.format(msgspec.json.encode({"version": _VERSION, **vars(conversation)}), indent=1)
         if len(text) > MAX_FILE_BYTES:
-            raise InputError(f"the conversation has {len(text)} bytes; at most {MAX_FILE_BYTES} can be saved")
+            raise InputError(f"the conversation has {len(text)} bytes, but at most {MAX_FILE_BYTES} can be saved")
         scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class SavedChats:
         return path
 
     def load(self, name: str) -> Dialogue:
-        """Raises InputError if there is none of that name, or its file cannot be read."""
+        """Loads a conversation. Raises InputError if there is none of that name, or its file cannot be read."""
         import msgspec
 
         path = self._path(name)
@@ -85,17 +85,17 @@ class SavedChats:
             fields = msgspec.json.decode(text)
             version = fields.pop("version", None) if isinstance(fields, dict) else None
             if len(text) > MAX_FILE_BYTES or version != _VERSION:
-                raise InputError(f"{path} is no conversation that this version can read")
+                raise InputError(f"{path} is not a conversation that this version can read")
             return msgspec.convert(fields, Dialogue)
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none yet"
-            raise InputError(f"no conversation is saved as {name}; saved: {known}") from None
+            raise InputError(f"there is no saved conversation {name}; saved: {known}") from None
         except (OSError, msgspec.MsgspecError, RecursionError) as exc:
             raise InputError(f"{path} cannot be read: {exc}") from exc
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise InputError(
-                f"{name!r} is no name of a conversation: letters, digits, and . _ - after the first, up to 64"
+                f"{name!r} cannot name a conversation: use up to 64 letters, digits, _ . or -, not . or - first"
             )
         return self._folder / f"{name}.json"

@@ -1,7 +1,7 @@
-"""Follows an answer to its end, also when the node that gives it dies: then another member goes on with it.
+"""Follows an answer to its end, even if the node that streams it dies: another member then continues it.
 
-Each attempt carries the same Idempotency-Key and asks for the whole answer, which the mesh sends at once as far as it
-was computed; what was shown already is left out. docs/how-it-works/continuation.md has the contract.
+Each attempt has the same Idempotency-Key and requests the whole answer. The mesh sends the part that was computed
+already at once, and text that is on the screen is not shown again. docs/how-it-works/continuation.md has the contract.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from exo_mesh.errors import (
 )
 
 SILENCE_S = 15.0
-"""A node sends a comment every 2 s while an answer waits; this much silence of a loaded model means that it is gone."""
+"""Timeout of a stream from a loaded model: a live node sends a comment every 2 s while an answer waits."""
 PATIENCE_S = 90.0
-"""Give up when nothing new has come for this long after a failure."""
+"""Retries end this long after a failure if no new text arrives."""
 PAUSE_S = 0.7
-"""Between two rounds over all members."""
+"""Pause between two rounds over all members."""
 
 _MOVES = (TransportError, DeadlineError, NodeStoppingError, NotReadyError)
-"""Another member may do it."""
+"""Errors after which another member may succeed."""
 _WAITS = (OverloadError, UnknownModelError, StageLostError)
-"""Passes by itself once an answer has begun: the other members are about to notice what happened."""
+"""Errors to retry once an answer has begun: they end when the other members have noticed the failure."""
 
 
 class AnswerSink(Protocol):
-    """Where an answer is shown as it comes."""
+    """Shows an answer as it arrives."""
 
     def text(self, piece: str) -> None: ...
 
@@ -48,7 +48,7 @@ class AnswerSink(Protocol):
     def waiting(self, what: str) -> None: ...
 
     def restarted(self) -> None:
-        """What was shown is void: the answer had to be computed again and is another one. May raise MeshError."""
+        """The answer was computed again and differs: discard what was shown. May raise MeshError."""
 
 
 def follow(
@@ -60,9 +60,9 @@ def follow(
     *,
     is_loaded: bool = False,
 ) -> ChatAnswer:
-    """Ask, show each piece once, and return the whole answer. Raises MeshError if no member can finish it.
+    """Asks, shows each piece once, and returns the whole answer. Raises MeshError if no member can finish it.
 
-    is_loaded: the model answers at once, so that silence has a meaning from the beginning on.
+    is_loaded: the model is loaded, so the short timeout applies from the first attempt.
     """
     following = _Following(body_of(model, messages, parameters), sink, is_loaded)
     while True:
@@ -74,7 +74,7 @@ def follow(
                 members.return_to_first()
             if not following.may_go_on(exc, len(members)):
                 raise
-            sink.waiting(f"{members.name_of(client)} is gone, asking another member")
+            sink.waiting(f"{members.name_of(client)} does not answer, trying another member")
             members.leave(client)
             following.pause(len(members))
 
@@ -94,7 +94,7 @@ class _Following:
         self._num_attempts = 0
 
     def attempt(self, client: ApiClient) -> ChatAnswer:
-        """One try at one node."""
+        """Makes one attempt at one node."""
         self._num_attempts += 1
         made = AnswerSoFar()
         for event in client.stream(
@@ -106,7 +106,7 @@ class _Following:
         return made.answer(self._began, self._first, time.monotonic())
 
     def may_go_on(self, error: MeshError, num_members: int) -> bool:
-        """Whether another attempt makes sense."""
+        """Whether another attempt may succeed."""
         now = time.monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
         if now - self._failing_since > PATIENCE_S:
@@ -119,12 +119,12 @@ class _Following:
         return has_begun and isinstance(error, _WAITS)
 
     def pause(self, num_members: int) -> None:
-        """Wait after each round, so that a mesh in which nobody can answer is not asked all the time."""
+        """Waits after each round over the members, so that a mesh that cannot answer is not flooded with retries."""
         if self._num_attempts % num_members == 0:
             time.sleep(PAUSE_S)
 
     def _show(self, made: AnswerSoFar) -> None:
-        """Show what of `made` was not shown yet."""
+        """Shows the part of `made` that was not shown yet."""
         if not (made.text or made.reasoning):
             return
         self._first = self._first or time.monotonic()
@@ -143,5 +143,5 @@ class _Following:
 
 
 def _agree(one: str, other: str) -> bool:
-    """Whether one of the two is the beginning of the other."""
+    """Whether one of the texts is a prefix of the other."""
     return one.startswith(other) or other.startswith(one)

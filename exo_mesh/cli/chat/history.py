@@ -1,4 +1,4 @@
-"""The questions of earlier runs, in a file of the home that only its owner can read. It is bounded."""
+"""Saves the questions of earlier runs in a bounded file in the home that only its owner can read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MAX_ENTRIES = 1_000
 MAX_BYTES = 512 * 1024
 """At this size the older half is dropped."""
 MAX_ENTRY_CHARS = 16_384
-"""A longer question, such as a pasted file, is not kept."""
+"""A longer question, such as a pasted file, is not saved."""
 
 
 class QuestionHistory:
-    """One JSON string per line, the newest last. Several chats may write at once.
+    """A file with one question per line as a JSON string, the newest last. Several chats may write at once.
 
-    A file that cannot be read or written is as good as none: a chat works without it.
+    Errors of reading or writing are ignored: a chat works without its history.
     """
 
     def __init__(self, home: Path) -> None:
@@ -36,7 +36,7 @@ class QuestionHistory:
         return [entry for line in lines if (entry := _entry(line))][-MAX_ENTRIES:]
 
     def add(self, entry: str) -> None:
-        """Keep a question, unless it begins with a blank."""
+        """Saves a question, unless it begins with a space or is too long."""
         if not entry or entry[0].isspace() or len(entry) > MAX_ENTRY_CHARS:
             return
         with contextlib.suppress(OSError):

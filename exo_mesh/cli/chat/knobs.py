@@ -1,4 +1,4 @@
-"""What `/set` can change of a request: names, ranges, and how a value is read. Pure functions."""
+"""Settings of a request that `/set` can change: names, ranges and parsers. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from exo_mesh.errors import InputError
 _INT32 = 2**31 - 1
 _INT64 = 2**63
 DEFAULT = "default"
-"""As a value of any knob: leave it out of the request, so that the node decides."""
+"""A value for any setting: leave the field out of the request, so that the node's default applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """field: of a chat request. read: makes its value from what the user typed; raises ValueError."""
+    """A setting of a request. field: its name in the chat request. read: parses the user's text; raises ValueError."""
 
     field: str
     read: Callable[[str], Any]
@@ -59,7 +59,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _stops(text: str) -> list[str]:
-    """One text, or a JSON list of texts."""
+    """Parses one text, or a JSON list of texts. Raises ValueError."""
     stops = json.loads(text) if text.startswith("[") else [text]
     if not stops or not all(isinstance(stop, str) and stop for stop in stops):
         raise ValueError
@@ -69,17 +69,17 @@ def _stops(text: str) -> list[str]:
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 KNOBS = {
-    "temperature": Knob("temperature", _number(0, 2), "0 to 2", "0 = always the likeliest token"),
-    "top_p": Knob("top_p", _number(0, 1), "0 to 1", "draw from the likeliest tokens with this probability in all"),
-    "top_k": Knob("top_k", _whole(-1, _INT32), "a whole number", "draw from this many tokens; -1 = all"),
-    "min_p": Knob("min_p", _number(0, 1), "0 to 1", "least probability, as a share of that of the likeliest token"),
-    "max_tokens": Knob("max_tokens", _whole(1, _INT32), "1 or more", "most tokens of an answer"),
+    "temperature": Knob("temperature", _number(0, 2), "0 to 2", "0 = always the most likely token"),
+    "top_p": Knob("top_p", _number(0, 1), "0 to 1", "sample from the likeliest tokens with this total probability"),
+    "top_k": Knob("top_k", _whole(-1, _INT32), "a whole number", "sample from this many likeliest tokens; -1 = all"),
+    "min_p": Knob("min_p", _number(0, 1), "0 to 1", "lowest probability, as a share of the likeliest token's"),
+    "max_tokens": Knob("max_tokens", _whole(1, _INT32), "1 or more", "longest answer in tokens"),
     "seed": Knob("seed", _whole(-_INT64, _INT64 - 1), "a whole number", "same seed, same text"),
-    "repetition_penalty": Knob("repetition_penalty", _number(0.01, 10), "0.01 to 10", "above 1: repeat less"),
-    "presence_penalty": Knob("presence_penalty", _number(-2, 2), "-2 to 2", "above 0: new subjects"),
-    "frequency_penalty": Knob("frequency_penalty", _number(-2, 2), "-2 to 2", "above 0: repeat frequent tokens less"),
-    "stop": Knob("stop", _stops, 'a text, or a list such as ["a", "b"]', "end the answer before this text"),
-    "think": Knob("enable_thinking", _switch, "on or off", "whether the model thinks before it answers"),
+    "repetition_penalty": Knob("repetition_penalty", _number(0.01, 10), "0.01 to 10", "above 1: less repetition"),
+    "presence_penalty": Knob("presence_penalty", _number(-2, 2), "-2 to 2", "above 0: more new subjects"),
+    "frequency_penalty": Knob("frequency_penalty", _number(-2, 2), "-2 to 2", "above 0: fewer frequent tokens"),
+    "stop": Knob("stop", _stops, 'a text, or a list such as ["a", "b"]', "stop the answer before this text"),
+    "think": Knob("enable_thinking", _switch, "on or off", "let the model think before it answers"),
     "effort": Knob("reasoning_effort", _one_of(*_EFFORTS), ", ".join(_EFFORTS), "how long the model thinks"),
 }
 OTHER_NAMES = {
@@ -89,13 +89,13 @@ OTHER_NAMES = {
     "reasoning_effort": "effort",
     "enable_thinking": "think",
 }
-"""Names of Ollama and of the API."""
+"""Other names of settings, in Ollama and in the API."""
 
 _NOT_HERE = {"num_ctx": "the context is set when a model is placed: exo-mesh preview MODEL --context-limit N"}
 
 
 def read_knob(name: str, text: str) -> tuple[str, Any]:
-    """(field of the request, value); the value is None for `default`. Raises InputError that says what is allowed."""
+    """(field of the request, parsed value or None for `default`). Raises InputError that says what is allowed."""
     if hint := _NOT_HERE.get(name):
         raise InputError(f"{name} cannot be set here: {hint}", param=name)
     knob = KNOBS.get(OTHER_NAMES.get(name, name))
@@ -110,7 +110,7 @@ def read_knob(name: str, text: str) -> tuple[str, Any]:
 
 
 def shown_knobs(parameters: dict[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) of those that are set."""
+    """(name, value as text) of the settings in the parameters."""
     names = {knob.field: name for name, knob in KNOBS.items()}
     return [(names.get(field, field), _shown(value)) for field, value in parameters.items()]
 

@@ -1,4 +1,4 @@
-"""Reads what a person types: with line editing, history and completion, and messages of several lines."""
+"""Reads messages from the terminal: line editing, history, completion, and messages of several lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ QUOTES = '"""'
 MAX_COMPLETIONS = 100
 
 Complete = Callable[[str, str], Iterable[str]]
-"""(the line up to the cursor, the word that is completed) to the words that may stand there."""
+"""Takes the line up to the cursor and the word to complete; returns the possible words."""
 
 
 class LineReader:
-    """Reads one message at a time. readline is only used where both ends are terminals; a pipe is read as it is."""
+    """Reads one message at a time. Uses readline only if input and output are terminals; else reads plain lines."""
 
     def __init__(self, history: QuestionHistory, complete: Complete) -> None:
         self._history = history
@@ -28,9 +28,9 @@ class LineReader:
             self._prepare(self._readline, complete)
 
     def read(self) -> str:
-        """The next message. Raises EOFError at Ctrl-D, and KeyboardInterrupt at Ctrl-C, which drops what was typed.
+        """Reads the next message. Raises EOFError at Ctrl-D, and KeyboardInterrupt at Ctrl-C, which discards the line.
 
-        A message has several lines if they were pasted, or if it begins with three quotes: then it ends with three.
+        A message may have several lines: pasted ones, or lines between three quotes and three quotes.
         """
         first = input(PROMPT)
         text = first.strip()
@@ -72,7 +72,7 @@ class LineReader:
             readline.parse_and_bind("tab: complete")
             readline.parse_and_bind(
                 "set enable-bracketed-paste on"
-            )  # pasted lines are one message; Python turns it off
+            )  # so that pasted lines are one message; Python turns it off
         readline.clear_history()
         for entry in self._history.entries():
             readline.add_history(entry)

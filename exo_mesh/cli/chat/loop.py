@@ -1,4 +1,4 @@
-"""A conversation in a terminal: reads a message, shows the answer, until the user leaves."""
+"""Runs a conversation in a terminal: reads a message, shows the answer, until the user leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exo_mesh.errors import MeshError
 
 
 class Chat:
-    """Owns the turns of one conversation."""
+    """Runs the turns of one conversation."""
 
     def __init__(self, state: ChatState, members: MeshNodes, commands: Commands, lines: LineReader) -> None:
         self._state = state
@@ -25,7 +25,7 @@ class Chat:
         self._lines = lines
 
     def run(self) -> None:
-        """Until /bye or Ctrl-D. Ctrl-C only ends what is being done."""
+        """Runs until /bye or Ctrl-D. Ctrl-C only stops the current answer or command."""
         print(f"Talking to {self._state.conversation.model}. /? for help, /bye or Ctrl-D to leave.")
         while True:
             try:
@@ -54,7 +54,7 @@ class Chat:
             self._ask(line)
 
     def _ask(self, question: str) -> None:
-        """One turn. An answer that was stopped or broke off stays in the conversation as far as it came."""
+        """Runs one turn. The conversation keeps the received part of an answer that was stopped or failed."""
         conversation = self._state.conversation
         is_loaded = self._members.learn_whether_loaded(conversation.model)
         kept: list[str] = []
@@ -77,16 +77,16 @@ class Chat:
 
 
 def answer_sink(members: MeshNodes, model: str, kept: list[str], *, markdown: bool, stream: TextIO) -> PlainSink:
-    """Where to show an answer. kept: gets the pieces of its text."""
+    """Chooses how to show an answer: with markdown in a terminal, else as plain text. kept: gets its pieces of text."""
     if markdown and stream.isatty() and os.environ.get("TERM") != "dumb":
         return TerminalSink(members, model, kept)
     return PlainSink(members, model, kept, is_terminal=stream.isatty())
 
 
 def report(answer: ChatAnswer, *, verbose: bool) -> None:
-    """What is worth knowing after an answer, on standard error."""
+    """Reports on standard error that the answer was cut, and with verbose its times."""
     if answer.finish_reason == "length":
-        print("exo-mesh: the answer was cut at the most tokens allowed", file=sys.stderr)
+        print("exo-mesh: the answer was cut at the token limit (max_tokens)", file=sys.stderr)
     if verbose:
         has_styles = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         print(f"\x1b[2m{answer.timing()}\x1b[0m" if has_styles else answer.timing(), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Markdown in a terminal while it streams: whole blocks are printed once, the last one is drawn again as it grows."""
+"""Shows streamed markdown in a terminal: prints each complete block once, and redraws the last one as it grows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from exo_mesh.cli.chat.blocks import finished_length
 from exo_mesh.printable import escaped
 
 REDRAW_S = 0.08
-"""Least time between two drawings: a model may write hundreds of tokens per second."""
+"""Minimum time between redraws: a model may write hundreds of tokens per second."""
 _CODE_THEME = "ansi_dark"
-"""The terminal's own sixteen colours, so that code is readable on a light ground too."""
+"""The terminal's own 16 colours, so that code is readable on a light background, too."""
 
 
 class MarkdownWriter:
-    """Takes an answer piece by piece. `end` has to be called, also after Ctrl-C."""
+    """Shows an answer piece by piece. The caller must call `end`, also after Ctrl-C."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -32,7 +32,7 @@ class MarkdownWriter:
         self._live: Live | None = None
 
     def write(self, piece: str) -> None:
-        """Show a piece."""
+        """Adds a piece; redraws at most every REDRAW_S."""
         self._rest += piece
         self._note = ""
         if time.monotonic() - self._drawn_at >= REDRAW_S:
@@ -40,12 +40,12 @@ class MarkdownWriter:
             self._drawn_at = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Show below the answer what it waits for, until the next piece."""
+        """Shows below the answer what it waits for, until the next piece."""
         self._note = text
         self._draw()
 
     def end(self) -> None:
-        """Print what is left."""
+        """Prints the rest of the text."""
         self._stop()
         if self._rest.strip():
             self._print(self._rest)
@@ -69,7 +69,7 @@ class MarkdownWriter:
             self._live = None
 
     def _tail(self) -> RenderableType:
-        """The end of the block that grows: what is taller than the screen could not be drawn again."""
+        """The lower part of the growing block: lines above the screen could not be redrawn."""
         block = as_block(self._rest, needs_gap=self._has_printed)
         if self._note:
             block = Group(block, Text(self._note, style="yellow"))
@@ -85,13 +85,13 @@ class MarkdownWriter:
 
 
 def as_block(text: str, *, needs_gap: bool) -> RenderableType:
-    """A piece of markdown, below a blank line if something stands above. Control characters are shown, not obeyed."""
+    """Renders markdown, with a blank line above if needs_gap. Control characters are shown, not executed."""
     shown = rendered(text)
     return Group(Text(""), shown) if needs_gap else shown
 
 
 def rendered(text: str) -> Markdown:
-    """HTML is text here, a link shows its address, and each line stays a line, as models mean it."""
+    """Renders markdown for a terminal: HTML as text, links with their address, line breaks as the model wrote them."""
     made = Markdown("", code_theme=_CODE_THEME, hyperlinks=False)
     source = escaped(text.replace("\r\n", "\n").expandtabs(4), keep_newlines=True).strip("\n")
     made.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(source)

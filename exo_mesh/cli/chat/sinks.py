@@ -1,4 +1,4 @@
-"""Where an answer goes as it comes: a terminal with markdown, plain text, or nowhere."""
+"""Sinks that show an answer as it arrives: as markdown in a terminal, as plain text, or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SilentSink:
-    """For --json, which prints one object at the end. Base of the others; each is used for one answer, in a `with`."""
+    """Shows nothing, for --json, which prints one object at the end. Base class; use it in a `with` for one answer."""
 
     def __enter__(self) -> Self:
         return self
@@ -28,26 +28,26 @@ class SilentSink:
         self.close()
 
     def text(self, piece: str) -> None:
-        """A piece of the answer."""
+        """Takes a piece of the answer."""
 
     def reasoning(self, piece: str) -> None:
-        """A piece of the thoughts before it."""
+        """Takes a piece of the reasoning before the answer."""
 
     def waiting(self, what: str) -> None:
-        """What the answer waits for."""
+        """Takes what the answer waits for."""
 
     def restarted(self) -> None:
-        """All that came is void; the answer begins again."""
+        """Discards all pieces: the answer starts again."""
 
     def close(self) -> None:
-        """The answer has ended, or was stopped."""
+        """Called when the answer has ended or was stopped."""
 
 
 class PlainSink(SilentSink):
-    """The text of the answer as it is, without its thoughts; what is waited for on standard error."""
+    """Writes the answer's text unchanged, without its reasoning; shows waits on standard error."""
 
     def __init__(self, members: MeshNodes, model: str, kept: list[str], *, is_terminal: bool) -> None:
-        """kept: gets the pieces of the text. is_terminal: control characters are shown, not obeyed."""
+        """kept: gets the pieces of the text. is_terminal: control characters are shown, not executed."""
         self._kept = kept
         self._waiting = WaitingScreen(members, model)
         self._is_terminal = is_terminal
@@ -65,19 +65,19 @@ class PlainSink(SilentSink):
         self._waiting.__exit__(kind, error, trace)
 
     def text(self, piece: str) -> None:
-        """Written at once."""
+        """Writes the piece at once."""
         self._kept.append(piece)
         self._waiting.end()
         sys.stdout.write(escaped(piece.expandtabs(4), keep_newlines=True) if self._is_terminal else piece)
         sys.stdout.flush()
 
     def waiting(self, what: str) -> None:
-        """Shown until the first token."""
+        """Shows a wait until the first token."""
         self._waiting.comment(what)
 
     def restarted(self) -> None:
-        """What a pipe has got cannot be taken back."""
-        raise MeshError("the answer was computed again and differs from what was printed; ask once more")
+        """Raises MeshError: text that was written to a pipe cannot be taken back."""
+        raise MeshError("the answer was computed again and differs from the printed text; ask again")
 
     def close(self) -> None:
         """Nothing is waited for any more."""
@@ -103,7 +103,7 @@ class TerminalSink(PlainSink):
         self._is_thinking = False
 
     def text(self, piece: str) -> None:
-        """A new block is drawn as it grows."""
+        """Draws the current block as it grows."""
         self._kept.append(piece)
         self._waiting.end()
         self._end_thoughts()
@@ -112,7 +112,7 @@ class TerminalSink(PlainSink):
         self._writer.write(piece)
 
     def reasoning(self, piece: str) -> None:
-        """Dimmed, as plain text."""
+        """Shows reasoning dimmed, as plain text."""
         from rich.text import Text
 
         self._waiting.end()
@@ -124,28 +124,28 @@ class TerminalSink(PlainSink):
         self._console.print(Text(shown, style="dim italic"), end="", soft_wrap=True)
 
     def restarted(self) -> None:
-        """Say so, and begin below."""
+        """Reports that the answer starts again, and continues below."""
         from rich.text import Text
 
         self._kept.clear()
         self.close()
-        self._console.print(Text("(that answer is lost; another member computes it again)", style="yellow"))
+        self._console.print(Text("(this answer is lost; another member computes it again)", style="yellow"))
 
     def waiting(self, what: str) -> None:
-        """Shown until the first token, and again below the answer when it does not go on."""
+        """Shows a wait until the first token, and below the answer if it pauses."""
         if self._writer is not None:
             self._writer.note("" if what == "keep-alive" else what)
         elif not self._is_thinking:
             super().waiting(what)
 
     def close(self) -> None:
-        """Prints what is not drawn yet."""
+        """Prints the rest that was not drawn yet."""
         self._waiting.end()
         self._end_thoughts()
         self._end_text()
 
     def end_line(self) -> None:
-        """Blocks of markdown end with one."""
+        """Does nothing: blocks of markdown end with a line break."""
 
     def _end_thoughts(self) -> None:
         if self._is_thinking:

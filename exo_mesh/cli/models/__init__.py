@@ -1,6 +1,6 @@
-"""Models of the mesh: list, pull, show, rm and search, which are also verbs of their own; add and delete cards.
+"""Manage the models of the mesh: list, pull, show, rm and search (which are also verbs), and add and delete for cards.
 
-Without another word it lists the models that some peer has.
+Without a subcommand it lists the models that some peer has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from exo_mesh.cli.models import cards, listing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One subparser per verb; the flags of `list` for the verb without another word."""
+    """Adds a subparser for each verb, and the flags of `list` for `models` alone."""
     listing.add_arguments(parser)
     subparsers = parser.add_subparsers(dest="what", metavar="WHAT")
     for verb, (_, text) in MODEL_VERBS.items():
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb that was chosen."""
+    """Runs the chosen verb; `list` if there is none."""
     verb: Callable[[argparse.Namespace], int] = getattr(args, "verb", listing.run)
     return verb(args)
 
 
 def _keep_flags_before(part: argparse.ArgumentParser) -> None:
-    """`models --json list` is `models list --json`: argparse would put the default of the second over the first."""
+    """Makes `models --json list` equal `models list --json`: argparse would overwrite the first flag with a default."""
     for action in part._actions:
         if action.dest in ("all", "api_url", "home", "json"):
             action.default = argparse.SUPPRESS

@@ -1,4 +1,4 @@
-"""Downloads on a screen: one bar per peer in a terminal, else a line whenever a tenth more has come."""
+"""Shows downloads: one progress bar per peer in a terminal, else a line for every 10 %."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from exo_mesh.printable import printable
 from exo_mesh.telemetry.tables import human_bytes
 
 STEP_PERCENT = 10
-"""Without a terminal, a peer gets a line for each of these steps."""
+"""Without a terminal, one line per peer is printed for each of these steps."""
 
 Download = Mapping[str, Any]
 
 
 class Bars:
-    """Shows downloads as they go on. Safe to be called from one thread at a time."""
+    """Shows the progress of downloads. Not thread-safe: call it from one thread at a time."""
 
     def __init__(self, stream: TextIO, *, keeps: bool) -> None:
-        """keeps: the bars stay on the screen after `close`."""
+        """keeps: leave the bars on the screen after `close`."""
         self._stream = stream
         self._keeps = keeps
         self._progress: Any = None
@@ -30,7 +30,7 @@ class Bars:
         self._printed: dict[str, tuple[str, int]] = {}
 
     def show(self, downloads: Iterable[Download], phase: str = "") -> None:
-        """phase: what is waited for besides, such as `loading 3/8`; only a terminal shows it."""
+        """Shows the current state. phase: what else is in progress, such as `loading 3/8`; shown in a terminal only."""
         downloads = list(downloads)
         if not self._stream.isatty():
             for entry in downloads:
@@ -40,7 +40,7 @@ class Bars:
             self._draw(downloads, phase)
 
     def close(self) -> None:
-        """Nothing is drawn after this."""
+        """Stops drawing."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -99,18 +99,18 @@ def label(entry: Download) -> str:
 
 
 def figures(entry: Download) -> str:
-    """`40 % of 1.2 GB, 25.0 MB/s, 12 s left`, or how it ended."""
+    """`40 % of 1.2 GB, 25.0 MB/s, 12 s left`, or how the download ended."""
     total = human_bytes(entry["total_bytes"])
     match entry["state"]:
         case DownloadState.COMPLETED if not entry["total_bytes"]:
-            return "was all there"
+            return "complete already"
         case DownloadState.COMPLETED:
             hub, peers = human_bytes(entry["from_hub_bytes"]), human_bytes(entry["from_peers_bytes"])
             return f"{total}, done ({hub} from the hub, {peers} from peers)"
         case DownloadState.FAILED:
             return f"failed: {entry['reason']}"
         case DownloadState.PENDING:
-            return f"waits ({total})" if entry["total_bytes"] else "waits"
+            return f"waiting ({total})" if entry["total_bytes"] else "waiting"
     speed = f", {human_bytes(entry['bytes_per_s'])}/s" if entry["bytes_per_s"] else ""
     left = f", {span(entry['eta_s'])} left" if entry["eta_s"] >= 1 else ""
     return f"{percent(entry)} % of {total}{speed}{left}"
@@ -121,7 +121,7 @@ def _key(entry: Download) -> str:
 
 
 def phase_row(phase: str) -> tuple[str, int, int]:
-    """(text, done, total) of a comment in a stream, such as `loading 3/8`, `queued 2` or `prefill 40 %`."""
+    """(text, done, total) of a stream comment such as `loading 3/8`, `queued 2` or `prefill 40 %`; 0, 0 if unknown."""
     if found := re.fullmatch(r"(\w+) (\d+)/(\d+)", phase):
         return found[1], int(found[2]), int(found[3])
     if found := re.fullmatch(r"(\w+) (\d+) %", phase):

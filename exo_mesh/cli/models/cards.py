@@ -1,4 +1,4 @@
-"""`models add` makes a card from a repository of the hub for all peers, `models delete` deletes one."""
+"""The verbs `models add`, which makes a card of a hub repository for all peers, and `models delete`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DEADLINE_S = 120.0
 
 def add_parsers(subparsers: Any) -> None:
     """Adds REPO or NAME, `--api-url`, `--json`."""
-    text = "make a card of a repository, for all peers; no weights are fetched"
+    text = "make a model card of a hub repository for all peers; downloads no weights"
     part = subparsers.add_parser("add", help=text, description=text)
     part.add_argument("repo", metavar="REPO", help="hub id, or ID@REVISION")
     add_api_flags(part)
     part.set_defaults(verb=add)
-    text = "delete a card that `models add` has made; files stay"
+    text = "delete a card that `models add` made; model files stay"
     part = subparsers.add_parser("delete", help=text, description=text)
     part.add_argument("model", metavar="NAME", help="name of the card")
     add_api_flags(part)
@@ -29,7 +29,7 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def add(args: argparse.Namespace) -> int:
-    """POST `/models/add`."""
+    """Calls `POST /models/add` and prints the model."""
     model = ApiClient(args.api_url, args.home).post("/models/add", {"repo": args.repo}, _DEADLINE_S)
     size = facts.size_text(model["num_bytes"])
     print_json(model) if args.json else print(f"added {args.repo}: {size}, context {facts.context_text(model)} tokens")
@@ -37,7 +37,7 @@ def add(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """DELETE `/models/custom/…`."""
+    """Calls `DELETE /models/custom/…`."""
     client = ApiClient(args.api_url, args.home)
     answer = client.delete(f"/models/custom/{facts.model_path(args.model)}", _DEADLINE_S)
     print_json(answer) if args.json else print(f"deleted the card of {args.model}")

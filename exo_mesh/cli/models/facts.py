@@ -1,4 +1,4 @@
-"""What the API says of models, as words for people."""
+"""Turns the API's facts about models into words for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNFINISHED = tuple(state for state in DownloadState if state.is_active)
 
 
 def model_path(name: str) -> str:
-    """A name of a model as part of a path of the API."""
+    """The name of a model, quoted for a path of the API."""
     return urllib.parse.quote(name, safe="/:@")
 
 
@@ -23,22 +23,22 @@ def size_text(num_bytes: int) -> str:
 
 
 def context_text(model: Mapping[str, Any]) -> str:
-    """`40960`, or `?`."""
+    """The context length, such as `40960`, or `?`."""
     return str(model.get("context_length") or "?")
 
 
 def quantisation(model: Mapping[str, Any]) -> str:
-    """`4bit`, `fp8` and so on; of a model that is not quantised, the type of its numbers."""
+    """The quantisation, such as `4bit` or `fp8`; of a model without one, the dtype of its weights."""
     return str(model.get("quantization") or model.get("dtype") or "?")
 
 
 def holders(model: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """`alpha, beta`; `-` if no peer has it."""
+    """The peers that have the model: `alpha, beta`; `-` if none."""
     return ", ".join(names.get(peer, peer[:8]) for peer in model["peers"]) or "-"
 
 
 def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: Iterable[Mapping[str, Any]]) -> str:
-    """`all`, or if some peers have only a part: `alpha 0-13, beta all`."""
+    """The layers that peers have: `all`, or if some have only a part, `alpha 0-13, beta all`."""
     names = peer_names(dict(state))
     partial = {peer["id"] for peer in state["view"]["peers"] if model["id"] in peer.get("partial_models", ())}
     layers = {
@@ -53,9 +53,9 @@ def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: I
 
 
 def fit_text(num_bytes: int, state: Mapping[str, Any]) -> str:
-    """Whether the weights alone fit the memory that peers can give now, on the fewest of them; or the numbers.
+    """Whether the weights alone fit the memory that peers have free now, on how few of them; if not, the numbers.
 
-    `exo-mesh show` and `exo-mesh preview` have the whole arithmetic: KV, overhead, engines and cuts.
+    `exo-mesh show` and `exo-mesh preview` also count KV, overhead, engines and cuts.
     """
     if not num_bytes:
         return "?"
@@ -68,7 +68,7 @@ def fit_text(num_bytes: int, state: Mapping[str, Any]) -> str:
 
 
 def previewed_fit(previews: Sequence[Mapping[str, Any]]) -> str:
-    """`yes: 1 peer, context 4096 tokens`, or the reason why not."""
+    """`yes: 1 peer, context 4096 tokens`, or `no` with the reason."""
     for entry in previews:
         if "refused" not in entry:
             width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
@@ -77,12 +77,12 @@ def previewed_fit(previews: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ago(then: float | None, now: float) -> str:
-    """`3 h ago`; `-` if nobody knows."""
+    """`3 h ago`; `-` if the time is unknown."""
     return "-" if then is None else f"{span(max(0.0, now - then))} ago"
 
 
 def span(seconds: float) -> str:
-    """`12 s`, `3 min`, `2 h`, `5 d`."""
+    """A duration such as `12 s`, `3 min`, `2 h`, `5 d`."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""List the models that some live peer has on its disk, and those that the node called has but cannot use, with why."""
+"""List the models on the disks of live peers, and those of the node called that cannot be used, with the reason."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HEADER = ("MODEL", "SIZE", "QUANT", "CONTEXT", "PEERS", "LAYERS", "LAST USED", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--all`, `--api-url`, `--json`."""
-    parser.add_argument("--all", action="store_true", help="also models of cards that no peer has")
+    parser.add_argument("--all", action="store_true", help="also list models that have a card but that no peer has")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/v1/models`, `/state`, `/v1/download/progress` and `/store/storage`."""
+    """Prints the table from `/v1/models`, `/state`, `/v1/download/progress` and `/store/storage`."""
     client = ApiClient(args.api_url, args.home)
     models = client.get("/v1/models")["data"]
     models += client.get("/v1/models?status=known")["data"] if args.all else []

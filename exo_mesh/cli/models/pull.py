@@ -1,7 +1,7 @@
-"""Fetch a model to the peers that would hold it: each its own layers, from other peers first and else from the hub.
+"""Download a model to the peers that would hold it: each its own layers, from other peers or else from the hub.
 
-`--whole` brings all of it, to the node called or to the peers that `--peers` names. Ctrl-C keeps what was fetched; the
-same command goes on from there. The exit code is 0 if every peer has its part, and 1 if one of them failed.
+`--whole` downloads all of it, to the node called or to the peers that `--peers` names. Ctrl-C keeps the downloaded
+part, and the same command resumes. The exit code is 0 if every peer has its part, and 1 if one of them failed.
 """
 
 from __future__ import annotations
@@ -24,24 +24,28 @@ from exo_mesh.errors import DeadlineError, MeshError, with_remedy
 from exo_mesh.printable import printable
 
 _START_S = 150.0
-"""The hub is asked for headers, and an engine for legal cuts, before a plan is there."""
+"""A plan first needs the headers from the hub, and the legal cuts from an engine."""
 _POLL_S = 0.5
 _SETTLE_S = 2.0
-"""Until then the node may not have heard yet of downloads that other peers have begun."""
+"""It can take this long until the node knows of downloads that other peers have started."""
 _GONE_S = 10.0
-"""A download of which nothing is heard for so long has ended with its peer."""
+"""A download without reports for this long counts as failed: its peer has gone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--peers`, `--whole`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id such as Qwen/Qwen3-0.6B, or ID@REVISION")
-    parser.add_argument("--peers", metavar="PEERS", help="only at these peers: names or ids, with commas between")
-    parser.add_argument("--whole", action="store_true", help="the whole model, on --peers or else on the node called")
+    parser.add_argument(
+        "--peers", metavar="PEERS", help="download to these peers only: names or ids, separated by commas"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="download the whole model, to --peers or else to the node called"
+    )
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """POST `/download/start`, then look at `/v1/download/progress` until it is over."""
+    """Calls `POST /download/start`, then shows `/v1/download/progress` until all downloads have ended."""
     client = ApiClient(args.api_url, args.home)
     peers = [peer for peer in (args.peers or "").split(",") if peer]
     before = client.get("/v1/download/progress")["data"]
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         follower.follow(client, bars)
     except KeyboardInterrupt:
         follower.cancel(client)
-        print(f"\nexo-mesh: stopped; what was fetched is kept, and {_again(args)} goes on from there", file=sys.stderr)
+        print(f"\nexo-mesh: stopped; the downloaded part is kept, and {_again(args)} resumes", file=sys.stderr)
         return exit_codes.INTERRUPTED
     finally:
         if bars is not None:
@@ -65,15 +69,15 @@ def run(args: argparse.Namespace) -> int:
     failed = [entry for entry in follower.seen.values() if entry["state"] == "failed"]
     for entry in failed:
         why = with_remedy(entry["reason"], entry["remedy"])
-        text = f"{entry['peer_name']} could not fetch {entry['model']}: {why}"
+        text = f"{entry['peer_name']} could not download {entry['model']}: {why}"
         print(f"exo-mesh: {printable(text)}", file=sys.stderr)
     return exit_codes.FAILED if failed else exit_codes.OK
 
 
 class _Follower:
-    """The downloads of one model since this command began, by peer.
+    """Follows the downloads of one model that this command started, by peer.
 
-    before: all that there were then. started: those that the node says to have begun, as far as it had heard of them.
+    before: all downloads before the command. started: those that the node reported as started.
     """
 
     def __init__(self, model: str, before: Iterable[dict[str, Any]], started: Iterable[dict[str, Any]]) -> None:
@@ -85,7 +89,7 @@ class _Follower:
         self._heard_at: dict[str, float] = {}
 
     def follow(self, client: ApiClient, bars: Bars | None) -> None:
-        """Look and show until all downloads have ended. Raises MeshError if none begins."""
+        """Polls and shows the downloads until all have ended. Raises MeshError if none starts."""
         while True:
             now = time.monotonic()
             self._take(client.get("/v1/download/progress")["data"], now)
@@ -95,13 +99,13 @@ class _Follower:
             if self.seen and is_settled and not any(map(_is_under_way, self.seen.values())):
                 return
             if not self.seen and now - self._began >= _GONE_S:
-                raise DeadlineError(f"no peer has begun to fetch {self._model}")
+                raise DeadlineError(f"no peer has started to download {self._model} within {_GONE_S:g} s")
             time.sleep(_POLL_S)
 
     def cancel(self, client: ApiClient) -> None:
-        """End what is under way."""
+        """Cancels the downloads that still run."""
         for peer in [peer for peer, entry in self.seen.items() if _is_under_way(entry)]:
-            with contextlib.suppress(MeshError):  # it has just ended, or the node is gone
+            with contextlib.suppress(MeshError):  # the download has just ended, or the node has gone
                 client.delete(f"/download/{urllib.parse.quote(peer, safe='')}/{facts.model_path(self._model)}")
 
     def _take(self, entries: Iterable[dict[str, Any]], now: float) -> None:
@@ -112,7 +116,7 @@ class _Follower:
                 self.seen[peer], self._heard_at[peer] = entry, now
         for peer, entry in self.seen.items():
             if _is_under_way(entry) and now - self._heard_at[peer] >= _GONE_S:
-                self.seen[peer] = {**entry, "state": "failed", "reason": "it was cancelled, or the peer has gone"}
+                self.seen[peer] = {**entry, "state": "failed", "reason": "cancelled, or the peer has gone"}
 
 
 def _is_under_way(entry: Mapping[str, Any]) -> bool:
@@ -120,7 +124,7 @@ def _is_under_way(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_gguf(name: str, started: list[dict[str, Any]]) -> bool:
-    """Whether `REPO:QUANT` has begun the download of GGUF files, whose name ends with the quantisation."""
+    """Whether `REPO:QUANT` started a download of GGUF files, whose model name ends with the quantisation."""
     _, _, tag = name.rpartition(":")
     return any(entry["is_whole"] and entry["model"].endswith(f"-{tag.upper()}") for entry in started)
 
@@ -128,7 +132,7 @@ def _is_gguf(name: str, started: list[dict[str, Any]]) -> bool:
 def _gguf_line(started: list[dict[str, Any]], *, are_named: bool) -> str:
     where = ", ".join(entry["peer_name"] or entry["peer_id"][:8] for entry in started)
     others = "" if are_named else " (--peers chooses others)"
-    return printable(f"GGUF: all files of it go to {where}{others}; no engine of exo-mesh reads them yet")
+    return printable(f"GGUF: all its files are downloaded to {where}{others}; no engine of exo-mesh reads them yet")
 
 
 def _again(args: argparse.Namespace) -> str:

@@ -1,6 +1,6 @@
 """Delete the files of a model from all peers, or from those that `--peers` names.
 
-Stop a loaded model first: `exo-mesh stop MODEL`. Files in the Hugging Face cache, and the demo model, stay.
+Unload a loaded model first: `exo-mesh stop MODEL`. Files in the Hugging Face cache and the demo model are not deleted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DEADLINE_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--peers`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="a name that exo-mesh list shows")
-    parser.add_argument("--peers", metavar="PEERS", help="names or ids of peers, with commas between (all)")
+    parser.add_argument("--peers", metavar="PEERS", help="names or ids of peers, separated by commas (all)")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """DELETE `/models/…`."""
+    """Calls `DELETE /v1/models/…` and prints how many bytes were freed."""
     client = ApiClient(args.api_url, args.home)
     names = peer_names(client.get("/state"))
     query = f"?{urllib.parse.urlencode({'peers': args.peers})}" if args.peers else ""

@@ -1,4 +1,4 @@
-"""Search the hub for models, and say whether each fits this mesh."""
+"""Search the hub for models, and show whether each fits this mesh."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _DEADLINE_S = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds QUERY, `--limit`, `--api-url`, `--json`."""
     parser.add_argument("query", metavar="QUERY", help="words of the name")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many (20; up to 100)")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="most models to list (20; up to 100)")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/models/search`."""
+    """Prints the result of `/models/search`."""
     client = ApiClient(args.api_url, args.home)
     query = urllib.parse.urlencode({"query": args.query, "limit": args.limit})
     found = client.get(f"/models/search?{query}", _DEADLINE_S)["data"]

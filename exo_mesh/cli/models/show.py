@@ -1,6 +1,6 @@
-"""Show all about one model: size, context, who has which layers, when it was last used, and whether it fits this mesh.
+"""Show one model: size, context, which peers have which layers, when it was last used, and whether it fits this mesh.
 
-A model that no peer has is looked up at the hub: that fetches its config and headers, and no weights.
+A model that no peer has is looked up on the hub, which downloads its config and headers but no weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import MeshError
 
 _DEADLINE_S = 150.0
-"""An engine may have to find out first where the model can be cut."""
+"""An engine may first have to trace the model to find where it can be cut."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/instance/previews`, which looks it up, then `/v1/models/…` and what `list` asks."""
+    """Prints the model. `/instance/previews` looks it up on the hub; `/v1/models/…` and others have the rest."""
     client = ApiClient(args.api_url, args.home)
     model = _shown(client, args.model)
     if args.json:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(client: ApiClient, name: str) -> dict[str, Any]:
-    """The model with `fits` and `last_used` added. Raises UnknownModelError and the like."""
+    """The model with `fits` and `used_at` added. Raises UnknownModelError and other MeshErrors."""
     query = urllib.parse.urlencode({"model": name})
     try:
         answer = client.get(f"/instance/previews?{query}", _DEADLINE_S)

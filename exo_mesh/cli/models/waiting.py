@@ -1,4 +1,4 @@
-"""What a person sees between a question and the first token of its answer: downloads, then loading."""
+"""Shows progress between a question and the first token of its answer: downloads, then loading."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from exo_mesh.errors import MeshError
 _POLL_S = 0.5
 _DEADLINE_S = 2.0
 _QUIET = ("keep-alive", "fetching")
-"""Comments that say no more than the bars do."""
+"""Comments that add nothing to the progress bars."""
 
 
 class WaitingScreen:
-    """Shows on standard error what a request waits for, until `end`. A thread of its own asks the node: while a model
-    is looked up at the hub, the request itself says nothing yet."""
+    """Shows on standard error what a request waits for, until `end`.
+
+    Its thread polls the node, because the stream of the request is silent while the model is looked up on the hub.
+    """
 
     def __init__(self, members: MeshNodes, model: str) -> None:
         self._members = members
@@ -44,17 +46,17 @@ class WaitingScreen:
         self.end()
         self._thread.join()
         if kind is KeyboardInterrupt and self._is_fetching():
-            text = f"what was fetched of {self._model} is kept; the same command goes on from there"
+            text = f"the downloaded part of {self._model} is kept; the same command resumes"
             print(f"\nexo-mesh: {text}", file=sys.stderr)
 
     def comment(self, text: str) -> None:
-        """Take a comment of the request's stream."""
+        """Takes a comment from the request's stream as the current phase."""
         says_less = text == "loading" and self._phase.startswith("loading:")
         if text.partition(" ")[0] not in _QUIET and not says_less:
             self._is_unknown, self._phase = False, text
 
     def end(self) -> None:
-        """The first token is there: clear the screen. May be called again."""
+        """Clears the screen at the first token. May be called more than once."""
         with self._lock:
             self._ended.set()
             self._bars.close()
@@ -66,13 +68,13 @@ class WaitingScreen:
                 if self._is_unknown and sys.stderr.isatty():
                     self._guess_phase()
             except MeshError:
-                continue  # the request itself will say what is wrong
+                continue  # the request itself reports what is wrong
             with self._lock:
                 if not self._ended.is_set():
                     self._show(downloads)
 
     def _guess_phase(self) -> None:
-        """What a node says before the first comment of the stream."""
+        """Derives the phase from `GET /state` until the stream has sent its first comment."""
         state = self._members.client.get("/state", _DEADLINE_S)
         names = peer_names(state)
         found = [one for one in state["view"]["instances"] if one["model"] == self._model]
@@ -86,7 +88,7 @@ class WaitingScreen:
             self._phase = phase
 
     def _show(self, downloads: list[dict[str, Any]]) -> None:
-        """Downloads that were under way at some time since the question, and what is done besides."""
+        """Shows the downloads that ran since the question, and the phase if none runs now."""
         for entry in downloads:
             key = entry["peer_id"], entry["model"]
             if entry["state"] in UNFINISHED or key in self._fetching:

@@ -1,9 +1,9 @@
-"""Run a node as a service: systemd on Linux, launchd on macOS; of the machine, or with --user of one person.
+"""Run a node as a service of this machine, or with --user of your account: systemd on Linux, launchd on macOS.
 
-sudo exo-mesh service install           the service of this machine; starts now and at each boot
-exo-mesh service install --user         your own service, with your models and settings
+sudo exo-mesh service install           install it for this machine; it starts now and at each boot
+exo-mesh service install --user         install your own service, with your models and settings
 exo-mesh service install --dry-run      print the files and commands, change nothing
-exo-mesh service status                 is it installed, as this version would, and does it run?
+exo-mesh service status                 show whether it runs, and files that differ from this version's
 exo-mesh service uninstall              stop it and remove its files; settings and models stay
 """
 
@@ -30,42 +30,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `install`, `uninstall`, `status` and `wait`."""
     parts = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     texts = {
-        "install": (_install, "install the service, or bring an installed one up to date, and start it"),
+        "install": (_install, "install or update the service, and start it"),
         "uninstall": (_uninstall, "stop the service and remove its files; settings and models stay"),
-        "status": (_status, "whether it is installed and runs; exit code 1 if it does not"),
-        "wait": (_wait, "wait until a port is open; for units"),
+        "status": (_status, "show whether it is installed and runs; exit code 1 if it does not"),
+        "wait": (_wait, "wait until a port is open; for service units"),
     }
     for name, (action, text) in texts.items():
         part = parts.add_parser(name, help=text, description=text)
         part.set_defaults(verb=action)
         if name == "wait":
-            part.add_argument("address", metavar="HOST:PORT", help="what is waited for")
-            part.add_argument("--for", dest="for_s", type=float, default=30.0, metavar="SECONDS", help="how long (30)")
+            part.add_argument("address", metavar="HOST:PORT", help="the port to wait for")
+            part.add_argument(
+                "--for", dest="for_s", type=float, default=30.0, metavar="SECONDS", help="how long to wait (30)"
+            )
             continue
         _add_place(part)
         if name == "status":
             part.add_argument("--json", action="store_true", help="print JSON")
         if name == "install":
             part.add_argument("--dry-run", action="store_true", help="print the files and commands, change nothing")
-            part.add_argument("--no-start", action="store_true", help="start it at the next boot, not now")
-            text = "make a unit for RKLLAMA, too, which runs this rkllama_server"
+            part.add_argument("--no-start", action="store_true", help="do not start it now, only at the next boot")
+            text = "also install a unit for RKLLAMA that runs this rkllama_server"
             part.add_argument("--rkllama", metavar="FILE", help=text)
 
 
 def _add_place(part: argparse.ArgumentParser) -> None:
-    """Which service is meant, and where it is."""
-    text = "macOS, without --user: who the node runs as; by default who calls sudo"
-    part.add_argument("--user", action="store_true", help="a service of your own, not of the machine")
-    part.add_argument("--manager", choices=("systemd", "launchd"), help="by default that of this machine")
+    """Adds the flags that select the service and its place."""
+    text = "macOS, without --user: account of the node; by default the one that calls sudo"
+    part.add_argument("--user", action="store_true", help="a service of your account, not of the machine")
+    part.add_argument("--manager", choices=("systemd", "launchd"), help="service manager; by default this machine's")
     part.add_argument("--run-as", metavar="USER", help=text)
-    text = "the exo-mesh to start; that of this environment by default"
+    text = "the exo-mesh program to start; by default the one of this environment"
     part.add_argument("--program", metavar="FILE", help=text)
-    text = "work on the system in this directory, such as an image; nothing is started"
+    text = "install into the system image in this directory; nothing is started"
     part.add_argument("--root", default="/", metavar="DIR", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked."""
+    """Runs the chosen action."""
     verb: Callable[[argparse.Namespace], int] = args.verb
     return verb(args)
 
@@ -83,7 +85,9 @@ def _install(args: argparse.Namespace) -> int:
     except ServiceCommandError:
         if not args.user or not _failed_by_sandbox(plan):
             raise
-        print("the sandbox of the service needs namespaces, which users may not make here: again without")
+        print(
+            "users may not create namespaces here, which the sandbox of the service needs: retrying without the sandbox"
+        )
         plan = _plan(args, can_sandbox=False)
         Installation(plan, root, print).install(start=True, is_running=lambda: _state(plan)[0])
     for note in plan.notes:
@@ -112,7 +116,7 @@ def _status(args: argparse.Namespace) -> int:
         print(f"{plan.name}: {line if root == Path('/') else 'installed' if is_installed else 'not installed'}")
         for path, state in found.items():
             if is_installed and state != "same":
-                print(f"  {path}: {state}; `exo-mesh service install` writes it as this version has it")
+                print(f"  {path}: {state}; run `exo-mesh service install` to write this version's file")
         print(f"log: {plan.logs}")
     return exit_codes.OK if is_running or (is_installed and root != Path("/")) else exit_codes.FAILED
 
@@ -123,33 +127,33 @@ def _wait(args: argparse.Namespace) -> int:
     if wait_for_port(args.address, args.for_s):
         print(f"{args.address} is open")
         return exit_codes.OK
-    print(f"nobody listens at {args.address} after {args.for_s:g} s")
+    print(f"{args.address} is not open after {args.for_s:g} s")
     return exit_codes.FAILED
 
 
 def _manager(args: argparse.Namespace) -> str:
     found: str | None = args.manager or MANAGERS.get(sys.platform)
     if found is None:
-        raise ConfigError(f"services are of systemd (Linux) or launchd (macOS); this is {sys.platform}")
+        raise ConfigError(f"exo-mesh service needs systemd (Linux) or launchd (macOS); this is {sys.platform}")
     return found
 
 
 def _root(args: argparse.Namespace) -> Path:
     root = Path(args.root).absolute()
     if not root.is_dir():
-        raise ConfigError(f"--root: there is no directory {root}")
+        raise ConfigError(f"--root {root}: there is no such directory")
     if root != Path("/") and args.user:
-        raise ConfigError("--root is for the service of a machine, without --user")
+        raise ConfigError("--root works only for the service of a machine: leave out --user")
     return root
 
 
 def _plan(args: argparse.Namespace, *, can_sandbox: bool = True) -> ServicePlan:
-    """The service that was asked for. can_sandbox: as far as is known, the service of a person can have namespaces."""
+    """The plan of the chosen service. can_sandbox: whether a user's service may create namespaces, as far as known."""
     from exo_mesh.services import launchd_plan, program, systemd_plan
 
     is_install = args.what == "install"
     found = Path(args.program).absolute() if args.program else program.own_program() if is_install else None
-    # files are compared with what this environment would install; without a program there is nothing to compare
+    # status compares the installed files with those of this environment, so a path that may not exist will do
     path = found or Path(sys.executable).parent / "exo-mesh"
     if _manager(args) == "launchd":
         if args.user:
@@ -168,35 +172,35 @@ def _plan(args: argparse.Namespace, *, can_sandbox: bool = True) -> ServicePlan:
 
 
 def _needed(args: argparse.Namespace, path: Path) -> Iterator[Path]:
-    """What the system unit's user has to be able to read; in an image, what of it is there."""
+    """Paths that the user of the system unit must be able to read. Raises ConfigError if --program cannot be run."""
     from exo_mesh.services import program
 
     if not args.program:
         yield from program.needed_paths(path)
     elif _root(args) == Path("/"):
         if not os.access(path, os.X_OK):
-            raise ConfigError(f"--program: there is no program {path}")
+            raise ConfigError(f"--program {path}: there is no such program")
         yield path
 
 
 def _daemon_user(args: argparse.Namespace) -> tuple[str, Path]:
-    """(name, home) of the user as whom a LaunchDaemon runs."""
+    """(name, home) of the user that a LaunchDaemon runs as."""
     import pwd
 
     name = args.run_as or os.environ.get("SUDO_USER") or (None if os.geteuid() == 0 else pwd.getpwuid(os.getuid())[0])
     if name is None:
-        raise ConfigError("say as which user the node runs, whose models it uses: --run-as NAME")
+        raise ConfigError("name the user that the node runs as, whose models it uses: --run-as NAME")
     try:
         return name, Path(pwd.getpwnam(name).pw_dir)
     except KeyError as exc:
-        raise ConfigError(f"--run-as: there is no user {name}") from exc
+        raise ConfigError(f"--run-as {name}: there is no such user") from exc
 
 
 def _require_rights(args: argparse.Namespace, root: Path) -> None:
-    """Raises ConfigError where the service of a machine is changed without root, or a person's by sudo."""
+    """Raises ConfigError if the machine's service is changed without root, or a user's service with sudo."""
     is_root = os.geteuid() == 0
     if args.user and is_root and os.environ.get("SUDO_USER"):
-        raise ConfigError("--user is a service of your own: run it without sudo")
+        raise ConfigError("--user is for the service of your account: run it without sudo")
     if not args.user and not is_root and root == Path("/"):
         command = f"sudo {Path(sys.executable).parent / 'exo-mesh'} service {args.what}"
         raise ConfigError(
@@ -208,8 +212,8 @@ def _require_rights(args: argparse.Namespace, root: Path) -> None:
 def _require_manager(args: argparse.Namespace, root: Path) -> None:
     if _manager(args) == "systemd" and root == Path("/") and not Path("/run/systemd/system").is_dir():
         raise ConfigError(
-            "systemd does not run on this machine, so there is nothing to install the service into: "
-            "start `exo-mesh serve` from what starts programs here, or see --dry-run and --root"
+            "systemd does not run on this machine, so no service can be installed: "
+            "start `exo-mesh serve` with the init system of this machine, or see --dry-run and --root"
         )
 
 
@@ -222,7 +226,7 @@ def _failed_by_sandbox(plan: ServicePlan) -> bool:
 
 
 def _state(plan: ServicePlan) -> tuple[bool, str]:
-    """(it runs, one line about it) by the service manager."""
+    """(whether it runs, its state in one line), from the service manager."""
     from exo_mesh.services import launchd_plan, systemd_plan
 
     done = run_command(plan.state)

@@ -1,7 +1,7 @@
-"""The mesh, its models, requests and memory, live in the terminal.
+"""Show the peers, models, requests and memory of the mesh, live in the terminal.
 
 Keys: q quits, p pauses, Tab chooses a table, the arrows scroll it and choose the column to sort by, r reverses.
-When the node that is asked dies, another member is asked. Without a terminal, one snapshot is printed.
+If the node called dies, another member is used. Without a terminal, one snapshot is printed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.printable import ANSWER_CHARS, printable_values
 
 TICK_S = 0.5
-"""The clock and the size of the terminal are looked at this often."""
+"""Interval at which the clock and the size of the terminal are read."""
 _WIDTH_OF_A_FILE = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--once`, `--api-url`, `--home`, `--json`."""
-    parser.add_argument("--once", action="store_true", help="print one snapshot and end, as without a terminal")
+    parser.add_argument("--once", action="store_true", help="print one snapshot and exit, as without a terminal")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask `/metrics/stream` of one node after the other."""
+    """Prints a snapshot, or draws `/metrics/stream` of the node, or of other members if it dies."""
     members = MeshNodes(ApiClient(args.api_url, args.home))
     if args.json:
         print_json(_snapshot(members.client))
@@ -71,7 +71,7 @@ def _print_once(client: ApiClient) -> None:
 
 
 def _watch(members: MeshNodes) -> None:
-    """Until q or Ctrl-C."""
+    """Draws until q or Ctrl-C."""
     from rich.console import Console, Group
     from rich.live import Live
 
@@ -81,7 +81,9 @@ def _watch(members: MeshNodes) -> None:
     from exo_mesh.cli.top.sections import sections
 
     feed, look, console = LiveDataFeed(members), Look(), Console(highlight=False)
-    feed.take(members.client, _snapshot(members.client), "connecting")  # no node now is an error; later one may die
+    feed.take(
+        members.client, _snapshot(members.client), "connecting"
+    )  # an error if no node answers now; later ones lead to another member
     before = signal.signal(signal.SIGTERM, _interrupt)
     shown = feed.data.copy()
     feed.start()

@@ -1,4 +1,4 @@
-"""Follows the live data of a mesh from a thread of its own, and turns to another member when the node dies."""
+"""Follows the live data of a mesh in a thread, and switches to another member when the node dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exo_mesh.errors import MeshError
 from exo_mesh.printable import ANSWER_CHARS, printable_values
 
 SILENCE_S = 8.0
-"""A node sends an event every 2 s."""
+"""Timeout of the stream, in which a node sends an event every 2 s."""
 RETRY_S = 1.0
 POLL_S = 2.0
 _SNAPSHOT_DEADLINE_S = 5.0
@@ -22,7 +22,7 @@ _RECENT = 50
 
 
 class LiveDataFeed:
-    """`data`: what is known now; only the thread writes it. `wake`: a descriptor that can be read after a change."""
+    """`data`: the current data, which only the thread writes. `wake`: a descriptor that is readable after a change."""
 
     def __init__(self, members: MeshNodes) -> None:
         self._members = members
@@ -34,15 +34,15 @@ class LiveDataFeed:
         self._thread = threading.Thread(target=self._run, name="live data", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for nothing more. The thread ends with the event that it waits for; the process need not wait for it."""
+        """Stops the feed. The thread ends at its next event or timeout; the process need not wait for it."""
         self._stopped.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended, and give the pipe back."""
+        """Waits until the thread has ended, and closes the pipe."""
         self._thread.join()
         os.close(self.wake)
         os.close(self._bell)
@@ -64,7 +64,7 @@ class LiveDataFeed:
                 self._stopped.wait(RETRY_S)
 
     def _follow(self, client: ApiClient) -> None:
-        """Until the node is gone. A node that has no room for one more stream is asked for snapshots."""
+        """Follows one node until it fails. Polls snapshots from a node that accepts no more streams."""
         document: dict[str, Any] = {}
         try:
             for event in client.stream("/metrics/stream", None, silence_s=SILENCE_S):
@@ -83,7 +83,7 @@ class LiveDataFeed:
             self.take(client, read_snapshot(client), "snapshots")
 
     def take(self, client: ApiClient, document: dict[str, Any], source: str) -> None:
-        """Show a document of a node. From `start` on only the thread may do that."""
+        """Takes a document of a node as the current data. After `start`, only the thread may call this."""
         document = printable_values(document, ANSWER_CHARS)
         data = self.data
         if not data.document or data.url != client.url:
@@ -106,12 +106,12 @@ class LiveDataFeed:
 
 
 def read_snapshot(client: ApiClient) -> dict[str, Any]:
-    """The live document, once."""
+    """Fetches the live document once."""
     document: dict[str, Any] = client.get("/metrics/snapshot", _SNAPSHOT_DEADLINE_S)
     return document
 
 
 def read_requests(client: ApiClient) -> list[dict[str, Any]]:
-    """The last requests that entered at the node, the newest first."""
+    """Fetches the last requests that entered at the node, the newest first."""
     found: list[dict[str, Any]] = client.get(f"/requests/recent?n={_RECENT}", _SNAPSHOT_DEADLINE_S)["requests"]
     return found

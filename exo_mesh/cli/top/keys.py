@@ -1,4 +1,4 @@
-"""Keys of a terminal, one at a time, without Enter."""
+"""Reads keys of a terminal one at a time, without Enter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = {"\t": "tab", "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1
 
 @contextmanager
 def raw_keys() -> Iterator[None]:
-    """Keys come at once and are not echoed; Ctrl-C still interrupts. The terminal is put back at the end."""
+    """Makes keys readable at once and without echo; Ctrl-C still interrupts. Restores the terminal at the end."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -26,7 +26,7 @@ def raw_keys() -> Iterator[None]:
 
 
 def wait_for_keys(wake: int, patience_s: float) -> list[str]:
-    """The keys that were pressed; returns early if `wake` can be read. Raises EOFError if the terminal is gone."""
+    """Waits patience_s for keys, or until `wake` is readable; returns keys. Raises EOFError if the terminal is gone."""
     descriptor = sys.stdin.fileno()
     ready = select.select([descriptor, wake], [], [], patience_s)[0]
     if wake in ready:
@@ -39,7 +39,7 @@ def wait_for_keys(wake: int, patience_s: float) -> list[str]:
 
 
 def named(text: str) -> list[str]:
-    """`up`, `down`, `left`, `right`, `tab`, or the character."""
+    """The name of each key in the text: `up`, `down`, `left`, `right`, `tab`, or the character."""
     keys = []
     text = text.replace("\x1bO", "\x1b[")
     while text:

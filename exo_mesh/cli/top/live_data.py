@@ -1,4 +1,4 @@
-"""What the screen of `exo-mesh top` knows: the live document of a node, and what follows from the ones before. Pure."""
+"""The data of `exo-mesh top`: the live document of a node, and rates derived from earlier ones. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_CURVE = 240
-"""Readings of memory that are kept."""
+"""Most readings of memory that are kept."""
 _MIN_SPAN_S, _MAX_SPAN_S = 0.5, 30.0
-"""Between two documents, for a rate to mean something."""
+"""Limits of the time between two documents for a rate to be computed."""
 
 
 def patched(target: Any, patch: Any) -> Any:
-    """A document after a JSON merge patch (RFC 7396)."""
+    """Applies a JSON merge patch (RFC 7396); returns a new document."""
     if not isinstance(patch, Mapping):
         return patch
     made = dict(target) if isinstance(target, Mapping) else {}
@@ -27,8 +27,11 @@ def patched(target: Any, patch: Any) -> Any:
 
 @dataclass
 class LiveData:
-    """document: as `GET /metrics/snapshot` has it. rates: tokens per second by instance. curve: memory pressure in
-    percent, the newest last. requests: the last ones of this node. source: how the data comes."""
+    """The data on the screen.
+
+    document: from `GET /metrics/snapshot`. rates: tokens per second by instance. curve: memory pressure in percent, the
+    newest last. requests: the last ones of this node. source: "live", "snapshots", "snapshot" or "connecting".
+    """
 
     document: dict[str, Any] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
@@ -39,11 +42,11 @@ class LiveData:
     note: str = ""
 
     def copy(self) -> LiveData:
-        """As it is now; the parts are never changed in place."""
+        """A shallow copy; the parts are never changed in place."""
         return replace(self)
 
     def take(self, document: dict[str, Any]) -> None:
-        """The next document, of this node or of another."""
+        """Takes the next document, of this node or of another one, and updates rates and curve."""
         before, self.document = self.document, document
         span_s = document["time"] - before["time"] if before else 0.0
         if _MIN_SPAN_S < span_s < _MAX_SPAN_S:
@@ -57,7 +60,7 @@ class LiveData:
 
 
 def tokens_of(document: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens drawn so far by instance, as the peers with the drivers tell."""
+    """Tokens sampled so far by instance, as the drivers report."""
     totals: dict[str, int] = {}
     for peer in document.get("peers", {}).values():
         for name, count in (peer.get("tokens") or {}).items():

@@ -17,13 +17,16 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 MAX_REASONS = 3
 KEYS = "q quit   p pause   Tab table   ↑↓ scroll   ←→ sort by   r reverse"
 MIN_SHRUNK = 8
-"""Columns that a text that may be cut keeps."""
+"""Minimum width of a column whose texts may be cut."""
 
 
 @dataclass
 class Look:
-    """What the keys have changed. focus: the number of the table that arrows mean. offsets, sort_by, descending: by the
-    name of the table; sort_by -1 is the order in which rows come."""
+    """The state that keys change.
+
+    focus: the number of the table that the arrows change. offsets, sort_by, descending: by name of the table; sort_by
+    -1 keeps the order of the rows.
+    """
 
     focus: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
@@ -32,7 +35,7 @@ class Look:
     is_paused: bool = False
 
     def press(self, key: str, tables: Sequence[Section]) -> None:
-        """Take a key. Unknown ones do nothing."""
+        """Handles a key; unknown ones do nothing."""
         if key == "p":
             self.is_paused = not self.is_paused
         if not tables:
@@ -58,7 +61,7 @@ class Look:
 
 
 def drawn(data: LiveData, look: Look, width: int, height: int | None, clock: str) -> list[Text]:
-    """The lines of the screen, none longer than width. height: None for as many as there are."""
+    """Draws the lines of the screen, none longer than width. height: the number of lines; None for no limit."""
     head = [_title(data, look, clock), *_facts(data, width), *_reasons(data)]
     tables = sections(data, width)
     foot = [] if height is None else [Text(KEYS, style="dim")]
@@ -78,7 +81,7 @@ def drawn(data: LiveData, look: Look, width: int, height: int | None, clock: str
 
 
 def shares(wanted: Sequence[int], room: int) -> list[int]:
-    """How many rows each table gets: a small one all that it wants, the others the same (max-min fairness)."""
+    """Divides `room` rows by max-min fairness: small tables get all they want, the others equal shares."""
     given = [0] * len(wanted)
     while room > 0 and (open_ones := [index for index, want in enumerate(wanted) if given[index] < want]):
         for index in open_ones[:room]:
@@ -120,7 +123,7 @@ def _facts(data: LiveData, width: int) -> list[Text]:
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[Text]:
-    """The parts with commas between them, on as many lines as they need."""
+    """Joins the parts with commas into lines no longer than width."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + len(part) + 3 > width:
@@ -132,7 +135,7 @@ def _wrapped(parts: Sequence[str], width: int) -> list[Text]:
 
 
 def _memory(memory: dict[str, Any], curve: Sequence[float], width: int) -> Text:
-    """Of this node: what is free, and how the pressure went."""
+    """Draws the free memory of this node and the curve of its pressure."""
     level = LEVELS.get(memory.get("level", "ok"), "red")
     free, total = human_bytes(memory.get("available_bytes", 0)), human_bytes(memory.get("total_bytes", 0))
     text = f"memory here: {memory.get('pressure_pct', 0):.0f} % used, {free} of {total} free "
@@ -141,12 +144,12 @@ def _memory(memory: dict[str, Any], curve: Sequence[float], width: int) -> Text:
 
 
 def sparkline(percents: Sequence[float]) -> str:
-    """One block per value of 0 to 100."""
+    """Draws one block character per value from 0 to 100."""
     return "".join(_BLOCKS[min(8, max(0, round(value * 8 / 100)))] for value in percents)
 
 
 def _reasons(data: LiveData) -> list[Text]:
-    """What is wrong with the mesh, and what helps."""
+    """Draws the problems of the mesh and their remedies."""
     health = data.document.get("health", {})
     found = {reason["message"]: ("", reason) for reason in health.get("reasons", ())}
     for where in (*health.get("peer_health", ()), *health.get("instance_health", ())):
@@ -162,7 +165,7 @@ def _reasons(data: LiveData) -> list[Text]:
 
 
 def _table(table: Section, look: Look, width: int, num_rows: int, *, is_focused: bool) -> list[Text]:
-    """A line that says which rows are shown, if not all are, the header, and at most num_rows rows."""
+    """Draws the range of rows if not all are shown, the header, and at most num_rows rows."""
     column = look.sort_by.get(table.name, -1)
     rows = table.sorted_rows(column, descending=look.descending.get(table.name, False))
     offset = min(look.offsets.get(table.name, 0), max(0, len(rows) - num_rows))
@@ -199,7 +202,7 @@ def _line(cells: Sequence[Cell], kept: Sequence[int], columns: Sequence[Column],
 
 
 def columns_that_fit(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> list[int]:
-    """The numbers of the columns that are shown: the least needed go until the rest has room."""
+    """The numbers of the columns to show: drops the least needed ones until the rest fits."""
     kept = list(range(len(columns)))
     while True:
         natural = {index: _natural(columns, index, rows) for index in kept}
@@ -211,7 +214,7 @@ def columns_that_fit(columns: Sequence[Column], rows: Sequence[TableRow], width:
 
 
 def _widths(columns: Sequence[Column], kept: Sequence[int], rows: Sequence[TableRow], width: int) -> list[int]:
-    """Natural widths; where the sum is too much, the widest text that may be cut gives a cell at a time."""
+    """Natural widths of the columns; while they are too wide, the widest column that may shrink loses a cell."""
     widths = [_natural(columns, index, rows) for index in kept]
     soft = [number for number, index in enumerate(kept) if columns[index].may_shrink]
     excess = sum(widths) + GAP * (len(kept) - 1) - width

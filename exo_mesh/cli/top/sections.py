@@ -1,4 +1,4 @@
-"""The tables of `exo-mesh top`: peers, models, links, downloads and requests, from the live document. Pure."""
+"""Makes the tables of `exo-mesh top` from the live document: peers, models, links, downloads and requests. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATES = {"ready": "green", "loading": "yellow", "failed": "red", "ongoing": "cy
 STATUSES = {"ok": "green", "error": "red", "timeout": "yellow"}
 NARROW_BAR, WIDE_BAR = 10, 24
 WIDE = 120
-"""Columns from which on there is room for longer bars."""
+"""Screen width in columns from which the longer bars are used."""
 
 Cell = Text | str
 Rank = float | str
@@ -29,8 +29,11 @@ Rank = float | str
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """need: 0 is always shown; on a narrow screen the column with the highest number goes first. right: of numbers.
-    may_shrink: its texts may be cut."""
+    """A column of a table.
+
+    need: 0 = always shown; a narrow screen drops the column with the highest number first. right: align right.
+    may_shrink: texts may be cut.
+    """
 
     title: str
     need: int = 0
@@ -40,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """ranks: by what the row is sorted, one for each column."""
+    """A row of a table. ranks: the sort keys, one for each column."""
 
     cells: tuple[Cell, ...]
     ranks: tuple[Rank, ...]
@@ -48,7 +51,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """empty: what stands there without a row; a section with neither is not shown."""
+    """A table. empty: the text if it has no rows."""
 
     name: str
     columns: tuple[Column, ...]
@@ -56,14 +59,14 @@ class Section:
     empty: str = ""
 
     def sorted_rows(self, column: int, *, descending: bool) -> list[TableRow]:
-        """By a column; -1 keeps the order."""
+        """The rows sorted by a column; -1 keeps their order."""
         if column < 0:
             return list(self.rows)
         return sorted(self.rows, key=lambda row: _comparable(row.ranks[column]), reverse=descending)
 
 
 def sections(data: LiveData, width: int) -> list[Section]:
-    """All tables, for a screen of this width."""
+    """Makes all tables for a screen of this width."""
     document = data.document
     if not document:
         return []
@@ -103,11 +106,11 @@ def _peers(document: Mapping[str, Any], names: Mapping[str, str], width: int) ->
 
 
 _MEASURED = {"GPU": "%", "POWER": "W", "HEAT": "°C"}
-"""Columns that are shown if any peer knows the figure, and their units."""
+"""Units of the columns that are shown only if a peer reports the value."""
 
 
 def _measured(peer: Mapping[str, Any], column: str) -> float | None:
-    """The busiest GPU or NPU in percent, the power of the machine, its hottest sensor."""
+    """The value of a measured column: use of the busiest GPU or NPU in %, power in W, hottest sensor in °C; or None."""
     if column != "GPU":
         return peer.get("power_w" if column == "POWER" else "temperature_c")
     accelerators = (peer.get("hardware") or {}).get("accelerators", ())
@@ -153,7 +156,7 @@ def _models(document: Mapping[str, Any], names: Mapping[str, str], rates: Mappin
 
 
 def _ring(stages: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> str:
-    """`alpha 0-5 → beta + gamma 6-11`."""
+    """The ring in words: `alpha 0-5 → beta + gamma 6-11`."""
     parts = []
     for stage in stages:
         members = stage["group"]["peers"] if stage.get("group") else [stage["peer"]]
@@ -221,7 +224,7 @@ def _requests(requests: Iterable[Mapping[str, Any]]) -> Section:
 
 
 def seconds(value: float | None) -> str:
-    """`0.21 s`, `12 s`; `-` if there is none."""
+    """A duration such as `0.21 s` or `12 s`; `-` if there is none."""
     if value is None:
         return "-"
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
