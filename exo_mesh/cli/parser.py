@@ -50,7 +50,8 @@ SETTINGS_NOTE = "Each setting is also a variable EXO_MESH_… and a key of confi
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each setting of a node, in the groups of the settings."""
+    """Adds a flag for each setting of a node, in the groups of the settings. Call it after adding what a verb has."""
+    parser.usage = " ".join(["%(prog)s [flags]", *map(_placeholder, parser._get_positional_actions())])
     parser.epilog = SETTINGS_NOTE
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for title, settings in GROUPS.items():
@@ -63,6 +64,12 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     for flag, level in (("-v", "debug"), ("-q", "warning")):
         text = f"the same as --log-level {level}"
         groups["logging"].add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)
+
+
+def _placeholder(action: argparse.Action) -> str:
+    """A positional argument in the line of usage, which would list a hundred flags otherwise."""
+    name = str(action.metavar or f"{{{','.join(map(str, action.choices or ()))}}}")
+    return {"?": f"[{name}]", "*": f"[{name} ...]"}.get(str(action.nargs), name)
 
 
 def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:

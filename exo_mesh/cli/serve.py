@@ -46,7 +46,6 @@ _log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds a flag for each setting of a node, and `--until-stdin-closes`."""
-    parser.usage = "exo-mesh [serve] [flags]"
     parser.add_argument(
         "--until-stdin-closes",
         action="store_true",

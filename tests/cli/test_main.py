@@ -232,6 +232,16 @@ def test_the_help_and_the_documentation_show_the_groups_of_the_settings() -> Non
             assert {setting.flag for setting in GROUPS[group.title]} <= shown
 
 
+@pytest.mark.parametrize(
+    ("verb", "usage_line"),
+    [("serve", "usage: exo-mesh serve [flags]"), ("run", "usage: exo-mesh run [flags] MODEL [PROMPT]")],
+)
+def test_the_help_of_a_verb_with_all_settings_begins_with_a_short_line(verb: str, usage_line: str) -> None:
+    parser = Parser(prog=f"exo-mesh {verb}")
+    importlib.import_module(module_of(verb)).add_arguments(parser)
+    assert parser.format_help().splitlines()[:2] == [usage_line, ""]
+
+
 def test_every_setting_is_in_one_group() -> None:
     grouped = [setting.name for settings in GROUPS.values() for setting in settings]
     assert len(grouped) == len(set(grouped)) == len(SETTINGS)
