@@ -16,6 +16,7 @@ from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import (
+    GROUPS,
     SECRET_MAPPINGS,
     SETTINGS,
     ConfigError,
@@ -94,15 +95,20 @@ def _shown(setting: Setting, settings: Settings) -> str:
 
 
 def reference() -> str:
-    """Markdown tables of all settings and aliases, for docs/reference/configuration.md."""
-    lines = ["| flag | variable | key in `config.toml` | default | meaning |", "|---|---|---|---|---|"]
-    for name, setting in SETTINGS.items():
-        flag = f"`{setting.flag} {setting.metavar}".rstrip() + "`"
-        key = "-" if name == "home" else f"`{name}`"
-        lines.append(f"| {flag} | `{setting.variable}` | {key} | {_default(name)} | {setting.help} |")
-    lines += ["", "| alias | stands for | note |", "|---|---|---|"]
+    """The settings as Markdown, a table for each group, and the aliases; docs/reference/configuration.md has them."""
+    lines = []
+    for title, settings in GROUPS.items():
+        lines += [f"### {title.capitalize()}", "", "| flag | variable | key in `config.toml` | default | meaning |"]
+        lines += ["|---|---|---|---|---|", *map(_reference_row, settings), ""]
+    lines += ["### Aliases", "", "| alias | stands for | note |", "|---|---|---|"]
     lines += [f"| `{alias.variable}` | `{SETTINGS[alias.setting].variable}` | {alias.note} |" for alias in ALIASES]
     return "\n".join(lines)
+
+
+def _reference_row(setting: Setting) -> str:
+    flag = f"`{setting.flag} {setting.metavar}".rstrip() + "`"
+    key = "-" if setting.name == "home" else f"`{setting.name}`"
+    return f"| {flag} | `{setting.variable}` | {key} | {_default(setting.name)} | {setting.help} |"
 
 
 def _default(name: str) -> str:

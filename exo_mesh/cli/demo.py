@@ -40,12 +40,17 @@ def run(args: argparse.Namespace) -> int:
     """Starts the mesh, asks the question, serves. All child processes end, however this ends."""
     from exo_mesh.cli.demo_screen import DemoScreen
 
+    return demonstrate(args, DemoScreen())
+
+
+def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
+    """Does what `run` does and shows it on a screen; a recorder of the terminal brings its own."""
     if not 1 <= args.peers <= 8:
         raise ConfigError(f"--peers {args.peers}: a whole number from 1 to 8 is needed")
     args.engine = _usable_engine(args.engine)
     with _termination_as_interrupt(), local_mesh(args.peers, ["--engine", args.engine], "demo") as mesh:
         try:
-            return _demonstrate(mesh, args, DemoScreen())
+            return _demonstrate(mesh, args, screen)
         except KeyboardInterrupt:
             return exit_codes.INTERRUPTED
 

@@ -23,8 +23,8 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", 
 class DemoScreen:
     """Writes to the terminal, or as plain text where there is none."""
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
         """Shows a spinner during a wait; without a terminal, prints one line."""

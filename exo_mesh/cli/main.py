@@ -46,6 +46,15 @@ VERBS = {
 """Help by verb. The module of a verb is exo_mesh.cli.<verb>, with _ for -; MODEL_VERBS are in exo_mesh.cli.models."""
 
 
+VERB_GROUPS = {
+    "nodes": ("serve", "demo", "service", "drain", "node", "wake"),
+    "models": ("run", "pull", "list", "show", "rm", "search", "models", "preview", "stop"),
+    "the mesh": ("status", "top", "topology", "ps", "bench", "nginx-config"),
+    "access": ("secret", "invite", "join", "key"),
+    "this machine": ("doctor", "engines", "config", "hostfile", "completion", "version"),
+}
+"""The verbs by subject, in the order in which `exo-mesh --help` shows them; `ls` is left out, since it is `list`."""
+
 UNLISTED = ("complete",)
 """Verbs that only programs use, such as completion scripts."""
 
@@ -90,13 +99,16 @@ def _dispatch(argv: list[str]) -> int:
 
 def usage() -> str:
     """The text of `exo-mesh --help`."""
-    of_models = {verb: text for verb, (_, text) in MODEL_VERBS.items() if verb != "ls"}
-    shown = {"serve": VERBS["serve"], "demo": VERBS["demo"], "run": VERBS["run"], **of_models, **VERBS}
-    verbs = "\n".join(f"  {name:10} {text}" for name, text in shown.items())
+    texts = VERBS | {verb: text for verb, (_, text) in MODEL_VERBS.items()}
+    groups = (
+        "\n".join([f"{title}:", *(f"  {verb:12} {texts[verb]}" for verb in verbs)])
+        for title, verbs in VERB_GROUPS.items()
+    )
+    verbs = "\n".join(groups)
     return (
         "usage: exo-mesh [VERB] [flags]\n\n"
         "Runs one language model over the machines that you own: start `exo-mesh` on each of them.\n\n"
-        f"verbs:\n{verbs}\n\n"
+        f"{verbs}\n\n"
         "`exo-mesh VERB --help` lists the flags of a verb; `exo-mesh serve --help` lists all settings of a node."
     )
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from exo_mesh.settings.config import SETTINGS, ConfigError, did_you_mean
+from exo_mesh.settings.config import GROUPS, SETTINGS, ConfigError, Setting, did_you_mean
 from exo_mesh.settings.foreign import FLAGS
 from exo_mesh.settings.places import DEFAULT_API_URL
 
@@ -46,26 +46,44 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(re.sub(r"^argument ", "", message) + f"; see {self.prog} --help")
 
 
+SETTINGS_NOTE = "Each setting is also a variable EXO_MESH_… and a key of config.toml: see `exo-mesh config reference`."
+
+
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each setting of a node."""
-    group = parser.add_argument_group("settings of the node (also EXO_MESH_… variables and config.toml)")
-    for setting in SETTINGS.values():
-        text = setting.help.replace("%", "%%")
-        flags = [setting.flag, setting.alias] if setting.alias else [setting.flag]
-        dest = f"setting_{setting.name}"
-        if setting.is_switch:
-            group.add_argument(setting.flag, dest=dest, action="append_const", const="true", help=text)
-        elif setting.bare:
-            group.add_argument(
-                *flags, dest=dest, action="append", nargs="?", const=setting.bare, metavar=setting.metavar, help=text
-            )
-        else:
-            group.add_argument(*flags, dest=dest, action="append", metavar=setting.metavar, help=text)
+    """Adds a flag for each setting of a node, in the groups of the settings. Call it after adding what a verb has."""
+    parser.usage = " ".join(["%(prog)s [flags]", *map(_placeholder, parser._get_positional_actions())])
+    parser.epilog = SETTINGS_NOTE
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    for title, settings in GROUPS.items():
+        for setting in settings:
+            _add_setting(groups[title], setting)
     text = "the same as --fast-synch off"
-    group.add_argument("--no-fast-synch", dest="setting_fast_synch", action="append_const", const="off", help=text)
+    groups["engines"].add_argument(
+        "--no-fast-synch", dest="setting_fast_synch", action="append_const", const="off", help=text
+    )
     for flag, level in (("-v", "debug"), ("-q", "warning")):
         text = f"the same as --log-level {level}"
-        group.add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)
+        groups["logging"].add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)
+
+
+def _placeholder(action: argparse.Action) -> str:
+    """A positional argument in the line of usage, which would list a hundred flags otherwise."""
+    name = str(action.metavar or f"{{{','.join(map(str, action.choices or ()))}}}")
+    return {"?": f"[{name}]", "*": f"[{name} ...]"}.get(str(action.nargs), name)
+
+
+def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    text = setting.help.replace("%", "%%")
+    flags = [setting.flag, setting.alias] if setting.alias else [setting.flag]
+    dest = f"setting_{setting.name}"
+    if setting.is_switch:
+        group.add_argument(setting.flag, dest=dest, action="append_const", const="true", help=text)
+    elif setting.bare:
+        group.add_argument(
+            *flags, dest=dest, action="append", nargs="?", const=setting.bare, metavar=setting.metavar, help=text
+        )
+    else:
+        group.add_argument(*flags, dest=dest, action="append", metavar=setting.metavar, help=text)
 
 
 def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:

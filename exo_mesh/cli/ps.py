@@ -6,9 +6,8 @@ import argparse
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import peer_names, print_json, ring_line
+from exo_mesh.cli.tables import peer_names, people_console, print_json, print_table, ring_line, state_text
 from exo_mesh.client.api_client import ApiClient
-from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +23,6 @@ def run(args: argparse.Namespace) -> int:
         print_json(instances)
         return exit_codes.OK
     names = peer_names(state)
-    rows = [[item["id"], item["model"], item["state"], ring_line(item, names)] for item in instances]
-    print(columns(("INSTANCE", "MODEL", "STATE", "RING"), rows))
+    rows = [[item["id"], item["model"], state_text(item["state"]), ring_line(item, names)] for item in instances]
+    print_table(people_console(), ("INSTANCE", "MODEL", "STATE", "PEERS AND LAYERS"), rows)
     return exit_codes.OK

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import peer_names, print_json, ring_line
+from exo_mesh.cli.tables import peer_names, people_console, print_json, print_table, ring_line, state_text
 from exo_mesh.client.api_client import ApiClient
-from exo_mesh.telemetry.tables import columns, human_bytes
+from exo_mesh.printable import printable
+from exo_mesh.telemetry.tables import human_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PEER_HEADER = ("PEER", "HEALTH", "ENGINE", "FREE", "USED BY MODELS", "ID")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,45 +28,57 @@ def run(args: argparse.Namespace) -> int:
     """Prints `GET /state`."""
     client = ApiClient(args.api_url, args.home)
     state = client.get("/state")
-    health = state["health"]
     if args.json:
         print_json(state)
         return exit_codes.OK
-    print(f"{client.url}: {health['status']}")
-    _print_reasons(health.get("reasons", ()))
-    print(columns(("PEER", "ID", "HEALTH", "ENGINE", "USABLE", "RESERVED", "TAGS"), _peer_rows(state)))
-    for peer in health.get("peer_health", ()):
-        if peer["id"] != state["node_id"] and peer["reasons"]:
-            print(f"{peer['name']}:")
-            _print_reasons(peer["reasons"])
-    names, levels = peer_names(state), {one["id"]: one for one in health.get("instance_health", ())}
-    for instance in state["view"]["instances"]:
-        print(f"{instance['model']} ({instance['state']}): {ring_line(instance, names)}")
-        _print_reasons(levels.get(instance["id"], {}).get("reasons", ()))
+    print_status(people_console(), client.url, state)
     return exit_codes.OK
 
 
-def _print_reasons(reasons: Iterable[dict[str, str]]) -> None:
+def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
+    """Prints what `GET /state` of the node at `url` answered, for people."""
+    health, names = state["health"], peer_names(dict(state))
+    console.print(f"{url}: ", state_text(health["status"].replace("_", " ")), sep="", soft_wrap=True)
+    _print_reasons(console, health.get("reasons", ()))
+    print_table(console, _PEER_HEADER, _peer_rows(state, names))
+    for peer in health.get("peer_health", ()):
+        if peer["id"] != state["node_id"] and peer["reasons"]:
+            console.print(f"{names.get(peer['id'], printable(peer['name']))}:", soft_wrap=True)
+            _print_reasons(console, peer["reasons"])
+    instances, details = state["view"]["instances"], {one["id"]: one for one in health.get("instance_health", ())}
+    if not instances:
+        console.print("no model is loaded")
+        return
+    rows = [[item["model"], state_text(item["state"]), ring_line(item, names), item["id"]] for item in instances]
+    print_table(console, ("MODEL", "STATE", "PEERS AND LAYERS", "INSTANCE"), rows)
+    for instance in instances:
+        if reasons := details.get(instance["id"], {}).get("reasons", ()):
+            console.print(f"{printable(instance['id'])}:", soft_wrap=True)
+            _print_reasons(console, reasons)
+
+
+def _print_reasons(console: Console, reasons: Iterable[Mapping[str, str]]) -> None:
     """Prints each problem, and its remedy below it."""
     for reason in reasons:
         level = reason.get("level", "degraded")
-        print(f"  {'note' if level == 'ok' else level}: {reason['message']}")
+        word = state_text("note" if level == "ok" else level)
+        console.print("  ", word, f": {printable(reason['message'])}", sep="", soft_wrap=True)
         if reason.get("remedy"):
-            print(f"    -> {reason['remedy']}")
+            console.print(f"    -> {printable(reason['remedy'])}", soft_wrap=True)
 
 
-def _peer_rows(state: dict[str, Any]) -> list[list[object]]:
+def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[object]]:
     rows: list[list[object]] = []
     levels = {one["id"]: one["level"] for one in state["health"].get("peer_health", ())}
     for peer in state["view"]["peers"]:
         reading = state["telemetry"].get(peer["id"], {})
+        here = " (here)" if peer["id"] == state["node_id"] else ""
         engine = next((device["engine"] for device in peer["devices"]), "") or "none"
         memory = [human_bytes(reading[key]) if key in reading else "?" for key in ("usable_bytes", "reserved_bytes")]
-        tags = " ".join(peer.get("tags", ()))
-        rows.append([peer["name"], peer["id"][:8], levels.get(peer["id"], "ok"), engine, *memory, tags])
-    live = {peer["id"] for peer in state["view"]["peers"]}
+        health = state_text("draining" if reading.get("draining") else levels.get(peer["id"], "ok"))
+        rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8]])
     for gone in state["health"].get("peer_health", ()):
-        if gone["id"] not in live:
+        if gone["id"] not in names:
             asleep = any(reason["code"] == "asleep" for reason in gone["reasons"])
-            rows.append([gone["name"], gone["id"][:8], "asleep" if asleep else gone["level"], "", "", "", ""])
+            rows.append([gone["name"], state_text("asleep" if asleep else gone["level"]), "", "", "", gone["id"][:8]])
     return rows

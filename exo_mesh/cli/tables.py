@@ -1,17 +1,76 @@
-"""Texts that several verbs print: JSON, names of peers, and which peer holds which layers."""
+"""Texts that several verbs print: JSON, tables, names of peers, and which peer holds which layers.
+
+Tables are for people: with colours on a terminal; plain, aligned text in a pipe or with NO_COLOR.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from exo_mesh.printable import escaped_json, printable
+from exo_mesh.telemetry.tables import columns
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+PIPE_WIDTH = 200
+"""Columns of a picture that is not drawn on a terminal: no name or address is cut there."""
+
+_STYLES = {
+    "ok": "green", "ready": "green", "loaded": "green", "yes": "green",
+    "degraded": "yellow", "loading": "yellow", "draining": "yellow", "starting": "yellow", "waiting": "yellow",
+    "no": "yellow",
+    "failed": "red", "unusable": "red", "stopping": "red",
+    "asleep": "dim", "note": "dim",
+}  # fmt: skip
+"""Colours by the first word of a state."""
 
 
 def print_json(value: Any) -> None:
     """Prints a value as indented JSON with control characters escaped."""
     print(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)))
+
+
+def people_console() -> Console:
+    """The console of verbs that print for people: it has colours only on a terminal and without NO_COLOR."""
+    from rich.console import Console
+
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    console = Console(highlight=False, markup=False, emoji=False, color_system=colours)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
+
+
+def state_text(state: str) -> Text:
+    """A state such as `ok`, `degraded` or `no: 5 GB of weights, …`, coloured by its first word."""
+    from rich.text import Text
+
+    word = state.partition(" ")[0].rstrip(":,")
+    return Text(printable(state), _STYLES.get(word, ""))
+
+
+def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows below a header. A cell is any value, or the Text that state_text made.
+
+    A console without colours gets aligned plain text whose lines are never wrapped.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    if console.color_system is None:
+        console.print(columns(header, rows), soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in header:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
+    console.print(table)
 
 
 def peer_names(state: dict[str, Any]) -> dict[str, str]:

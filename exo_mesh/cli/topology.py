@@ -12,7 +12,7 @@ from rich.live import Live
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import people_console, print_json
 from exo_mesh.cli.topology_picture import picture, tokens_by_instance
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError
@@ -34,15 +34,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(client.get("/v1/topology"))
         return exit_codes.OK
-    console = Console(highlight=False)
+    console = people_console()
     if args.watch:
         watch(lambda: client.get("/state"), console, time.monotonic, time.sleep)
         return exit_codes.OK
     console.print(picture(client.get("/state")))
-    topology = client.get("/v1/topology")
-    for peer in topology["peers"]:
-        print(f"{peer['name']}: {' '.join(peer['tags']) or 'no tags'}")
-    if refused := topology["refused"]:
+    if refused := client.get("/v1/topology")["refused"]:
         print("refused:\n" + "\n".join(f"  {reason}" for reason in refused))
     return exit_codes.OK
 

@@ -16,7 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser, add_node_flags
-from exo_mesh.settings.config import SETTINGS
+from exo_mesh.settings.config import GROUPS, SETTINGS, Settings
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from tests.cli.closed_port import closed_port
 
@@ -218,6 +218,38 @@ def test_every_setting_has_a_flag() -> None:
     assert {setting.flag for setting in SETTINGS.values()} <= flags
 
 
+def test_the_help_and_the_documentation_show_the_groups_of_the_settings() -> None:
+    parser = Parser(prog="x")
+    add_node_flags(parser)
+    page = (DOCS / "reference" / "configuration.md").read_text()
+    helped = re.findall(r"^(\w+):$", parser.format_help(), re.MULTILINE)
+    assert [title for title in helped if title != "options"] == [*GROUPS]
+    for group in parser._action_groups:
+        if group.title in GROUPS:
+            shown = {flag for action in group._group_actions for flag in action.option_strings}
+            (section,) = re.findall(rf"^### {group.title.capitalize()}\n(.*?)\n\n###", page, re.MULTILINE | re.DOTALL)
+            assert set(re.findall(r"^\| `(--[\w-]+)", section, re.MULTILINE)) <= shown
+            assert {setting.flag for setting in GROUPS[group.title]} <= shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "usage_line"),
+    [("serve", "usage: exo-mesh serve [flags]"), ("run", "usage: exo-mesh run [flags] MODEL [PROMPT]")],
+)
+def test_the_help_of_a_verb_with_all_settings_begins_with_a_short_line(verb: str, usage_line: str) -> None:
+    parser = Parser(prog=f"exo-mesh {verb}")
+    importlib.import_module(module_of(verb)).add_arguments(parser)
+    assert parser.format_help().splitlines()[:2] == [usage_line, ""]
+
+
+def test_every_setting_is_in_one_group() -> None:
+    grouped = [setting.name for settings in GROUPS.values() for setting in settings]
+    assert len(grouped) == len(set(grouped)) == len(SETTINGS)
+    assert {setting.field or setting.name for setting in SETTINGS.values()} == set(Settings.__dataclass_fields__) - {
+        "secret"
+    }
+
+
 def test_the_documentation_has_every_verb_and_exit_code() -> None:
     text = (DOCS / "reference" / "cli.md").read_text()
     rows = {verb for verb in ALL_VERBS if re.search(rf"^\| (`\w+`, )*`{verb}\b", text, re.MULTILINE)}
@@ -237,7 +269,12 @@ def test_the_documentation_says_which_verbs_ask_a_node_and_which_print_json() ->
 
 
 def test_the_help_fits_a_small_terminal() -> None:
-    assert usage().count("\n") < 40
+    assert usage().count("\n") < 45
+
+
+def test_the_help_has_every_verb_once() -> None:
+    shown = re.findall(r"^  ([\w-]+) ", usage(), re.MULTILINE)
+    assert sorted(shown) == sorted({*VERBS, *MODEL_VERBS} - {"ls"})
 
 
 @pytest.mark.parametrize("verb", sorted(VERB_HINTS))

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from tests.support.peers import MODEL
 
 SCRIPTS = Path(__file__).with_name("scripts")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
 COUNTED = "7, 8, 9, 10, 11, 12"
 PERSON = {"name": "Anna", "age": 7}
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -27,12 +29,40 @@ LIMIT_S = 90
 pytestmark = pytest.mark.extended
 
 
-def python_client(name: str, url: str) -> Any:
-    """What the script says that it saw."""
+def clients_python() -> str:
+    """The Python with the clients' packages."""
     if not (python := os.environ.get("CLIENTS_PYTHON")):
         pytest.skip("CLIENTS_PYTHON is not set: a Python with tests/clients/requirements.txt is needed")
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return _last_line([python, str(SCRIPTS / f"{name}_client.py"), url, MODEL], environ)
+    return python
+
+
+def environ_of(python: str) -> dict[str, str]:
+    """Without our own modules; the programs of that Python come first."""
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return {**kept, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+
+
+def python_client(name: str, url: str) -> Any:
+    """What the script says that it saw."""
+    python = clients_python()
+    return _last_line([python, str(SCRIPTS / f"{name}_client.py"), url, MODEL], environ_of(python))
+
+
+def example(name: str, url: str, folder: Path) -> str:
+    """What an example of a client prints, without the white space around it."""
+    program = EXAMPLES / name
+    if program.suffix == ".mjs":
+        packages = "OPENAI_NODE_DIR" if name == "ask_openai.mjs" else "AI_SDK_DIR"
+        if not os.environ.get(packages) or shutil.which("node") is None:
+            pytest.skip(f"{packages} is not set, or there is no node: a directory with node_modules is needed")
+        (folder / "node_modules").symlink_to(Path(os.environ[packages]).resolve() / "node_modules")
+        copied = shutil.copy(program, folder)  # node looks for packages beside the program
+        return _printed(["node", str(copied), url, MODEL], dict(os.environ)).strip()
+    if name == "ask_curl.sh":
+        return _printed(["sh", str(program), url, MODEL], dict(os.environ)).strip()
+    python = sys.executable if name == "ask_openai.py" else clients_python()
+    runner = "sh" if program.suffix == ".sh" else python
+    return _printed([runner, str(program), url, MODEL], environ_of(python)).strip()
 
 
 def ai_sdk(url: str) -> Any:
@@ -42,9 +72,41 @@ def ai_sdk(url: str) -> Any:
 
 
 def _last_line(argv: list[str], environ: dict[str, str]) -> Any:
+    return json.loads(_printed(argv, environ).splitlines()[-1])
+
+
+def _printed(argv: list[str], environ: dict[str, str]) -> str:
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["ask_openai.py", "ask_openai.mjs", "ask_litellm.py"])
+def test_the_examples_that_stream_print_the_whole_answer(name: str, url: str, tmp_path: Path) -> None:
+    assert example(name, url, tmp_path) == COUNTED
+
+
+def test_the_example_of_curl_prints_the_whole_answer_as_json(url: str, tmp_path: Path) -> None:
+    assert json.loads(example("ask_curl.sh", url, tmp_path))["choices"][0]["message"]["content"] == COUNTED
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("ask_langchain.py", ANSWER),
+        ("ask_instructor.py", "name='Anna' age=7"),
+        ("ask_pydantic_ai.py", "name='Anna' age=7"),
+        ("ask_ai_sdk.mjs", "{ name: 'Anna', age: 7 }"),
+    ],
+)
+def test_the_examples_with_tools_and_types_print_their_result(
+    name: str, printed: str, url: str, tmp_path: Path
+) -> None:
+    assert example(name, url, tmp_path) == printed
+
+
+def test_the_example_of_llm_prints_what_the_schema_asks_for(url: str, tmp_path: Path) -> None:
+    assert json.loads(example("ask_llm.sh", url, tmp_path)) == PERSON
 
 
 def test_litellm_chats_streams_and_calls_tools(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -171,6 +172,28 @@ def test_the_cost_of_power_readings_is_measured() -> None:
 @installed("grafana_foundation_sdk")
 def test_the_dashboards_are_up_to_date() -> None:
     assert start("tools.dashboards", "--check") == ""
+
+
+@pytest.mark.extended
+def test_the_demo_is_recorded(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.svg"
+    assert start("tools.record_demo", "--to", picture, "--engine", "numpy").endswith(f"{picture} is written\n")
+    assert all(word in picture.read_text() for word in ("exo-mesh-demo&#160;over&#160;2&#160;peers", "peer-2", "20"))
+
+
+def test_the_recorded_demo_is_the_demo_and_loads_nothing() -> None:
+    shown = (ROOT / "docs" / "images" / "demo.svg").read_text()
+    text = " ".join(re.findall(r">([^<]+)</text>", shown)).replace("&#160;", " ")
+    for part in (
+        "$ exo-mesh demo",
+        "exo-mesh-demo over 2 peers",
+        "peer-1",
+        "peer-2",
+        "Count from 7 to 20.",
+        "tokens/s",
+    ):
+        assert part in text, part
+    assert not re.search(r"url\((?!#)|href", shown)
 
 
 @pytest.mark.extended

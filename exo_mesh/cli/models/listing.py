@@ -9,9 +9,8 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.models import facts
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import peer_names, print_json
+from exo_mesh.cli.tables import peer_names, people_console, print_json, print_table, state_text
 from exo_mesh.client.api_client import ApiClient
-from exo_mesh.telemetry.tables import columns
 
 HEADER = ("MODEL", "SIZE", "QUANT", "CONTEXT", "PEERS", "LAYERS", "LAST USED", "FITS")
 
@@ -39,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
         print_json([*models, *unusable])
         return exit_codes.OK
     rows = [_row(model, state, downloads) for model in models]
-    rows += [[model["id"], *["-"] * 6, f"unusable: {model['reason']}"] for model in unusable]
-    print(columns(HEADER, rows))
+    rows += [[model["id"], *["-"] * 6, state_text(f"unusable: {model['reason']}")] for model in unusable]
+    print_table(people_console(), HEADER, rows)
     return exit_codes.OK
 
 
@@ -54,5 +53,5 @@ def _row(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str,
         facts.holders(model, names),
         facts.held_layers(model, state, downloads),
         facts.ago(model["used_at"], time.time()),
-        model["fits"],
+        state_text(model["fits"]),
     ]
