@@ -108,7 +108,7 @@ async def test_engines_that_differ_are_refused_with_the_measured_difference(tmp_
     bench = Bench(tmp_path, node, answers)
     outcome = await bench.mixing.of(card, bench.ring)
     assert set(outcome.unmixable) == {frozenset("ac"), frozenset("bc")}
-    assert "a and c differ by 3.0e-01 of the typical value in layer 0" in outcome.unmixable[frozenset("ac")]
+    assert "a and c differ by 3.0e-01 of the root mean square in layer 0" in outcome.unmixable[frozenset("ac")]
     await node.stop()
 
 
