@@ -54,7 +54,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class MixingOutcome:
-    """The result for a ring. unmixable: why pairs of builds must not share a ring; if empty, all may, in activation_dtype."""
+    """The result for a ring. unmixable: why pairs of builds must not share it; if empty, they use activation_dtype."""
 
     unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
     activation_dtype: str = ""
