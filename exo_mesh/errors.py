@@ -3,33 +3,33 @@
 MeshError
 ├── InputError            the caller's fault; carries the offending parameter
 │   ├── UnknownModelError     no peer has this model
-│   │   └── NotFetchedError       nor may this caller have it looked up at the hub
+│   │   └── NotFetchedError       and this caller may not start a download from the hub
 │   ├── ContextLengthError    prompt + requested output exceed the context limit
-│   └── KeyReusedError        an Idempotency-Key came again with another request
+│   └── KeyReusedError        an Idempotency-Key was used before for another request
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
-├── FetchError            files of a model could not be fetched; carries what a person can do
+├── FetchError            files of a model could not be fetched; carries the remedy
 ├── PlacementError        no set of peers can hold the model; carries the arithmetic
-│   └── PendingPlacementError not yet: figures of peers are missing, or a peer that would be needed is away
+│   └── PendingPlacementError not yet: figures of peers are missing, or a needed peer is away
 ├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
-├── CrashLoopError        runners of this model crash again and again, wherever it can be placed
-├── QuarantinedError      the model got stuck, wherever it can be placed, and is not tried there for a while
+├── CrashLoopError        runners of this model crash repeatedly on every peer that can hold it
+├── QuarantinedError      the model got stuck on every peer that can hold it; they wait before they retry
 ├── EngineError           an engine failed while loading or computing
-│   ├── RankLostError         a rank of a tensor group did not come, is gone, or does not come back from a frame
-│   └── CanaryError           a tensor group does not compute what one machine would
+│   ├── RankLostError         a rank of a tensor group did not connect, is gone, or is stuck in a frame
+│   └── CanaryError           a tensor group computes another result than one machine would
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
-│   ├── StrangerError         the other end is not of this mesh: it has another secret, or none
+│   ├── StrangerError         the other end belongs to another mesh: its secret differs, or one end has none
 │   └── PeerVersionError      a peer runs another version, which does not know the call, a field or an operation
-├── StageLostError        a stage of the ring a request ran on is gone
-├── InstanceDeletedError  somebody deleted the instance on which a request ran
+├── StageLostError        a stage of the ring that runs a request is gone
+├── InstanceDeletedError  the instance that a request ran on was deleted
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 │   └── MemoryPressureError   a machine of the ring is short of memory; the message has its numbers
-├── NotReadyError         the node is draining or stopping; another peer will do it
-├── NodeStoppingError     the node stops; the request can be continued at another peer
+├── NotReadyError         the node drains or stops; send the request to another peer
+├── NodeStoppingError     the node stops; the client can continue the request at another peer
 ├── NoStoreError          the mesh has no model store
 ├── DeadlineError         a wait ended without an answer
-├── NoInvitationError     nobody can join with this code: it was used, has expired or was withdrawn
+├── NoInvitationError     this code of an invitation is not valid: it was used, has expired or was withdrawn
 ├── WrongCodeError        the code of an invitation is wrong
-├── SupersededError       the same request was asked for again with its Idempotency-Key, and goes on there
+├── SupersededError       the client sent the request again with its Idempotency-Key; it goes on in the new call
 └── CancelledRequestError the request was cancelled by its owner
 
 Each class has a `code`: a stable word that travels between processes, and that the HTTP layer turns into a status.
@@ -41,7 +41,7 @@ from collections import abc
 
 
 class MeshError(Exception):
-    """Base of every error that exo-mesh raises on purpose. `str(error)` is one clear sentence for a person."""
+    """Base class of all errors that exo-mesh raises on purpose. `str(error)` is one clear sentence for a person."""
 
     code = "internal_error"
 
@@ -57,13 +57,13 @@ class InputError(MeshError):
 
 
 class UnknownModelError(InputError):
-    """No reachable peer has the model that was asked for."""
+    """No reachable peer has the requested model."""
 
     code = "model_not_found"
 
 
 class NotFetchedError(UnknownModelError):
-    """No peer has the model; the hub may have it, but the caller may not start downloads."""
+    """No peer has the model. The hub may have it, but the caller may not start downloads."""
 
 
 class ContextLengthError(InputError):
@@ -73,7 +73,7 @@ class ContextLengthError(InputError):
 
 
 class KeyReusedError(InputError):
-    """An Idempotency-Key stands for one request; it came again with another one."""
+    """An Idempotency-Key was used before for another request; a key is valid for one request."""
 
     code = "idempotency_key_reused"
 
@@ -88,13 +88,13 @@ class ModelError(MeshError):
 
 
 def with_remedy(text: str, remedy: str) -> str:
-    """What happened, and what a person can do; the first alone if nothing is known to help."""
+    """Joins a message and its remedy; returns the message alone if no remedy is known."""
     return f"{text}; {remedy}" if remedy else text
 
 
 class FetchError(MeshError):
-    """Files of a model could not be fetched. `remedy` is what a person can do; is_final: until then, trying again will
-    not help."""
+    """Files of a model could not be fetched. remedy: what a person can do. is_final: a retry does not help before
+    that."""
 
     code = "fetch_failed"
 
@@ -105,15 +105,15 @@ class FetchError(MeshError):
 
     @property
     def full(self) -> str:
-        """The message and the remedy in one text, for those whom nothing else reaches."""
+        """The message and the remedy in one text, for readers who see nothing else of the error."""
         return with_remedy(str(self), self.remedy)
 
 
 class PlacementError(MeshError):
-    """No set of peers can hold the model; the message has what it needs, what there is, what would help.
+    """No set of peers can hold the model; the message says what is needed, what is available, and what would help.
 
-    The same as values, for programs: `reason` is a stable word ("Refusals" in docs/how-it-works/placement.md), `have`
-    the usable bytes of each peer that was considered.
+    The same is available as values: `reason` is a stable word (docs/how-it-works/placement.md lists them under "Refusals"), `have`
+    the usable bytes of each considered peer.
     """
 
     code = "no_placement"
@@ -143,14 +143,14 @@ class PlacementError(MeshError):
 
 
 class PendingPlacementError(PlacementError):
-    """No plan was found now; one may be found soon."""
+    """No plan was found now, but one may be found soon."""
 
     code = "pending"
 
 
 class ReservationError(MeshError):
-    """A peer refused its part of a plan. `usable_bytes` is what it could give, where memory was the reason; `why` the
-    code of a CrashLoopError or QuarantinedError, where that was."""
+    """A peer refused its part of a plan. usable_bytes: what it could give, if memory was the reason. why: the code of a
+    CrashLoopError or QuarantinedError, if one of these was."""
 
     code = "reservation_refused"
 
@@ -162,13 +162,14 @@ class ReservationError(MeshError):
 
 
 class CrashLoopError(MeshError):
-    """Runners of a model crash again and again on every peer that could have it; the message has the last cause."""
+    """Runners of a model crash repeatedly on every peer that could hold it; the message has the last cause."""
 
     code = "crash_loop"
 
 
 class QuarantinedError(MeshError):
-    """A model got stuck before it worked on every peer that could have it, which do not try it again for a while."""
+    """A model got stuck on every peer that could hold it, before it worked there; these peers wait before they
+    retry."""
 
     code = "quarantined"
 
@@ -180,14 +181,14 @@ class EngineError(MeshError):
 
 
 class RankLostError(EngineError):
-    """A rank of a tensor group did not come, is gone, or does not come back from a frame: the whole group ends."""
+    """A rank of a tensor group did not connect, is gone, or is stuck in a frame: the whole group ends."""
 
     code = "rank_lost"
 
 
 class CanaryError(EngineError):
-    """A tensor group does not compute what one machine would, or its ranks disagree; the message has layer and
-    difference. A new group of the same peers may be tried once; then they are no group."""
+    """A tensor group computes another result than one machine would, or its ranks disagree; the message has layer and
+    difference. The same peers may form a new group once; after a second failure they form none."""
 
     code = "canary_failed"
 
@@ -199,7 +200,8 @@ class TransportError(MeshError):
 
 
 class StrangerError(TransportError):
-    """The other end of a connection is not of this mesh: it has another secret, or only one of the two has one."""
+    """The other end of a connection belongs to another mesh: its secret differs, or only one of the two has a
+    secret."""
 
 
 class PeerVersionError(TransportError):
@@ -209,7 +211,7 @@ class PeerVersionError(TransportError):
 
 
 class StageLostError(MeshError):
-    """A stage of the ring that a request ran on is gone."""
+    """A stage of the ring that runs a request is gone."""
 
     code = "stage_lost"
 
@@ -225,14 +227,14 @@ class OverloadError(MeshError):
 
 
 class MemoryPressureError(OverloadError):
-    """A machine is short of memory, so that a request or a placement is refused; the message has peer, numbers and
+    """A machine is short of memory, so a request or a placement is refused; the message has peer, numbers and
     remedy."""
 
     code = "memory_pressure"
 
 
 class NoInvitationError(MeshError):
-    """Nobody can join with this code: it was used, has expired, was withdrawn, or had too many wrong tries."""
+    """The code of an invitation is not valid: it was used, has expired, was withdrawn, or had too many wrong tries."""
 
     code = "no_invitation"
 
@@ -244,13 +246,14 @@ class WrongCodeError(MeshError):
 
 
 class NotReadyError(MeshError):
-    """This node takes no requests now."""
+    """This node accepts no requests now."""
 
     code = "not_ready"
 
 
 class NodeStoppingError(MeshError):
-    """The entry peer of the request stops. Another peer takes the request, and with an Idempotency-Key continues it."""
+    """The entry peer of the request stops. Another peer accepts the request, and with an Idempotency-Key continues
+    it."""
 
     code = "node_stopping"
 
@@ -268,7 +271,7 @@ class DeadlineError(MeshError):
 
 
 class SupersededError(MeshError):
-    """The client has asked for the same request again, with its Idempotency-Key; it goes on there."""
+    """The client sent the same request again with its Idempotency-Key; the request goes on in the new call."""
 
     code = "superseded"
 
@@ -321,7 +324,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
 
 
 def error_from_code(code: str, message: str) -> MeshError:
-    """Rebuild an error that another process reported as `(code, message)`; an unknown code makes a MeshError."""
+    """Rebuilds an error that another process reported as `(code, message)`; an unknown code makes a MeshError."""
     error = _BY_CODE.get(code, MeshError)(message)
     error.code = code
     return error

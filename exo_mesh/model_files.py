@@ -1,4 +1,4 @@
-"""Open the files of a model directory, whose author may be a stranger.
+"""Opens the files of a model directory, whose author may be a stranger.
 
 Only regular files of bounded size are read, and only inside the model's own directory or among the blobs of the same
 model in a Hugging Face cache. Opening a pipe or a device in place of a file never blocks.
@@ -7,61 +7,63 @@ model in a Hugging Face cache. Opening a pipe or a device in place of a file nev
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
-import reprlib
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from exo_mesh.errors import ModelError
-from exo_mesh.printable import escaped
+from exo_mesh.printable import escaped, escaped_json
 
 MAX_JSON_BYTES = 8 * 2**20
-"""Of config.json and its like. The largest that we know lists thousands of layers left unquantised: some 100 KB."""
+"""Largest config.json or similar file. The largest known lists thousands of unquantised layers: some 100 KB."""
 
 MAX_JSON_VALUES = 500_000
-"""Values in one such file. A value costs 21 times as much memory as its text, so bytes alone are no bound."""
+"""Most values in one such file. A value costs 21 times as much memory as its text, so a byte limit is too weak."""
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
-"""Of tokenizer.json; the largest have about 40 MB."""
+"""Largest tokenizer.json; the largest known have about 40 MB."""
 
 MAX_MESSAGE = 400
-"""Characters of a sentence about a model. Names and values in its files may be megabytes long."""
+"""Longest message about a model in characters. Names and values in its files may be megabytes long."""
 
 _PIECE_BYTES = 2**20
+_SHOWN_CHARS = 100
 HUB_DIR = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
-"""How a Hugging Face cache names the directory of a model; its `snapshots` have links to its `blobs`."""
-
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 100
+"""The directory name of a model in a Hugging Face cache; its `snapshots` contain links to its `blobs`."""
 
 
 def label(model_dir: Path) -> str:
-    """What to call a model by its directory alone: `org/name` in a Hugging Face cache, else the directory's name."""
+    """Names a model by its directory alone: `org/name` in a Hugging Face cache, else the directory's name."""
     hub = HUB_DIR.fullmatch(model_dir.parent.parent.name) if model_dir.parent.name == "snapshots" else None
     return f"{hub['org']}/{hub['name']}" if hub else model_dir.name
 
 
 def named(file: Path) -> str:
-    """A file of a model as errors name it: by model and file name, without the path, which is not for callers."""
+    """Names a file for errors: by model and file name, without the path, which callers must not see."""
     return f"{label(file.parent)}: {file.name}"
 
 
 def shown(value: object) -> str:
-    """A value from a file, short enough for an error."""
-    return _REPR.repr(value)
+    """Formats a value from a file for an error: as JSON, of at most 100 characters."""
+    try:
+        text = escaped_json(json.dumps(value, ensure_ascii=False, default=str))
+    except (RecursionError, ValueError):
+        return "a value that cannot be shown"
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
 
 
 def one_line(text: str) -> str:
-    """A sentence without line breaks and control characters, at most MAX_MESSAGE long."""
+    """Makes a sentence printable in one line of at most MAX_MESSAGE characters."""
     line = escaped(text[: MAX_MESSAGE + 1])
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"
 
 
 def without_paths(text: str, model_dir: Path) -> str:
-    """A sentence of an engine about a model, with the model's name in place of its directory's path."""
+    """Replaces the model directory's path by the model's name in an engine's sentence."""
     name = label(model_dir)
     for path in dict.fromkeys((str(model_dir), os.path.realpath(model_dir))):
         text = text.replace(f"{path}/", f"{name}: ").replace(path, name)
@@ -69,18 +71,19 @@ def without_paths(text: str, model_dir: Path) -> str:
 
 
 def exists(file: Path) -> bool:
-    """Checks whether there is anything by this name, be it a broken link or a pipe; reading it says what is wrong."""
+    """Checks whether a directory entry of this name exists, a broken link or a pipe included; reading it reports
+    what is wrong."""
     return os.path.lexists(file)
 
 
 def open_model_file(file: Path) -> BinaryIO:
-    """Open a file of the model directory `file.parent`.
+    """Opens a file of the model directory `file.parent`.
 
-    Raises FileNotFoundError if there is none, ModelError if it is no regular file or lies outside the model.
+    Raises FileNotFoundError if there is none, ModelError if it is not a regular file or lies outside the model.
     """
     try:
         inside = _resolve(file)
-        _require_regular(file, os.stat(inside).st_mode)  # before it is opened: that alone has effects on some devices
+        _require_regular(file, os.stat(inside).st_mode)  # first: opening some devices has effects
         descriptor = os.open(inside, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as exc:
         if not os.path.islink(file):
@@ -97,18 +100,18 @@ def open_model_file(file: Path) -> BinaryIO:
 
 
 def size_of(file: Path) -> int:
-    """Bytes of a file of the model directory `file.parent`. Raises as open_model_file."""
+    """Returns the size in bytes of a file of the model directory `file.parent`. Raises as open_model_file."""
     with open_model_file(file) as stream:
         return os.fstat(stream.fileno()).st_size
 
 
 def read_model_file(file: Path, max_bytes: int) -> bytes:
-    """The content of a file of the model directory `file.parent`. Raises as open_model_file, and if it is too large."""
+    """Reads a file of the model directory `file.parent`. Raises as open_model_file, also if it is too large."""
     return b"".join(read_in_pieces(file, max_bytes))
 
 
 def read_in_pieces(file: Path, max_bytes: int) -> Iterator[bytes]:
-    """As read_model_file, at most 1 MiB at a time."""
+    """Like read_model_file, but yields pieces of at most 1 MiB."""
     with open_model_file(file) as stream:
         check_size(file, os.fstat(stream.fileno()).st_size, max_bytes)
         left = max_bytes
@@ -119,7 +122,7 @@ def read_in_pieces(file: Path, max_bytes: int) -> Iterator[bytes]:
 
 
 def read_json_text(file: Path) -> bytes:
-    """The text of a JSON file that is small enough to be parsed. Raises as read_model_file."""
+    """Reads the text of a JSON file that is small enough to be parsed. Raises as read_model_file."""
     text = read_model_file(file, MAX_JSON_BYTES)
     values = text.count(b",") + text.count(b"[") + text.count(b"{")
     if values > MAX_JSON_VALUES:
@@ -128,13 +131,13 @@ def read_json_text(file: Path) -> bytes:
 
 
 def check_size(file: Path, num_bytes: int, max_bytes: int) -> None:
-    """Raises ModelError if a file is larger than it may be."""
+    """Raises ModelError if a file is larger than `max_bytes`."""
     if num_bytes > max_bytes:
-        raise ModelError(f"{named(file)} has {num_bytes} bytes, more than the {max_bytes} that are read")
+        raise ModelError(f"{named(file)} has {num_bytes} bytes, more than the limit of {max_bytes}")
 
 
 def _resolve(file: Path) -> Path:
-    """Where a file really is. Raises OSError, and ModelError if that is outside the model."""
+    """Follows links to the real file. Raises OSError, and ModelError if the file is outside the model."""
     real = Path(os.path.realpath(file, strict=True))
     root = Path(os.path.realpath(file.parent, strict=True))
     hub = root.parent.parent if root.parent.name == "snapshots" else None
@@ -161,7 +164,7 @@ def _read(file: Path, stream: BinaryIO, num_bytes: int) -> bytes:
 
 
 def _reason(exc: OSError | ValueError) -> str:
-    """Why, without the path that str(exc) would have."""
+    """The reason of an error, without the path that str(exc) contains."""
     if isinstance(exc, OSError):
-        return "its links go round in a circle" if exc.errno == errno.ELOOP else exc.strerror or type(exc).__name__
-    return "its name is none that a file can have"
+        return "its links form a loop" if exc.errno == errno.ELOOP else exc.strerror or type(exc).__name__
+    return "its name is not a valid file name"

@@ -1,13 +1,14 @@
-"""Makes texts that others wrote safe to print and bounded. A peer's text must not move the cursor, colour a terminal,
-forge a line of the log or reverse the direction of writing."""
+"""Makes texts from other peers and users safe to print, and bounded. Such a text must not move the cursor, colour a
+terminal, forge a line of the log or reverse the direction of writing."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 MAX_CHARS = 1024
-"""Longest text that a peer may give for which nothing shorter is said. A refusal with its arithmetic has about 300."""
+"""Longest text of a peer, where no shorter limit is set. A refusal with its arithmetic has about 300 characters."""
 
 ANSWER_CHARS = 65_536
 """Longest text in an answer of a node's API to the command line."""
@@ -20,14 +21,14 @@ _several_lines = re.compile(f"(?!\n)[{UNPRINTABLE}]")
 
 
 def printable(text: str, max_chars: int = MAX_CHARS) -> str:
-    """The first `max_chars` characters of a text, with U+FFFD for each that is not to be printed."""
+    """Returns the first `max_chars` characters of a text, with U+FFFD for each unprintable character."""
     if len(text) > max_chars:
         text = text[:max_chars]
     return text if text.isprintable() else _one_line.sub(_REPLACEMENT, text)
 
 
 def printable_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
-    """A value of JSON with every text in it made printable."""
+    """Returns a JSON value in which every text is made printable."""
     if isinstance(value, str):
         return printable(value, max_chars)
     if isinstance(value, list):
@@ -38,15 +39,20 @@ def printable_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
 
 
 def escaped(text: str, *, keep_newlines: bool = False) -> str:
-    """A text of any length with `\\x1b` and the like for each character that is not to be printed."""
+    """Escapes each unprintable character of a text (`\\x1b` and the like); the text may have any length."""
     if text.isprintable():
         return text
     return (_several_lines if keep_newlines else _one_line).sub(_escape, text)
 
 
 def escaped_json(text: str) -> str:
-    """A JSON document with `\\u202e` and the like for what JSON does not escape by itself."""
+    """Escapes unprintable characters of a JSON document (`\\u202e` and the like) that JSON itself allows."""
     return text if text.isprintable() else _several_lines.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def quoted(text: str, max_chars: int = MAX_CHARS) -> str:
+    """Returns the first `max_chars` characters of a text as a printable JSON string, for messages."""
+    return escaped_json(json.dumps(text[:max_chars], ensure_ascii=False))
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -15,11 +15,11 @@ class ProtocolRange(NamedTuple):
 
     @classmethod
     def said(cls, oldest: int, newest: int) -> ProtocolRange:
-        """The range in a message. Packages before version 5 say one number: `newest` is then 0."""
+        """Builds the range from a message. Packages before version 5 send one number: `newest` is then 0."""
         return cls(oldest, max(oldest, newest))
 
     def agreed(self, other: ProtocolRange) -> int | None:
-        """The version that the two use with each other; None if they have none in common."""
+        """The version that the two sides use with each other; None if they have none in common."""
         newest = min(self.newest, other.newest)
         return newest if newest >= max(self.oldest, other.oldest) else None
 
@@ -28,4 +28,4 @@ class ProtocolRange(NamedTuple):
 
 
 SPOKEN = ProtocolRange(OLDEST_PROTOCOL, PROTOCOL_VERSION)
-"""What this package speaks."""
+"""The versions that this package speaks."""

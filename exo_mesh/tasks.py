@@ -1,4 +1,4 @@
-"""Background work: an owner for tasks, a limit of calls, a wake-up call for waiters, and one timer for many waits."""
+"""Background work: an owner of tasks, a limit on calls, a signal for waiters, and one timer for many waits."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from exo_mesh.errors import MeshError, OverloadError
 from exo_mesh.telemetry.logs import current_request, current_trace
 
 LEAST_PAUSE_S = 0.05
-"""Between two rounds of a watchdog."""
+"""Shortest pause between two rounds of a watchdog."""
 
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
-"""How long a long-lived task pauses after a failure; the pause doubles with each failure that follows."""
+"""Pause of a long-lived task after a failure; it doubles with each consecutive failure up to the maximum."""
 
 SETTLED_S = 60.0
-"""A long-lived task that ran so long has recovered: its next failure is a new one."""
+"""A long-lived task that ran this long counts as recovered: its next failure starts a new series."""
 
 _log = logging.getLogger(__name__)
 
 
 def was_cancelled() -> bool:
-    """In a handler of CancelledError: was this task cancelled? If not, it is grpc's way to say that a call was."""
+    """Whether this task was cancelled, for a handler of CancelledError. If not, the exception is grpc's: a call was
+    cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class Bound:
-    """Limits how many calls of a kind run at once; one more is refused. what: ends the sentence of the refusal."""
+    """Limits how many calls of a kind run at once, and refuses further ones. what: the end of the refusal's
+    sentence."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
@@ -42,7 +44,7 @@ class Bound:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """While the call runs. Raises OverloadError if there are `most` of them already."""
+        """Counts one call while it runs. Raises OverloadError if `most` calls run already."""
         if self._num_taken >= self._most:
             raise OverloadError(f"{self._num_taken} {self._what} already; try again later")
         self._num_taken += 1
@@ -59,12 +61,13 @@ class TaskOwner:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self.ended: dict[str, str] = {}
-        """The names of long-lived tasks that a bug has ended, with the type of the exception; /health shows them."""
+        """The long-lived tasks that a bug has ended, with the type of the exception; /health shows them."""
 
     def start(self, work: Coroutine[Any, Any, Any], name: str, *, for_request: bool = False) -> asyncio.Task[Any]:
-        """Run `work` until it ends or the owner closes. After close nothing starts any more.
+        """Runs `work` until it ends or the owner closes. After close nothing starts any more.
 
-        Its log lines carry the id of the request that started it only if it is `for_request`: most outlive that.
+        Its log lines carry the id of the request that started it only if `for_request` is set: most tasks outlive that
+        request.
         """
         context = contextvars.copy_context()
         if not for_request:
@@ -78,15 +81,15 @@ class TaskOwner:
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[Any]:
-        """Run long-lived work until it returns or the owner closes.
+        """Runs long-lived work until it returns or the owner closes.
 
-        After an OSError (too many open files, a network that is gone) or a MeshError, `work` is called again, after a
+        After an OSError (too many open files, a network that is gone) or a MeshError, `work` is called again after a
         pause. Any other exception is a bug: it ends the task, and `ended` names it.
         """
         return self.start(self._keep(work, name), name)
 
     async def _keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        pause_s, told = FIRST_RETRY_S, set[tuple[type, int | None]]()
+        pause_s, logged = FIRST_RETRY_S, set[tuple[type, int | None]]()
         while True:
             began = monotonic()
             try:
@@ -94,11 +97,11 @@ class TaskOwner:
             except (OSError, MeshError) as exc:
                 if monotonic() - began > SETTLED_S:
                     pause_s = FIRST_RETRY_S
-                    told.clear()
+                    logged.clear()
                 kind = type(exc), getattr(exc, "errno", None)
-                if kind not in told:
-                    told.add(kind)
-                    _log.warning("%s failed and is tried again: %s", name, str(exc) or type(exc).__name__)
+                if kind not in logged:
+                    logged.add(kind)
+                    _log.warning("%s failed and will be retried: %s", name, str(exc) or type(exc).__name__)
             except Exception as exc:
                 self.ended[name] = type(exc).__name__
                 raise
@@ -109,7 +112,7 @@ class TaskOwner:
         return len(self._tasks)
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for each to end."""
+        """Cancels all tasks and waits for each to end."""
         self._closed = True
         while self._tasks:
             tasks = list(self._tasks)
@@ -129,19 +132,19 @@ class TaskOwner:
 
 
 class ChangeSignal:
-    """Wakes everybody who waits, each time something changed; keeps no state, so look before waiting."""
+    """Wakes all waiters each time something changed. It keeps no state, so check the condition before waiting."""
 
     def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, so that a simulation repeats
+        self._waiters: dict[asyncio.Future[None], None] = {}  # ordered, so that a simulation is repeatable
 
     def beat(self) -> None:
-        """Wake all who wait now."""
+        """Wakes all current waiters."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait(self, timeout_s: float) -> bool:
-        """True at the next beat, False after timeout_s without one."""
+        """Waits for the next beat. Returns False after timeout_s without one."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
         try:
@@ -153,14 +156,15 @@ class ChangeSignal:
 
 
 Check = Callable[[float], float]
-"""Called with the time now, on the watchdog's clock; returns when it next has something to do, math.inf if never."""
+"""A check of a watchdog. It is called with the watchdog's time, and returns when it next has something to do, math.inf
+if never."""
 
 
 class Watchdog:
-    """Watches over many waits with one timer, for a timer for each would cost more than the wait where tokens stream.
+    """Watches many waits with one timer; a timer per wait would cost more than the wait while tokens stream.
 
-    It calls each check once a period, or sooner if one asks for that; there is no timer while nothing is watched.
-    A check is short, does not block and does not raise; it may forget itself and others.
+    Each check is called once a period, or sooner if it asks for that; there is no timer while nothing is watched. A
+    check must be short, must not block or raise, and may remove itself and others.
     """
 
     def __init__(self, period_s: float = 1.0, clock: Clock = monotonic) -> None:
@@ -170,13 +174,13 @@ class Watchdog:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, check: Check) -> None:
-        """Call it within a period, and from then on until `forget`. Only in a running event loop."""
+        """Calls the check within a period, and then until `forget`. Needs a running event loop."""
         self._checks.add(check)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._period_s, self._round)
 
     def forget(self, check: Check) -> None:
-        """Call it no more; nothing happens if it is not watched."""
+        """Stops calling the check; nothing happens if it is not watched."""
         self._checks.discard(check)
         if not self._checks and self._timer is not None:
             self._timer.cancel()

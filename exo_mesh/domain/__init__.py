@@ -1,1 +1,1 @@
-"""Pure values and decisions. Nothing here knows a clock, a socket, an event loop or a tensor library."""
+"""Pure values and decisions. No module here uses a clock, a socket, an event loop or a tensor library."""

@@ -1,4 +1,4 @@
-"""Which addresses a node advertises, which of a peer's are worth dialling, and which one is best. Pure.
+"""Chooses which addresses a node advertises, which addresses of a peer it can dial, and which path is best. Pure.
 
 An address is "host:port" with IPv6 in brackets; a link-local one may carry the interface: "[fe80::1%eth0]:5000".
 """
@@ -13,11 +13,11 @@ from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
 
 MAX_ADVERTISED = 12
-"""Addresses that a node tells of itself; a laptop with a VPN and Docker has five to eight."""
+"""Most addresses that a node advertises for itself; a laptop with a VPN and Docker has five to eight."""
 MAX_V6_PER_INTERFACE = 2
-"""IPv6 privacy extensions pile up addresses on one interface; they all lead the same way."""
+"""IPv6 privacy extensions add many addresses to one interface; all of them lead to the same place."""
 MAX_SCOPES = 4
-"""Interfaces on which a link-local IPv6 address is tried."""
+"""Most interfaces on which a link-local IPv6 address without a scope is tried."""
 MAX_PROBE_BYTES = 256 * 1024
 """Longest reply to one path probe: enough to tell a slow link from a fast one; 2 ms on gigabit Ethernet."""
 
@@ -28,7 +28,7 @@ _OVERLAYS = (ip_network("100.64.0.0/10"), ip_network("fd7a:115c:a1e0::/48"))
 
 
 class LinkKind(IntEnum):
-    """What carries an address, best first."""
+    """The kind of link that carries an address, best first."""
 
     THUNDERBOLT = 0
     ETHERNET = 1
@@ -40,7 +40,7 @@ class LinkKind(IntEnum):
 
     @property
     def comes_last(self) -> bool:
-        """Container bridges, VPNs and the loopback are used only where nothing else works."""
+        """Whether the link is used only if nothing else works: container bridges, VPNs and the loopback."""
         return self >= LinkKind.BRIDGE
 
 
@@ -53,7 +53,7 @@ LINK_WORDS = {
     "vpn": LinkKind.VPN,
     "loopback": LinkKind.LOOPBACK,
 }
-"""What people call them."""
+"""The names of the link kinds in settings and in output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Interface:
 
     @property
     def broadcast(self) -> str | None:
-        """The directed broadcast address; None where there is none (IPv6, point to point, loopback)."""
+        """The directed broadcast address; None if the network has none (IPv6, point to point, loopback)."""
         network = self.network
         if network.version == 6 or network.prefixlen >= 31 or self.kind is LinkKind.LOOPBACK:
             return None
@@ -84,9 +84,9 @@ class Interface:
 
 
 def kind_of_interface(name: str, system: str, *, wireless: bool = False, bridge: bool = False) -> LinkKind | None:
-    """The kind of a network interface by its name; None for one that no peer can be reached over.
+    """Derives the kind of a network interface from its name; None if peers cannot be reached over it.
 
-    system: as platform.system(). wireless, bridge: what the kernel says of it, where it says so.
+    system: as platform.system(). wireless, bridge: what the kernel says about the interface, where it says so.
     """
     word = name.lower()
     if word.startswith(("awdl", "llw", "anpi", "ap1", "gif", "stf", "sit", "p2p")):  # AirDrop, service links, 6to4
@@ -107,20 +107,22 @@ def kind_of_interface(name: str, system: str, *, wireless: bool = False, bridge:
 
 
 def split(address: str) -> tuple[str, str]:
-    """(host without brackets, port)."""
+    """Splits an address into (host without brackets, port)."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), port
 
 
 def joined(host: str, port: int | str) -> str:
-    """ "host:port", with brackets round an IPv6 address."""
+    """Returns "host:port", with brackets round an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def advertised(host: str, port: int, interfaces: Iterable[Interface]) -> tuple[str, ...]:
-    """Where peers may reach a server bound to host:port, best first: that host, or every usable address of the machine.
+    """Returns the addresses under which peers can reach a server bound to host:port, best first.
 
-    Bridges and VPNs come last, link-local addresses after routable ones; the loopback only if there is nothing else.
+    A host that is not a wildcard is returned alone; a wildcard stands for every usable address of the machine. Bridges
+    and VPNs come last, link-local addresses after routable ones. The loopback is returned only if there is nothing
+    else.
     """
     if host not in WILDCARDS:
         return (joined(host, port),)
@@ -139,10 +141,11 @@ def advertised(host: str, port: int, interfaces: Iterable[Interface]) -> tuple[s
 
 
 def dialable(address: str, interfaces: Sequence[Interface]) -> tuple[str, ...]:
-    """An address that a peer advertises, as this machine can dial it; nothing if it cannot.
+    """Translates an address that a peer advertises into addresses that this machine can dial; empty if it cannot.
 
-    A link-local address means something only on an interface that has link-local addresses itself: for IPv6 one
-    dialable address per such interface (one only if it names an interface), for IPv4 (169.254/16) the address itself.
+    A link-local address is valid only on an interface that has link-local addresses itself. For IPv6 there is one
+    dialable address per such interface (only one if the address names an interface), for IPv4 (169.254/16) the address
+    itself.
     """
     host, port = split(address)
     ip = _ip(host)
@@ -160,7 +163,7 @@ def dialable(address: str, interfaces: Sequence[Interface]) -> tuple[str, ...]:
 
 
 def link_kind(address: str, interfaces: Iterable[Interface]) -> LinkKind:
-    """What carries packets to an address, as far as this machine's own networks tell."""
+    """The kind of link that carries packets to an address, judged by this machine's own networks."""
     ip = _ip(split(address)[0])
     if ip is None:
         return LinkKind.UNKNOWN
@@ -182,19 +185,19 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 TYPICAL_BYTES = 64 * 1024
-"""What the cost of a path is reckoned for: a few decode rows, or a piece of a prefill chunk."""
+"""Size of the round trip that a path's cost is computed for: a few decode rows, or a piece of a prefill chunk."""
 SWITCH_BELOW = 0.7
-"""A working path is left only for one that costs less than this share of it: figures of Wi-Fi wander by a third."""
+"""A working path is replaced only by one that costs less than this share of it: Wi-Fi figures vary by a third."""
 MIN_GAIN_MS = 0.3
-"""... and only if it saves this much: on one LAN all paths are within it, and a switch is not free."""
+"""A working path is replaced only if the new one saves this much: paths on one LAN differ by less."""
 _STEP = math.log(1.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way to a peer. rtt_ms: None if not measured yet. mb_per_s (10^6 bytes): None if not measured.
+    """One path to a peer. rtt_ms, mb_per_s (10^6 bytes): None if not measured.
 
-    failed: it did not answer, or somebody else did.
+    failed: the address did not answer, or another peer answered there.
     """
 
     address: str
@@ -208,17 +211,17 @@ class Path:
         return not self.failed and self.rtt_ms is not None
 
     def cost_ms(self, *, with_goodput: bool = True) -> float:
-        """Milliseconds for a round trip that carries TYPICAL_BYTES. Only of a path that works."""
+        """Milliseconds for a round trip that carries TYPICAL_BYTES. Call it only for a path that works."""
         assert self.rtt_ms is not None, "the path has been measured"
         transfer_ms = TYPICAL_BYTES / 1000 / self.mb_per_s if with_goodput and self.mb_per_s else 0.0
         return self.rtt_ms + transfer_ms
 
 
 def best_path(paths: Sequence[Path], current: str | None = None) -> Path | None:
-    """The path to use: among those that work the cheapest whose link does not come last; None if none works.
+    """Chooses the path to use: the cheapest working path whose link kind does not come last; None if no path works.
 
-    Costs within half of each other count as equal; then the better kind of link, then the order given decides.
-    `current` (an address) stays in use unless it fails, its kind comes last, or another one is clearly cheaper.
+    Costs within half of each other count as equal; then the better kind of link decides, then the given order.
+    `current` (an address) stays in use unless it fails, its kind comes last, or another path is clearly cheaper.
     """
     working = [path for path in paths if path.works]
     if not working:
@@ -239,13 +242,13 @@ def best_path(paths: Sequence[Path], current: str | None = None) -> Path | None:
 
 
 MAX_MACS = 8
-"""Network cards of one machine."""
+"""Most network cards of one machine."""
 
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
 def valid_macs(macs: Iterable[str]) -> tuple[str, ...]:
-    """Those that are MAC addresses of a single card, at most MAX_MACS."""
+    """Returns the MAC addresses that belong to a single card, lower case, at most MAX_MACS."""
     lower = dict.fromkeys(mac.lower().replace("-", ":") for mac in macs)
     usable = [mac for mac in lower if _MAC.fullmatch(mac) and any(bytes.fromhex(mac.replace(":", "")))]
-    return tuple(mac for mac in usable if not int(mac[:2], 16) & 1)[:MAX_MACS]  # an odd first byte is a group
+    return tuple(mac for mac in usable if not int(mac[:2], 16) & 1)[:MAX_MACS]  # an odd first byte is a group address

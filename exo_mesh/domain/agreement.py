@@ -1,4 +1,4 @@
-"""May stages of two engines stand in one ring? Decided from what both made of equal inputs; pure."""
+"""Decides whether stages of two engines may share a ring, from what both computed for equal inputs. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 MAX_DIFFERENCE = 1e-3
-"""Largest difference of any value, relative to the root mean square of all. Engines that compute the same in float32
-differ by about 1e-6; one that leaves out a window, or a scale, differs by 1e-2 and more (measured on 23 models)."""
+"""Largest difference, relative to the root mean square of all values. Engines that compute the same in float32 differ
+by about 1e-6; an engine that omits a window or a scale differs by 1e-2 and more (measured on 23 models)."""
 
 NOT_NUMBERS = 1e99
-"""A difference that is infinite or not a number; JSON has neither."""
+"""Stands for a difference that is infinite or not a number, because JSON can express neither."""
 
 WIDEST_FIRST = ("float32", "bfloat16", "float16")
 
@@ -23,10 +23,10 @@ TensorShape = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RangeReport:
-    """What an engine made of the layers `[start, stop)`.
+    """The values that an engine computed for the layers `[start, stop)`.
 
-    outputs: flat float32 values by name. inputs, given: tensors that it takes and hands on, as declared; empty if the
-    engine does not declare them, or at either end of the model.
+    outputs: flat float32 values by name. inputs, given: the tensors that the engine declares to take from the stage
+    before and to pass to the next stage; empty if the engine does not declare them, or at either end of the model.
     """
 
     start: int
@@ -38,7 +38,7 @@ class RangeReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A self-test of one engine. native_dtype: of the activations that it hands on in a ring of its own."""
+    """The result of one engine's self-test. native_dtype: of the activations that it passes on in a ring of its own."""
 
     engine: str
     native_dtype: str
@@ -47,14 +47,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class AgreementVerdict:
-    """reason: why the two must not share a ring, "" if they may. difference: the largest that was measured."""
+    """The result of a comparison. reason: why the two engines must not share a ring, "" if they may. difference: the
+    largest that was measured."""
 
     reason: str
     difference: float
 
 
 def compare(one: Report, other: Report, kind_of: Mapping[int, str]) -> AgreementVerdict:
-    """kind_of: what to call the layers of a range, by its first one."""
+    """Compares the self-tests of two engines. kind_of: the kind of the layers of a range, by its first layer."""
     worst = 0.0
     if [(r.start, r.stop) for r in one.ranges] != [(r.start, r.stop) for r in other.ranges]:
         return AgreementVerdict(f"{one.engine} and {other.engine} were not tested with the same layers", worst)
@@ -67,16 +68,16 @@ def compare(one: Report, other: Report, kind_of: Mapping[int, str]) -> Agreement
             if a is None or b is None or a.shape != b.shape:
                 sizes = [0 if values is None else values.size for values in (a, b)]
                 return AgreementVerdict(
-                    f"{one.engine} gives {sizes[0]} and {other.engine} {sizes[1]} values of {name!r} {where}", worst
+                    f'{one.engine} gives {sizes[0]} and {other.engine} {sizes[1]} values for "{name}" {where}', worst
                 )
             worst = max(worst, difference(a, b))
             if worst == NOT_NUMBERS:
                 return AgreementVerdict(
-                    f"{one.engine} or {other.engine} gives values that are no numbers {where}", worst
+                    f"{one.engine} or {other.engine} gives values that are not finite {where}", worst
                 )
             if worst > MAX_DIFFERENCE:
                 return AgreementVerdict(
-                    f"{one.engine} and {other.engine} differ by {worst:.1e} of the typical value {where} "
+                    f"{one.engine} and {other.engine} differ by {worst:.1e} of the root mean square {where} "
                     f"({MAX_DIFFERENCE:.0e} is allowed)",
                     worst,
                 )
@@ -84,7 +85,7 @@ def compare(one: Report, other: Report, kind_of: Mapping[int, str]) -> Agreement
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:
-    """Largest difference relative to the root mean square of `other`; NOT_NUMBERS if there is none."""
+    """The largest difference relative to the root mean square of `other`; NOT_NUMBERS if it is not finite."""
     if not one.size:
         return 0.0
     a, b = one.astype(np.float64), other.astype(np.float64)
@@ -96,18 +97,20 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def boundary_defect(given: Sequence[TensorShape], taken: Sequence[TensorShape]) -> str:
-    """Why what one stage hands on is not what the next one takes, or "". Nothing declared counts as anything."""
+    """Says why the tensors that one stage passes on do not fit the next one; "" if they do. Empty fits all."""
     if not given or not taken or dict(given) == dict(taken):
         return ""
-    return f"one hands on {_listed(given)}, the other takes {_listed(taken)}"
+    return f"one stage passes on {_listed(given)}, the next one takes {_listed(taken)}"
 
 
 def ranges_to_test(
     num_layers: int, legal_cuts: Iterable[int], kinds: Iterable[Sequence[str]], most: int
 ) -> list[tuple[int, int]]:
-    """The first and the last piece between legal cuts, and the first one with each further kind of layer.
+    """Chooses layer ranges for a self-test: the first and last piece between legal cuts, and one per further layer
+    kind.
 
-    At most `most` of them. kinds: per engine, the kind of each layer as that engine has it; empty if it does not say.
+    At most `most` ranges. kinds: per engine, the kind of each layer as that engine names it; empty if the engine does
+    not say.
     """
     edges = sorted({0, num_layers, *(cut for cut in legal_cuts if 0 < cut < num_layers)})
     pieces = list(pairwise(edges))
@@ -123,7 +126,7 @@ def ranges_to_test(
 
 
 def common_dtype(native: Iterable[str], accepted: Iterable[Iterable[str]]) -> str:
-    """The widest of the engines' own activation dtypes that all of them take; "" if there is none."""
+    """The widest of the engines' own activation dtypes that every engine accepts; "" if there is none."""
     taken = set(WIDEST_FIRST).intersection(*(set(dtypes) for dtypes in accepted))
     return next((dtype for dtype in WIDEST_FIRST if dtype in set(native) & taken), "")
 
@@ -135,7 +138,7 @@ def _where(part: RangeReport, kind_of: Mapping[int, str]) -> str:
 
 
 def _boundary_defect(one: Report, mine: RangeReport, other: Report, theirs: RangeReport) -> str:
-    for what, left, right in (("take", mine.inputs, theirs.inputs), ("hand on", mine.given, theirs.given)):
+    for what, left, right in (("take", mine.inputs, theirs.inputs), ("pass on", mine.given, theirs.given)):
         if left and right and dict(left) != dict(right):
             return f"{one.engine} and {other.engine} {what} different tensors: {_listed(left)} and {_listed(right)}"
     return ""

@@ -1,4 +1,4 @@
-"""Who a peer is, what it computes on, and how loaded it is just now."""
+"""A peer's identity, its devices, and its current load."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from exo_mesh.protocol import ProtocolRange
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 ACTIVATION_FORMAT = "act:v1"
-"""The tag of a peer whose engines hand on activations as raw little-endian rows, so that another engine can go on."""
+"""The tag of a peer whose engines pass activations on as raw little-endian rows, which another engine can read."""
 
 
 FETCHES = ("", "peers", "hub")
-"""From where a peer gets files of models that it does not have: from nowhere, from peers only, or also from the hub."""
+"""Sources from which a peer fetches missing model files: none, other peers only, or other peers and the hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """An engine that can run on a peer. compute: what it computes on there. dtypes: of activations that it takes."""
+    """An engine that can run on a peer. compute: the hardware that it uses. dtypes: of activations that it accepts."""
 
     name: str
     compute: str
@@ -34,16 +34,16 @@ class EngineInfo:
 
     @property
     def build(self) -> str:
-        """What decides how it computes: two peers of equal builds give equal results, or nearly."""
+        """Identifies how the engine computes: two peers with equal builds give equal, or nearly equal, results."""
         return f"{self.tag} {self.version}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a peer computes on. `engines` can run here; `engine` is the one it uses unless asked otherwise.
+    """The hardware that a peer computes on. `engines` can run here; `engine` is used unless a request names another.
 
-    details: more about those engines. memory_bytes: all that the device of `engine` has; why: which part of it models
-    may take. A peer of an older version says none of these.
+    details: more about those engines. memory_bytes: all memory that the device of `engine` has. why: explains which
+    part of it models may use. A peer of an older version reports none of these.
     """
 
     kind: str
@@ -60,9 +60,9 @@ class Device:
 class RdmaPort:
     """A Thunderbolt port over which a Mac could do RDMA.
 
-    device: such as "rdma_en5"; "" if macOS shows none for it. active: as `ibv_devinfo` has it. uuid, other_uuid: of the
-    Thunderbolt domains at both ends of the cable; other_uuid is "" if there is no Mac at the other end.
-    max_queue_pairs: how many the device can have at once, 0 if macOS does not say. bridged: the machine has a
+    device: such as "rdma_en5"; "" if macOS shows none for the port. active: as `ibv_devinfo` reports it. uuid,
+    other_uuid: of the Thunderbolt domains at both ends of the cable; other_uuid is "" if there is no Mac at the other
+    end. max_queue_pairs: how many the device supports at once, 0 if macOS does not say. bridged: the machine has a
     Thunderbolt Bridge, which passes packets from one port to the others.
     """
 
@@ -77,9 +77,10 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class StaticRank:
-    """The rank that a hostfile, or `mlx.launch`, gives a peer in a tensor group.
+    """The rank that a hostfile, or `mlx.launch`, assigns to a peer in a tensor group.
 
-    group: a digest that all its ranks share. rdma: the device by which it reaches each rank, None where there is none.
+    group: a digest that all ranks of the group share. rdma: the device by which this rank reaches each rank, None if
+    there is none.
     """
 
     group: str
@@ -91,14 +92,14 @@ class StaticRank:
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What a peer says of itself. `incarnation` rises with every start of the same id.
+    """What a peer reports about itself. `incarnation` rises with every start of the same id.
 
-    addresses: "host:port" of its control endpoint, as it sees itself. models: names of models that are whole on its
-    disk. partial_models: of those of which it has config, tokenizer and headers, but not all weights. model_engines:
-    for each model of both, the engines here that run its architecture, the one it would use first; a peer of an older
-    version does not say. fetches: from where it gets files of models, see FETCHES. files_port: where other peers read
-    its files, 0 if they cannot. has_store: it is the host of the model store. protocol: the oldest version of the
-    protocol that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
+    addresses: "host:port" of its control endpoint, as the peer sees itself. models: names of the models that are
+    complete on its disk. partial_models: models of which it has config, tokenizer and headers, but not all weights.
+    model_engines: for each model of both kinds, the engines here that run its architecture, the preferred one first; a
+    peer of an older version does not say. fetches: from where it gets model files, see FETCHES. files_port: where other
+    peers read its files, 0 if they cannot. has_store: the peer hosts the model store. protocol: the oldest protocol
+    version that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
     """
 
     id: str
@@ -123,7 +124,7 @@ class PeerInfo:
 
     @property
     def protocols(self) -> ProtocolRange:
-        """The versions of the protocol that it speaks."""
+        """The protocol versions that the peer speaks."""
         return ProtocolRange.said(self.protocol, self.newest_protocol)
 
     def knows(self, model: str) -> bool:
@@ -139,7 +140,8 @@ class PeerInfo:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What it can do: `<engine>` and `<engine>-<compute>` of each engine, `act:v1`, `dtype:…` of activations."""
+        """The peer's capabilities: `<engine>` and `<engine>-<compute>` of each engine, `act:v1`, `dtype:…` it
+        accepts."""
         details = [engine for device in self.devices for engine in device.details]
         tags = [*self.engines, *(engine.tag for engine in details)]
         dtypes = {dtype for engine in details for dtype in engine.dtypes}
@@ -148,9 +150,10 @@ class PeerInfo:
         return tuple(dict.fromkeys(tags))
 
     def engines_for(self, model: str) -> tuple[str, ...]:
-        """Engines that it would run a model with, the first choice first.
+        """The engines with which the peer would run a model, the first choice first.
 
-        Of a peer that does not say, or that has none for it, the one of its device: asked to reserve, it says why not.
+        A peer that does not say, or that has no engine for the model, gives its device's engine: asked to reserve, it
+        explains the refusal.
         """
         for name, engines in self.model_engines:
             if name == model and engines:
@@ -158,13 +161,13 @@ class PeerInfo:
         return tuple(device.engine for device in self.devices[:1] if device.engine)
 
     def engine_info(self, engine: str) -> EngineInfo | None:
-        """What the peer says of one of its engines."""
+        """What the peer reports about one of its engines; None if it does not have the engine."""
         return next((info for device in self.devices for info in device.details if info.name == engine), None)
 
 
 @dataclass(frozen=True, slots=True)
 class HopReading:
-    """A way to another peer, as the peer that gives the reading measured it; 0: not measured. mb_per_s: 10^6 bytes."""
+    """The path to another peer, as the reporting peer measured it; 0: not measured. mb_per_s: 10^6 bytes."""
 
     peer_id: str
     rtt_ms: float = 0.0
@@ -174,18 +177,18 @@ class HopReading:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """A volatile reading of one peer; a higher `sequence` is newer. Never part of the agreed view.
+    """The current figures of one peer; a higher `sequence` is newer. Never part of the agreed view.
 
-    usable_bytes is what a new reservation could get now; reserved_bytes is what plans hold already. s_per_gb: by
-    engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
-    driver runs there; outstanding: requests that wait or run there. reasons: what the peer says is wrong with it.
-    keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
-    now. capacity_bytes: what models could take if nothing else ran there; 0 of a peer of an older version.
-    headroom_bytes: what could be taken of its memory before that is critical, after what is being loaded; None of a
-    peer of an older version. temperature_c, power_w: 0 where they are unknown. frames: computed so far, by instance
-    whose driver runs there. is_draining: it takes nothing new. hops: its ways to peers with which it shares a ring.
-    hardware: what its machine and its accelerators draw, how hot and how busy they are. prompt_tokens: computed so far,
-    by instance whose driver runs there.
+    usable_bytes: what a new reservation could get now; reserved_bytes: what plans hold already. s_per_gb: by engine,
+    the time of a decode step per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose driver
+    runs there; outstanding: requests that wait or run there. reasons: the problems that the peer reports about itself.
+    keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: how many bytes of model files it
+    could fetch now. capacity_bytes: what models could use if nothing else ran there; 0 from a peer of an older version.
+    headroom_bytes: the memory that can still be used before memory becomes critical, after everything that is being
+    loaded; None from a peer of an older version. temperature_c, power_w: 0 where they are unknown. frames: computed so
+    far, by instance whose driver runs there. is_draining: the peer accepts no new work. hops: its paths to peers with
+    which it shares a ring. hardware: power, temperature and utilization of its machine and accelerators. prompt_tokens:
+    computed so far, by instance whose driver runs there.
     """
 
     peer_id: str

@@ -1,4 +1,4 @@
-"""What the mesh knows of the fetching of models: one record per peer and model."""
+"""Progress records of model downloads: one record per peer and model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 class DownloadState(StrEnum):
-    """pending: it waits for its turn, or asks who has what. failed: `reason` says why, `remedy` what to do; it may be
-    started again, and goes on from what is there."""
+    """The state of a download. pending: it is queued, or asks peers which bytes they have. failed: `reason` and
+    `remedy` explain it; it can be started again and then resumes."""
 
     PENDING = "pending"
     ONGOING = "ongoing"
@@ -23,7 +23,7 @@ class DownloadState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FetchStep:
-    """How far a fetch is: bytes that are there, of those that were asked for."""
+    """Progress of a fetch in bytes: present, and requested in all."""
 
     done: int
     total: int
@@ -31,12 +31,12 @@ class FetchStep:
 
 @dataclass(frozen=True, slots=True)
 class DownloadInfo:
-    """A download as the peer that fetches describes it.
+    """A download as the fetching peer describes it.
 
-    done_bytes, total_bytes: of all bytes that are wanted here, those that were there before included; total_bytes is 0
-    until the fetch is planned.
-    eta_s: seconds that are left, 0 if that is not known. layers: [start, stop) that it fetches. is_whole: all files,
-    whatever engines need. from_hub_bytes, from_peers_bytes: what came from where in this download.
+    done_bytes, total_bytes: of all bytes that the peer wants, those that were present before included; total_bytes is 0
+    until the fetch is planned. eta_s: estimated seconds left, 0 if unknown. layers: [start, stop) that it fetches.
+    is_whole: all files are fetched, whatever the engines need. from_hub_bytes, from_peers_bytes: bytes by source in
+    this download.
     """
 
     model: str
@@ -55,13 +55,13 @@ class DownloadInfo:
 
 @dataclass(frozen=True, slots=True)
 class DownloadEntry(DownloadInfo):
-    """A download of the mesh, and whose it is."""
+    """A download in the mesh, with the peer that fetches."""
 
     peer_id: str = ""
     peer_name: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Returns the entry as plain JSON values."""
         return {**asdict(self), "state": str(self.state), "layers": list(self.layers)}
 
 

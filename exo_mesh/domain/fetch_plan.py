@@ -1,8 +1,8 @@
-"""Where each peer takes the missing bytes of a model from: from peers that have them first, and once from the hub.
+"""Plans where each peer gets the missing bytes of a model: from peers that have them first, and once from the hub.
 
-Pure. What nobody has is fetched from the hub by one of the peers that want it, and the others take it from that one
-while it arrives. Which one it is depends on the place of the bytes and on who wants them, and on nothing that peers may
-see differently, such as what somebody has just now: so all come to the same answer.
+Pure. Bytes that no peer has are fetched from the hub by one of the peers that want them; the others read them from that
+peer while they arrive. The choice of that peer depends only on the position of the bytes and on which peers want them,
+never on what peers may see differently (such as the bytes that a peer has at the moment), so all peers choose alike.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from itertools import pairwise
 from exo_mesh.domain.spans import Pieces, Span, Spans, common, merged, minus
 
 HUB = ""
-"""Stands for the hub where the id of a peer would be."""
+"""Stands for the hub in place of a peer's id."""
 
 BLOCK_BYTES = 32 * 2**20
-"""Bytes that several peers want are dealt out to them in blocks of this size, so that all fetch at once."""
+"""Bytes that several peers want are divided among them in blocks of this size, so that all fetch at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSource:
-    """peer: HUB or a peer's id. is_arriving: the peer fetches these bytes itself, and passes them on as they come."""
+    """A source of bytes. peer: HUB or a peer's id. is_arriving: the peer is still fetching the bytes and passes them
+    on."""
 
     peer: str
     is_arriving: bool = False
@@ -30,7 +31,7 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShare:
-    """Bytes that have the same sources, the first choice first; no source: nobody has them and nobody can get them."""
+    """Bytes with the same sources, the first choice first. No source: no peer has the bytes or can get them."""
 
     pieces: Pieces
     sources: tuple[PlannedSource, ...]
@@ -43,10 +44,11 @@ def fetch_plan(
     ways: Sequence[str],
     hub_users: Collection[str],
 ) -> list[PlannedShare]:
-    """The shares of one peer, which together are what it wants and does not have, in the order to fetch them.
+    """Computes the shares of one peer, in the order to fetch them: together all that it wants and does not have.
 
-    wants: what each peer that fetches now is to have. present: what each peer has. ways: the peers that `own_id` can
-    read from, the best measured way first. hub_users: peers that may ask the hub, which is the last source of each.
+    wants: the bytes that each fetching peer must end up with. present: the bytes that each peer has. ways: the peers
+    that `own_id` can read from, the best measured path first. hub_users: peers that may use the hub, which is the last
+    source of each share.
     """
     own = present.get(own_id, {})
     cells: dict[tuple[PlannedSource, ...], dict[str, list[Span]]] = {}
@@ -70,13 +72,13 @@ def fetch_plan(
 
 
 def _turn_of(share: PlannedShare) -> int:
-    """First what this peer takes from the hub, for others wait for that; last what it waits for itself."""
+    """Sort key: first what this peer gets from the hub, because others wait for it; last what this peer waits for."""
     first = share.sources[0] if share.sources else PlannedSource(HUB)
     return 0 if first.peer == HUB else 2 if first.is_arriving else 1
 
 
 def _cells(missing: Spans, others: Iterable[Spans]) -> list[Span]:
-    """`missing`, cut wherever it begins or ends to be somebody's, and at the borders of blocks."""
+    """Cuts `missing` at the ends of every span that a peer holds or wants, and at the borders of blocks."""
     edges = sorted({edge for spans in others for span in spans for edge in span})
     cells: list[Span] = []
     for start, stop in missing:
@@ -87,6 +89,6 @@ def _cells(missing: Spans, others: Iterable[Spans]) -> list[Span]:
 
 
 def _fetcher_of(cell: Span, sought: Mapping[str, Spans], hub_users: Collection[str]) -> str | None:
-    """Who of those that want a cell fetches it from the hub; None if none of them may ask it."""
+    """Returns the peer that fetches a cell from the hub, among those that want it; None if none may use the hub."""
     able = sorted(peer_id for peer_id, spans in sought.items() if peer_id in hub_users and common((cell,), spans))
     return able[cell[0] // BLOCK_BYTES % len(able)] if able else None

@@ -1,4 +1,4 @@
-"""Cutting a model over peers in a given ring order: what fits, near to their shares of memory, or as fast as can be."""
+"""Cuts a model over peers in a given ring order: near to their shares of memory, or for the fastest step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from exo_mesh.domain.partition import split_layers
 
 
 def stage_starts(card: ModelCard) -> tuple[int, ...]:
-    """Layers at which a stage may begin, in order: 0 and the legal cuts."""
+    """Returns the layers at which a stage may begin, in order: 0 and the legal cuts."""
     return tuple(sorted({0, *(cut for cut in card.legal_cuts if 0 < cut < card.num_layers)}))
 
 
 def stage_stops(cards: Sequence[ModelCard]) -> list[tuple[int, ...]]:
-    """For each stage the layers before which it may stop, in order; cards[i]: the model as stage i holds it.
+    """Returns, for each stage, the layers before which it may stop, in order; cards[i]: the model as stage i holds it.
 
-    A boundary between two engines must be legal for both: one hands on what lives there, the other takes it up.
+    A boundary between two engines must be legal for both, because one passes on the tensors there and the other takes
+    them.
     """
     starts = [set(stage_starts(card)) - {0} for card in cards]
     inner = [tuple(sorted(one & other)) for one, other in pairwise(starts)]
@@ -33,11 +34,11 @@ def fit_layers(
     pool_tokens: int,
     share_bytes: Sequence[int] | None = None,
 ) -> list[range] | None:
-    """One layer range per peer, in the given order, that fits each peer; None if there is none.
+    """Assigns one layer range per peer, in the given order, that fits each peer; None if there is no such cut.
 
     cards[i]: the model as the engine of peer i holds it. Stages begin at legal cuts only. Of all cuts that fit, those
-    nearest to proportional shares are taken, from the first stage on; when a share does not fit its peer, neighbours
-    take the layers over. share_bytes: what the shares follow, where it is not the memory of one peer.
+    nearest to proportional shares are chosen, from the first stage on; when a share does not fit its peer, neighbours
+    take the rest. share_bytes: the weights for the shares, where they differ from one peer's memory.
     """
     num_layers, num_stages = cards[0].num_layers, len(usable_bytes)
     if num_stages > num_layers or min(usable_bytes) <= 0:
@@ -47,7 +48,7 @@ def fit_layers(
 
     @cache
     def stops(rank: int, start: int) -> tuple[int, ...]:
-        """Where stage `rank` may stop if it begins at `start`, so that it and all later stages fit."""
+        """Where stage `rank` may stop if it begins at `start`, so that this stage and all later stages fit."""
         fitting = stops_that_fit(cards[rank], legal[rank], start, usable_bytes[rank], pool_tokens)
         return fitting if rank == num_stages - 1 else tuple(stop for stop in fitting if stops(rank + 1, stop))
 
@@ -66,10 +67,10 @@ def fit_layers(
 def stops_that_fit(
     card: ModelCard, legal: Sequence[int], start: int, usable_bytes: int, pool_tokens: int
 ) -> tuple[int, ...]:
-    """Where one stage that begins at `start` may stop so that it fits its peer, out of the legal stops."""
+    """Where one stage that begins at `start` may stop so that it fits its peer, among the legal stops."""
     fitting = []
     for stop in (cut for cut in legal if cut > start):
-        # a stage only grows with `stop`, except that the head comes with the last layer
+        # a stage only grows with `stop`, so the first stop that does not fit ends the search
         if stage_bytes(card, start, stop, pool_tokens) > usable_bytes:
             break
         fitting.append(stop)
@@ -78,23 +79,23 @@ def stops_that_fit(
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds that a decode step takes in all stages together, and in the slowest of them."""
+    """Seconds of one decode step: in all stages together, and in the slowest stage."""
 
     total_s: float
     slowest_s: float
 
     def then(self, other: StepTimes) -> StepTimes:
-        """This one's stages, and the other's."""
+        """The times of these stages followed by the other's."""
         return StepTimes(self.total_s + other.total_s, max(self.slowest_s, other.slowest_s))
 
 
 def latency(pace: StepTimes) -> tuple[float, float]:
-    """One user waits for every stage, one after the other."""
+    """Goal of one user, who waits for every stage in sequence."""
     return (pace.total_s, pace.slowest_s)
 
 
 def throughput(pace: StepTimes) -> tuple[float, float]:
-    """With a full ring, a step comes out each time the slowest stage has done one."""
+    """Goal of a full ring, in which the slowest stage limits the rate."""
     return (pace.slowest_s, pace.total_s)
 
 
@@ -109,22 +110,22 @@ def fastest_layers(
     pool_tokens: int,
     goal: Goal,
 ) -> tuple[StepTimes, list[range]] | None:
-    """The ranges that fit and make the goal least, with their pace; None if nothing fits.
+    """Returns the ranges that fit and minimise the goal, with their step times; None if nothing fits.
 
-    cards[i]: the model as the engine of peer i holds it. s_per_gb: what a decode step takes on each peer per 1e9 bytes
-    of weights as they are in the files (`card`); see ModelCard.step_bytes.
-    Exact in the goal's first figure, by dynamic programming over the cuts: O(stages x cuts²).
+    cards[i]: the model as the engine of peer i holds it. s_per_gb: the time of a decode step on each peer per 1e9 bytes
+    of weights as they are in the files (`card`); see ModelCard.step_bytes. Exact in the goal's first figure, by dynamic
+    programming over the cuts: O(stages x cuts²).
     """
     num_stages = len(usable_bytes)
     if num_stages > card.num_layers:
         return None
     legal = stage_stops(cards)
     bytes_before = [0, *accumulate(card.layer_bytes)]
-    bytes_before[-1] += card.head_bytes  # the last stage has it, wherever that begins
+    bytes_before[-1] += card.head_bytes  # the last stage holds the head, wherever it begins
 
     @cache
     def best(rank: int, start: int) -> tuple[StepTimes, int] | None:
-        """Pace of the stages from `rank` on, and where stage `rank` stops."""
+        """Times of the stages from `rank` on, and where stage `rank` stops."""
         last = rank == num_stages - 1
         found: tuple[StepTimes, int] | None = None
         for stop in stops_that_fit(cards[rank], legal[rank], start, usable_bytes[rank], pool_tokens):

@@ -1,4 +1,4 @@
-"""What a stage takes of its peer's memory: weights, KV pool and the engine itself."""
+"""Memory that a stage needs on its peer: weights, KV pool and the engine itself."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from exo_mesh.domain.model import ModelCard
 
 ENGINE_OVERHEAD_BYTES = 256 * 2**20
-"""What a runner takes besides weights and KV: interpreter, libraries and the scratch memory of a forward pass.
-Measured on Linux with the demo model: 57 MiB resident with the dummy engine, 288 with mlx (198 of them its own)."""
+"""Memory of a runner besides weights and KV: interpreter, libraries and the scratch memory of a forward pass. Measured
+on Linux with the demo model: 57 MiB resident with the dummy engine, 288 with mlx (198 of them its own)."""
 
 POOL_TOKENS = 8192
 """KV is reserved for at least this many tokens, so that several short requests run side by side."""
 
 POOL_SEQUENCES = 8
-"""Sequences that a full pool has room for at least, of a model that keeps something per sequence however short it is:
-the state of a recurrent layer, or a window. Other models' sequences are bounded by tokens only."""
+"""Least number of sequences in a full pool, for a model with state of fixed size per sequence (a recurrent layer or a
+window). In other models only the number of tokens limits the sequences."""
 
 MOST_SEQUENCES = 32
-"""As many as a driver runs at once. There is room for so many, or a half, or a quarter of them, where that is cheap."""
+"""Most sequences that a driver runs at once. A ring makes room for this many, or a half, or a quarter, if cheap."""
 
 CHEAP = 4
-"""What all of them keep is cheap if it is no more than one part in so many of the stage's weights. By arithmetic,
-Qwen3-Next 80B keeps 75 MB for each beside 160 GB, so that 32 are cheap; Gemma 3 27B 430 MB beside 54 GB: 16 are."""
+"""Fixed state of all sequences is cheap if it takes at most 1/CHEAP of the stage's weights. By arithmetic, Qwen3-Next
+80B keeps 75 MB per sequence beside 160 GB, so 32 are cheap; Gemma 3 27B keeps 430 MB beside 54 GB, so 16 are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one stage, by what they are for."""
+    """Bytes of one stage by purpose."""
 
     weights_bytes: int
     kv_bytes: int
@@ -40,28 +40,28 @@ class Footprint:
 
 
 def footprint(card: ModelCard, start: int, stop: int, pool_tokens: int, sequences: int | None = None) -> Footprint:
-    """What the stage `[start, stop)` takes with KV for `pool_tokens` tokens of all its sequences together.
-    sequences: how many these are, by default the least number."""
+    """Memory of the stage `[start, stop)` with KV for `pool_tokens` tokens of all its sequences together. sequences:
+    how many there are, by default the least number."""
     least = pool_sequences(card, pool_tokens)
     kv_bytes = card.kv_bytes(start, stop, pool_tokens, least if sequences is None else sequences)
     return Footprint(card.shard_bytes(start, stop), kv_bytes, ENGINE_OVERHEAD_BYTES)
 
 
 def stage_bytes(card: ModelCard, start: int, stop: int, pool_tokens: int, sequences: int | None = None) -> int:
-    """What the stage `[start, stop)` must reserve."""
+    """Bytes that the stage `[start, stop)` must reserve."""
     return footprint(card, start, stop, pool_tokens, sequences).total_bytes
 
 
 def pool_sequences(card: ModelCard, pool_tokens: int) -> int:
-    """Sequences that a pool of so many tokens has room for at least; 0 if only their tokens count."""
+    """Least number of sequences that a pool of `pool_tokens` tokens has room for; 0 if only their tokens count."""
     if not any(card.kv_fixed_bytes):
         return 0
     return POOL_SEQUENCES if pool_tokens >= POOL_TOKENS else 1
 
 
 def roomiest(stages: Sequence[tuple[ModelCard, range, int]], pool_tokens: int) -> int:
-    """Sequences that a ring makes room for; 0 if only their tokens count. stages: the model as each holds it, its
-    layers, and what it may take in all."""
+    """How many sequences a ring makes room for; 0 if only their tokens count. stages: for each stage the model as its
+    engine holds it, its layers, and the bytes that it may use."""
     least = max(pool_sequences(card, pool_tokens) for card, _, _ in stages)
     counts = (MOST_SEQUENCES, MOST_SEQUENCES // 2, MOST_SEQUENCES // 4) if least else ()
     return next((n for n in counts if n > least and all(_affords(*stage, pool_tokens, n) for stage in stages)), least)
@@ -79,5 +79,5 @@ def pools_to_try(context_limit: int) -> tuple[int, ...]:
 
 
 def gigabytes(num_bytes: int) -> str:
-    """For people: GB with two digits behind the point, or MB below one."""
+    """Formats bytes for people: GB with two decimals, or MB below 1 GB."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

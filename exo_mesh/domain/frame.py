@@ -1,6 +1,6 @@
-"""One message on the ring: what to compute for which rows, and the activations.
+"""One message on the ring: the rows to compute, and their activations.
 
-These are msgspec structs and not dataclasses because they are made and encoded on every hop: in C, that is a fifth of
+These are msgspec structs, not dataclasses, because they are built and encoded on every hop: in C, that takes a fifth of
 the time. `array_like` leaves the field names off the wire.
 """
 
@@ -18,14 +18,14 @@ HIDDEN = "hidden"
 
 
 UNKNOWN_OP = "peer_version"
-"""Code of the fault of a sequence for which there was an operation that a stage does not know."""
+"""Fault code of a sequence that a stage poisoned because it does not know an operation on it."""
 
 NO_COPY = "no_copy"
-"""Code of the fault of a sequence that a stage could not copy."""
+"""Fault code of a sequence whose KV a stage could not copy."""
 
 
 LONGEST_DRAFT = 32
-"""Most tokens of a decode row: the last one that was drawn, and drafts or those that had to follow it."""
+"""Most tokens of a decode row: the last drawn token, and drafts or forced tokens."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +52,7 @@ class Insert(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A sequence begins with the KV of the first `upto` positions of `source`, which goes on as it was.
+    """A sequence begins with the KV of the first `upto` positions of `source`; the sequence `source` goes on unchanged.
 
     A stage that cannot copy begins the sequence empty and appends a fault with the code NO_COPY: the driver then
     prefills the sequence.
@@ -65,13 +65,13 @@ class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A sequence has ended, however it ended: every stage frees its KV."""
+    """A sequence has ended, for whatever reason: every stage frees its KV."""
 
     sequence: int
 
 
 class Retain(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The ring goes on by a higher ballot: only these sequences are still meant, and every other one has ended."""
+    """The ring continues under a higher ballot: every sequence that is not in this list has ended."""
 
     sequences: tuple[int, ...]
 
@@ -81,8 +81,8 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class UnknownOp(msgspec.Struct, frozen=True):
-    """An operation of a newer version, as it came, so that it can be passed on. The first field of an operation is its
-    sequence; one that has none must not be sent to a stage that does not know it."""
+    """An operation of a newer version, kept as received so that it can be passed on. The first field of an operation is
+    its sequence; an operation without one must not be sent to a stage that does not know it."""
 
     name: str
     sequence: int
@@ -90,7 +90,7 @@ class UnknownOp(msgspec.Struct, frozen=True):
 
     @property
     def as_sent(self) -> tuple[Any, ...]:
-        """The array that is encoded."""
+        """The array as it is encoded."""
         return (self.name, self.sequence, *self.fields)
 
 
@@ -98,7 +98,7 @@ Op = Insert | Copy | Remove | Retain | Shutdown
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """Stage `stage` cannot do the rows of `sequence`; the sequence is poisoned until its Remove, the others go on."""
+    """Stage `stage` cannot compute `sequence`, which is poisoned until its Remove. The other sequences go on."""
 
     sequence: int
     stage: int
@@ -107,9 +107,9 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StageReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a stage says of a frame that it passes on: seconds of computing it, and of waiting for its turn before.
-    pressure: of memory on its machine; 0 there is room, 1 nobody new, 2 fewer than now. kv_tokens: positions that it
-    can hold for all sequences together."""
+    """A stage's report on a frame that it passes on: seconds of computing it, and of waiting in the queue before.
+    pressure: of memory on its machine; 0 there is room, 1 accept no new sequences, 2 run fewer than now. kv_tokens:
+    positions that it can hold for all sequences together."""
 
     compute_s: float
     waited_s: float
@@ -118,22 +118,22 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryStatus(NamedTuple):
-    """What a rank of a tensor group says of its memory; see StageReport. The group has what its poorest rank has."""
+    """The memory state of a tensor group's rank; see StageReport. A group can use only what its poorest rank has."""
 
     pressure: int = 0
     kv_tokens: int = 2**31
 
     def worse(self, other: MemoryStatus) -> MemoryStatus:
-        """What both of them have."""
+        """Combines two ranks: the higher pressure and the smaller capacity."""
         return MemoryStatus(max(self.pressure, other.pressure), min(self.kv_tokens, other.kv_tokens))
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """`step` is unique and rising within (instance, ballot); stages drop repeats by it.
+    """One frame. `step` is unique and rising within (instance, ballot); stages drop repeated frames by it.
 
     token_ids has one id per token of all rows, in row order: stage 0 embeds them, later stages may need them too.
-    reports[i] is that of stage i, as far as the frame has come. upto: only stages before this one compute the rows, for
-    the others hold their KV already, from a lower ballot; 0 means all.
+    reports[i] is the report of stage i, for the stages that the frame has passed. upto: only stages before this one
+    compute the rows, because the others hold their KV already, from a lower ballot; 0 means all.
     """
 
     ballot: Ballot
@@ -157,12 +157,12 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def is_prefill(self) -> bool:
-        """Whether its rows are of prompts: no logits of them are wanted, or there are too many tokens for drafts."""
+        """Whether the rows are prompt tokens: none of their logits are wanted, or the rows are too long for drafts."""
         return not any(row.num_logits and row.n <= LONGEST_DRAFT for row in self.rows)
 
     @property
     def poisoned(self) -> frozenset[int]:
-        """Sequences that some stage before this one could not do."""
+        """Sequences that an earlier stage could not compute."""
         return frozenset(fault.sequence for fault in self.faults)
 
     def changed(self, **fields: Any) -> Frame:

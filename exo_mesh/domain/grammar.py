@@ -1,4 +1,4 @@
-"""What the text of an answer must look like, as the client said it."""
+"""The form that the client requires of an answer's text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ GrammarKind = Literal["json_schema", "lark", "regex", "choice"]
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """text: a JSON schema, a Lark grammar whose first rule is `start`, a regular expression for the whole answer, or a
-    JSON list of strings of which the answer is one."""
+    """A grammar. text: a JSON schema, a Lark grammar whose first rule is `start`, a regular expression for the whole
+    answer, or a JSON list of strings of which the answer is one."""
 
     kind: GrammarKind
     text: str

@@ -1,4 +1,4 @@
-"""Placement where tensor groups are allowed, or asked for: who is joined, and whether that is any use. Pure."""
+"""Decides whether placement joins peers to tensor groups, by request or because it needs fewer stages. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import PlacementError
 
 FAILED = "failed to become a tensor group"
-"""In the reason of an instance whose peers are stages against somebody's wish."""
+"""Marks the reason of an instance whose peers run as stages although tensor groups were requested."""
 
 Attempt = Callable[[Sequence[Candidate], int], Plan]
-"""(candidates, fewest stages) to a plan. Raises PlacementError if there is none."""
+"""Makes a plan from (candidates, fewest stages). Raises PlacementError if there is none."""
 
 
 def place_grouped(
     candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts, min_peers: int, attempt: Attempt
 ) -> Plan:
-    """The plan with the groups that were asked for; or, if nothing was, with a group where it takes no more peers than
-    stages that hand activations on to each other. A model that one peer holds needs neither.
+    """Makes the plan with the requested groups, or with a group where that takes no more peers than a plain pipeline.
 
-    Raises PlacementError if there is no plan, or none with such groups; InputError for groups that make no sense.
+    Without a request, groups are tried only if the plain plan needs several stages. Raises PlacementError if there is
+    no plan, or none with such groups; InputError for groups that make no sense.
     """
     if wish.is_forced:
         return _forced(candidates, wish, facts, min_peers, attempt)
@@ -51,12 +51,12 @@ def _forced(
             return attempt(grouping, _stages(min_peers, grouping))
         except PlacementError as exc:
             refusal = refusal or exc
-    assert refusal is not None, "groupings never answers an empty list to a forced wish"
+    assert refusal is not None, "groupings never returns an empty list for a forced wish"
     raise refusal
 
 
 def _stages(min_peers: int, grouping: Sequence[Candidate]) -> int:
-    """The fewest stages that so many peers are, with these groups among them."""
+    """The fewest stages that contain `min_peers` peers, given these groups."""
     return max(1, min_peers - sum(one.size - 1 for one in grouping))
 
 
@@ -67,9 +67,9 @@ def groups_of(plan: Plan) -> list[TensorGroup]:
 def pinned_groups(
     candidates: Sequence[Candidate], pins: Sequence[Pin], facts: GroupFacts
 ) -> tuple[list[Candidate], list[Pin]]:
-    """The candidates with the peers joined that a pin names as a group, and the pins as of their leaders.
+    """Joins the peers that a pin names as a group, and returns the candidates and the pins of the groups' leaders.
 
-    Raises PlacementError or InputError if they cannot be a group.
+    Raises PlacementError or InputError if the peers cannot be a group.
     """
     grouped = list(candidates)
     for pin in pins:
@@ -80,5 +80,5 @@ def pinned_groups(
 
 
 def as_pipeline(wish: GroupWish, plan: Plan, min_peers: int) -> tuple[GroupWish, int]:
-    """The wish, and the fewest peers, by which the peers of a plan become stages one by one instead of groups."""
+    """Returns the wish, and the fewest peers, that place the members of a plan as single stages instead of groups."""
     return GroupWish(size=1, backend=wish.backend), max(min_peers, len(plan.member_ids))

@@ -1,27 +1,27 @@
-"""Are several machines faster as one tensor group, or as stages of a pipeline? Arithmetic over what was measured."""
+"""Decides from measured times whether machines are faster as one tensor group or as stages of a pipeline."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 REDUCES_PER_LAYER = 2
-"""One behind attention, one behind the feed-forward part."""
+"""One all-reduce after attention, one after the feed-forward part."""
 
 WORTH = 1.1
-"""A group must decode this much faster: it breaks as a whole, and a pipeline does not."""
+"""A group must decode this many times faster to be chosen: if one rank fails, the whole group stops."""
 
 PREFILL_LOSS = 1.5
-"""How much slower long prompts may become for it."""
+"""How many times slower long prompts may become in exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
-    """What was measured, and of what.
+    """The measured times, and the sizes that they belong to.
 
-    ranks machines hold num_layers layers together. all_reduce_s: of a few bytes; reduce_bytes_per_s: of many.
+    `ranks` machines hold `num_layers` layers together. all_reduce_s: of a few bytes; reduce_bytes_per_s: of many.
     layer_s, chunk_layer_s: one layer on one of the machines alone, for one token and for a chunk of chunk_tokens.
-    token_bytes: of the activations of one token. hop_s: of one token from a machine to the next as stages.
-    Raises ValueError unless all of it is positive, and there are two ranks at least.
+    token_bytes: of the activations of one token. hop_s: of one token from a machine to the next as stages. Raises
+    ValueError unless every value is positive and there are at least two ranks.
     """
 
     ranks: int
@@ -40,17 +40,17 @@ class GroupTimes:
             self.chunk_tokens, self.token_bytes, self.hop_s,
         )  # fmt: skip
         if self.ranks < 2 or not least > 0:
-            raise ValueError(f"not the times of a tensor group: {self}")
+            raise ValueError(f"times of a tensor group must be positive, with at least 2 ranks: {self}")
 
     def reduce_s(self, tokens: int) -> float:
-        """An all-reduce of the activations of so many tokens."""
+        """Seconds of an all-reduce of the activations of `tokens` tokens."""
         return self.all_reduce_s + tokens * self.token_bytes / self.reduce_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
-    """group: better as a tensor group. decode_gain, prefill_gain: how many times faster than as stages of a pipeline,
-    for one stream and for one long prompt. reason: a sentence with the numbers."""
+    """The decision. group: better as a tensor group. decode_gain, prefill_gain: how many times faster than as stages of
+    a pipeline, for one stream and for one long prompt. reason: a sentence with the numbers."""
 
     group: bool
     decode_gain: float
@@ -59,8 +59,9 @@ class GroupVerdict:
 
 
 def group_verdict(times: GroupTimes) -> GroupVerdict:
-    """A group shares out every layer and pays two all-reduces for each. In a pipeline one token goes through every
-    layer of every machine in turn, whereas the chunks of a long prompt follow each other and keep all machines busy."""
+    """Decides between a group and a pipeline. A group divides every layer and pays two all-reduces for each. In a
+    pipeline one token passes every layer of every machine in sequence, whereas the chunks of a long prompt follow each
+    other and keep all machines busy."""
     layers, ranks = times.num_layers, times.ranks
     group_s = layers * (times.layer_s / ranks + REDUCES_PER_LAYER * times.reduce_s(1))
     ring_s = layers * times.layer_s + ranks * times.hop_s

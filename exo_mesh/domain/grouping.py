@@ -1,4 +1,4 @@
-"""Which peers could be one stage together, as a tensor group, and why others could not. Pure."""
+"""Finds the peers that could form one stage as a tensor group, and explains why others could not. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError, PlacementError
 
 WishedBackend = Literal["auto", "ring", "jaccl", "jaccl-ring"]
-"""auto: JACCL, where there is RDMA between the peers. Elsewhere no group is made, except as GroupFacts.tcp_fallback
-says."""
+"""auto: JACCL if there is RDMA between the peers. Else no group is made, unless GroupFacts.tcp_fallback allows it."""
 
 MAX_MEMBERS = 12
-"""Peers among which groups are looked for, those with the most memory: more have never shared one table's cables."""
+"""Most peers among which groups are searched, those with the most memory: more were never cabled together."""
 
 MAX_GROUPINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWish:
-    """What somebody asked for. size: None as is best, 1 no group at all, N a group of N peers. members: the groups
-    themselves, each by peer ids, the leader first."""
+    """A request for tensor groups. size: None lets placement decide, 1 forbids groups, N asks for a group of N peers.
+    members: the requested groups, each as peer ids with the leader first."""
 
     size: int | None = None
     members: tuple[tuple[str, ...], ...] = ()
@@ -40,11 +39,11 @@ class GroupWish:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What grouping must know besides the peers. rdma: by (peer, other), the device by which the one reaches the other,
-    where a cable with active ports joins them. obstacle: why an engine cannot split the model over so many ranks, with
-    the numbers, or "". unfit: sets of peers that are to be no group unless somebody insists, and why. tcp_fallback:
-    peers without RDMA meet over TCP where somebody asked for the group. queue_pairs: by (peer, device), how many are
-    left for another group; a device that is not there has enough."""
+    """Facts about the peers that grouping needs. rdma: by (peer, other), the device by which `peer` reaches `other`,
+    where a cable with active ports joins them. obstacle: why an engine cannot split the model over that many ranks,
+    with the numbers, or "". unfit: sets of peers that must not form a group unless it is requested by name or size, and
+    why. tcp_fallback: peers without RDMA may use TCP if the group was requested. queue_pairs: by (peer, device), how
+    many are left for another group; a device that is not listed has enough."""
 
     rdma: Mapping[tuple[str, str], str] = field(default_factory=dict)
     obstacle: Callable[[str, int], str] = lambda engine, size: f"engine {engine} cannot form tensor groups"
@@ -54,7 +53,7 @@ class GroupFacts:
 
 
 def joined(members: Sequence[Candidate], backend: GroupBackend, rdma: Mapping[tuple[str, str], str]) -> Candidate:
-    """The members as one candidate, the first leads; what one rank can reserve is what the smallest member has."""
+    """Joins the members to one candidate, led by the first; each rank can reserve what the smallest member has."""
     peers = tuple(member.peer_id for member in members)
     matrix = (
         () if backend == "ring" else tuple(tuple(rdma.get((a, b)) if a != b else None for b in peers) for a in peers)
@@ -84,7 +83,7 @@ def group_fault(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts
 
 
 def _queue_pair_fault(members: Sequence[Candidate], backend: GroupBackend, facts: GroupFacts) -> str:
-    """Which device of which peer has too few queue pairs left for this group; "" if none."""
+    """Names the device and peer with too few queue pairs left for this group; "" if every device has enough."""
     group = joined(members, backend, facts.rdma).group
     for (peer_id, device), needed in queue_pairs_needed(group).items() if group else ():
         left = facts.queue_pairs.get((peer_id, device), needed)
@@ -97,7 +96,7 @@ def _queue_pair_fault(members: Sequence[Candidate], backend: GroupBackend, facts
 
 
 def backend_for(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> GroupBackend | None:
-    """How these peers can reach each other; None if not as wished."""
+    """The backend by which these peers can reach each other; None if there is none as requested."""
     wished = wish.backend
     if wished == "ring":
         return "ring"
@@ -109,7 +108,7 @@ def backend_for(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts
 
 
 def _gaps(members: Sequence[Candidate], facts: GroupFacts, *, ring: bool) -> list[tuple[str, str]]:
-    """Pairs without a cable that need one."""
+    """Pairs that need a cable and have none."""
     peers = [member.peer_id for member in members]
     pairs = zip(peers, [*peers[1:], peers[0]], strict=True) if ring else combinations(peers, 2)
     return [(a, b) for a, b in pairs if (a, b) not in facts.rdma or (b, a) not in facts.rdma]
@@ -118,19 +117,19 @@ def _gaps(members: Sequence[Candidate], facts: GroupFacts, *, ring: bool) -> lis
 def _missing_cables(members: Sequence[Candidate], wished: WishedBackend, facts: GroupFacts) -> str:
     gaps = _gaps(members, facts, ring=wished == "jaccl-ring")
     if not gaps:
-        return f"JACCL joins at most {MAX_MESH_RANKS} peers in a mesh, and these are {len(members)}"
+        return f"JACCL joins at most {MAX_MESH_RANKS} peers in a mesh, not {len(members)}"
     listing = ", ".join(f"{a[:8]} and {b[:8]}" for a, b in gaps[:3]) + (" and others" if len(gaps) > 3 else "")
     shape = "a ring needs a cable to each neighbour" if wished == "jaccl-ring" else "a full mesh joins every pair"
     return (
-        f"no RDMA link is up between {listing} ({shape}); exo-mesh doctor rdma tells what is missing, and "
-        "--group-backend ring does without RDMA"
+        f"no RDMA link is up between {listing} ({shape}); exo-mesh doctor rdma says what is missing, and "
+        "--group-backend ring works without RDMA"
     )
 
 
 def groupings(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> list[list[Candidate]]:
-    """The candidates with some of them joined to groups, in the order in which to try them.
+    """Returns candidate lists with some peers joined to groups, in the order in which to try them.
 
-    Raises PlacementError or InputError if groups were asked for by name or size and cannot be.
+    Raises PlacementError or InputError if groups were requested by name or size and cannot be formed.
     """
     if wish.size == 1:
         return []
@@ -154,7 +153,7 @@ def groupings(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFact
 
 
 def _able(candidate: Candidate, size: int, facts: GroupFacts) -> Candidate:
-    """The peer with the first of its engines that can form such a group, if it has one."""
+    """Switches a peer to the first of its engines that can form such a group, if it has one."""
     for engine in (candidate.engine, *candidate.others):
         if size > 1 and not facts.obstacle(engine, size):
             return candidate.running(engine)
@@ -162,7 +161,7 @@ def _able(candidate: Candidate, size: int, facts: GroupFacts) -> Candidate:
 
 
 def _sets(candidates: Sequence[Candidate], size: int) -> Iterable[list[Candidate]]:
-    """Leaders are lowest ids: every peer would choose the same."""
+    """Leaders are the lowest ids, so that every peer chooses the same."""
     return ([*group] for group in combinations(sorted(candidates, key=lambda c: c.peer_id), size))
 
 
@@ -180,7 +179,7 @@ def _disjoint(groups: Iterable[list[Candidate]]) -> list[list[Candidate]]:
 def _with(
     groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts
 ) -> list[Candidate]:
-    """Groups first: the ring goes from the one with the most memory."""
+    """Joins the groups and puts them first: the ring starts at the group with the most memory."""
     taken = {member.peer_id for group in groups for member in group}
     merged = [joined(group, cast(GroupBackend, backend_for(group, wish, facts)), facts.rdma) for group in groups]
     required = [replace(group, required=wish.is_forced) for group in merged]
@@ -190,14 +189,14 @@ def _with(
 def joined_as_named(
     candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts, engine: str | None = None
 ) -> list[Candidate]:
-    """The candidates with the groups of a wish. engine: what their members are to use, None as they would choose.
+    """Joins the groups that a wish names. engine: what their members must use, None for their own choice.
 
-    Raises InputError for peers that are not there or twice; PlacementError for peers that cannot be a group.
+    Raises InputError for peers that are absent or named twice; PlacementError for peers that cannot be a group.
     """
     by_id = {candidate.peer_id: candidate for candidate in candidates}
     names = [peer_id for group in wish.members for peer_id in group]
     if len(set(names)) != len(names) or any(len(group) < 2 for group in wish.members):
-        raise InputError("each tensor group has two peers or more, and no peer is in two", param="groups")
+        raise InputError("each tensor group needs two peers or more, and no peer may be in two groups", param="groups")
     absent = [peer_id[:8] for peer_id in names if peer_id not in by_id]
     if absent:
         known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
@@ -210,17 +209,17 @@ def joined_as_named(
 
 
 def refused(members: Sequence[Candidate], fault: str) -> PlacementError:
-    """These peers cannot be a group, and somebody asked for it."""
+    """The error for peers that cannot form the requested group."""
     listing = ", ".join(f"{member.peer_id[:8]} {gigabytes(member.usable_bytes)}" for member in members)
-    remedy = "ask for another size, for other peers, or for none (tensor_group: 1)"
-    return _refusal(members, len(members), f"{listing} cannot be one: {fault}", remedy)
+    remedy = "ask for another size, name other peers, or turn groups off (tensor_group: 1)"
+    return _refusal(members, len(members), f"{listing} cannot form one: {fault}", remedy)
 
 
 def _no_group(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> PlacementError:
     size = wish.size or 2
     roomiest = sorted(candidates, key=lambda c: (-c.usable_bytes, c.peer_id))
     if len(roomiest) < size:
-        fault = f"it takes {size - len(roomiest)} more with the model and an engine for it"
+        fault = f"{size - len(roomiest)} more with the model and an engine for it are needed"
         remedy = "start more peers, or ask for a smaller group"
         return _refusal(roomiest, size, f"{len(roomiest)} can take part: {fault}", remedy)
     return refused(roomiest[:size], group_fault(sorted(roomiest[:size], key=lambda c: c.peer_id), wish, facts))

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a peer or an instance, in words that say what to do about it."""
+"""One problem of a peer or an instance, with the remedy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_REASONS = 16
-"""That one peer tells the others of itself."""
+"""Most reasons that one peer reports about itself."""
 
 MAX_TEXT = 400
 
 
 class HealthLevel(StrEnum):
-    """ok: nothing is wrong, though something may be worth knowing. degraded: it works, but not as well as it could, or
-    not for everything. failed: it does not."""
+    """How healthy something is. ok: nothing is wrong, though a reason may inform. degraded: it works, but slower or not
+    for everything. failed: it does not work."""
 
     OK = "ok"
     DEGRADED = "degraded"
@@ -26,7 +26,7 @@ _ORDER = {HealthLevel.OK: 0, HealthLevel.DEGRADED: 1, HealthLevel.FAILED: 2}
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """code: a stable word. message: what is the case, with the numbers. remedy: what the reader can do."""
+    """One problem. code: a stable word. message: what is wrong, with the numbers. remedy: what the reader can do."""
 
     code: str
     level: HealthLevel
@@ -38,5 +38,5 @@ class Reason:
 
 
 def worst(reasons: Iterable[Reason]) -> HealthLevel:
-    """The level of whatever has these reasons."""
+    """The worst level among the reasons; OK if there are none."""
     return max((reason.level for reason in reasons), key=_ORDER.__getitem__, default=HealthLevel.OK)

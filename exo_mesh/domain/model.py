@@ -1,4 +1,4 @@
-"""What planning must know of a model, read from its files without loading a weight."""
+"""What planning needs to know about a model, read from its files without loading a weight."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Exact byte counts come from the safetensors headers.
+    """A model's sizes and structure. Exact byte counts come from the safetensors headers.
 
     layer_bytes[i]: tensors of layer i. embed_bytes: what the first stage needs besides its layers. head_bytes: what the
-    last one needs (final norm and head; with tied embeddings the embedding table again).
-    kv_bytes_per_token: KV cache of one layer for one token. legal_cuts: layer indexes where a stage may begin.
-    digest: SHA-256 over the config, the tensor table and the first bytes of a few tensors, so that two peers know that
-    they hold the same model. text_digest: SHA-256 over the files that turn text into ids; models of equal weights may
-    differ there. kv_layer_bytes[i], kv_fixed_bytes[i]: KV of layer i for one token, and for one sequence however long
-    it is, where an engine has said so; else all layers take kv_bytes_per_token.
-    A card may also say how one engine holds the model, which is not always as the files do.
+    last one needs (final norm and head; with tied embeddings the embedding table again). kv_bytes_per_token: KV cache
+    of one layer for one token. legal_cuts: layer indexes where a stage may begin. digest: SHA-256 over the config, the
+    tensor table and the first bytes of a few tensors, by which two peers recognise the same model. text_digest: SHA-256
+    over the files that turn text into ids; models of equal weights may differ there. kv_layer_bytes[i],
+    kv_fixed_bytes[i]: KV of layer i for one token, and for one sequence of any length, where an engine has reported
+    them; else all layers take kv_bytes_per_token. A card can also describe how one engine holds the model, which may
+    differ from the files.
     """
 
     name: str
@@ -64,11 +64,11 @@ class ModelCard:
         return total
 
     def step_bytes(self, start: int, stop: int) -> int:
-        """Bytes of weights that a decode step reads in the stage `[start, stop)`: of the embedding table only a row."""
+        """Bytes of weights that a decode step reads in the stage `[start, stop)`; only a row of the embedding table."""
         return sum(self.layer_bytes[start:stop]) + (self.head_bytes if stop == self.num_layers else 0)
 
     def kv_bytes(self, start: int, stop: int, tokens: int, sequences: int) -> int:
-        """KV of the layers `[start, stop)` for so many sequences that hold `tokens` tokens together."""
+        """KV of the layers `[start, stop)` for `sequences` sequences that hold `tokens` tokens together."""
         per_token = (
             sum(self.kv_layer_bytes[start:stop]) if self.kv_layer_bytes else (stop - start) * self.kv_bytes_per_token
         )

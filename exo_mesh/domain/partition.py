@@ -1,4 +1,4 @@
-"""Cutting the layers of a model into one contiguous range per stage, in proportion to memory."""
+"""Cuts the layers of a model into one contiguous range per stage, in proportion to memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def split_layers(num_layers: int, memory_bytes: Sequence[int]) -> list[range]:
 def largest_that_fit(num_layers: int, memory_bytes: Sequence[int]) -> list[int]:
     """Indexes of the stages that take part when each needs at least one layer, in their order.
 
-    With more stages than layers the smallest stay out (of two equal ones the later); so do those without memory.
+    With more stages than layers the smallest stages are left out (of two equal ones the later); so are stages without
+    memory.
     """
     by_size = sorted(range(len(memory_bytes)), key=lambda rank: (-memory_bytes[rank], rank))
     return sorted(rank for rank in by_size[:num_layers] if memory_bytes[rank] > 0)

@@ -1,4 +1,4 @@
-"""Layers dealt out by hand: checked as strictly as those that placement chooses itself."""
+"""Layers that a user assigns to peers by hand: checked as strictly as the layers that placement assigns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.errors import InputError, PlacementError
 
 PINNED = "pinned"
-"""The policy of a plan whose layers somebody has dealt out by hand."""
+"""The policy of a plan whose layers a user assigned by hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Layers `[start, stop)` on this peer, because somebody said so. reserve_bytes, engine: None if left open.
-    group: the peers of a tensor group, the leader first, if that is to hold them; group_backend: how they meet."""
+    """Layers `[start, stop)` that a user assigned to a peer. reserve_bytes, engine: None if left open. group: the peers
+    of the tensor group that holds the layers, the leader first, if one is wanted; group_backend: how they connect."""
 
     peer_id: str
     start: int
@@ -43,11 +43,11 @@ def solve_pinned(
     around: Surroundings = NOTHING_KNOWN,
     mixing: str = "auto",
 ) -> Plan:
-    """The plan that deals out the layers as pinned, in the order of the layers. Pins may mix engines.
+    """Makes the plan with the layers as pinned, in the order of the layers. Pins may mix engines.
 
-    Raises InputError if the pins leave a layer out or hold one twice, name a peer or an engine that cannot take part,
-    or cut where the model must not be cut; PlacementError if they do not fit, no longer take what they say, or mix
-    engines that must not be mixed.
+    Raises InputError if the pins omit a layer or hold one twice, name a peer or an engine that cannot take part, or cut
+    where the model must not be cut; PlacementError if the layers do not fit, need other memory than the pins state, or
+    mix engines that must not be mixed.
     """
     pins = sorted(pins, key=lambda pin: (pin.start, pin.stop))
     _refuse_gaps(card, pins)
@@ -70,23 +70,27 @@ def solve_pinned(
 
 
 def _with_engine(card: ModelCard, member: Candidate, engine: str | None) -> Candidate:
-    """The peer with the engine that its pin asks for. Raises InputError if it cannot run the model with that."""
+    """Returns the peer with the engine that its pin names. Raises InputError if it cannot run the model with it."""
     if engine is None:
         return member
     able = (member.engine, *member.others)
     if engine not in able:
-        raise _pins_refused(card, f"{member.peer_id[:8]} is pinned with {engine}, but would run {' or '.join(able)}")
+        raise _pins_refused(
+            card, f"{member.peer_id[:8]} is pinned with {engine}, but can run the model only with {' or '.join(able)}"
+        )
     return member.running(engine)
 
 
 def _refuse_mixing(card: ModelCard, members: Sequence[Candidate], around: Surroundings, mixing: str) -> None:
-    """Raises InputError or PlacementError if the members run engines that must not, or that are to, share a ring."""
+    """Raises InputError or PlacementError if the members' engines break the rule `mixing`, or must not share a ring."""
     engines = {member.engine for member in members}
     listing = ", ".join(f"{member.peer_id[:8]} {member.engine}" for member in members)
     if len(engines) > 1 and mixing == "never":
-        raise _pins_refused(card, f"a ring is of one engine here (mixed_rings: never), and these differ: {listing}")
+        raise _pins_refused(card, f'mixed_rings is "never", so a ring has one engine, but these differ: {listing}')
     if len(engines) == 1 and mixing == "always":
-        raise _pins_refused(card, f"a ring of several engines was asked for, and these are pinned: {listing}")
+        raise _pins_refused(
+            card, f'mixed_rings is "always", so a ring needs several engines, but these are pinned: {listing}'
+        )
     for one, other in combinations(members, 2):
         why = around.unmixable.get(frozenset((one.build, other.build)))
         if why is not None:
@@ -100,7 +104,7 @@ def _refuse_mixing(card: ModelCard, members: Sequence[Candidate], around: Surrou
 
 
 def _refuse_cuts(card: ModelCard, pins: Sequence[Pin], members: Sequence[Candidate], around: Surroundings) -> None:
-    """Raises InputError unless every boundary is legal for the engines on both of its sides."""
+    """Raises InputError unless every boundary is legal for the engines on both sides."""
     legal = stage_stops([around.held(card, member.engine) for member in members])
     for pin, stops in zip(pins[1:], legal, strict=False):
         if pin.start not in stops:
@@ -109,7 +113,7 @@ def _refuse_cuts(card: ModelCard, pins: Sequence[Pin], members: Sequence[Candida
 
 
 def _refuse_outdated(plan: Plan, pins: Sequence[Pin]) -> None:
-    """Raises PlacementError if a pin says what its stage takes, as previews do, and that is so no more."""
+    """Raises PlacementError if a pin states its stage's memory, as previews do, and the stage now needs another."""
     for stage, pin in zip(plan.stages, pins, strict=True):
         if pin.reserve_bytes not in (None, stage.reserve_bytes):
             raise PlacementError(
@@ -121,18 +125,18 @@ def _refuse_outdated(plan: Plan, pins: Sequence[Pin]) -> None:
 
 
 def _refuse_gaps(card: ModelCard, pins: Sequence[Pin]) -> None:
-    """Raises InputError unless every layer is pinned exactly once, and no peer twice."""
+    """Raises InputError unless every layer is pinned exactly once and no peer is pinned twice."""
     expected = 0
     for pin in pins:
         if not pin.start == expected < pin.stop <= card.num_layers:
             raise _pins_refused(
-                card, f"{pin.peer_id[:8]} is pinned to [{pin.start}, {pin.stop}) where layer {expected} was due"
+                card, f"{pin.peer_id[:8]} is pinned to [{pin.start}, {pin.stop}), but layer {expected} must come next"
             )
         expected = pin.stop
     if expected != card.num_layers:
-        raise _pins_refused(card, f"layers {expected} to {card.num_layers - 1} are pinned to nobody")
+        raise _pins_refused(card, f"layers {expected} to {card.num_layers - 1} are not pinned")
     if len({pin.peer_id for pin in pins}) != len(pins):
-        raise _pins_refused(card, "a peer has one position in a ring, and one is pinned twice")
+        raise _pins_refused(card, "a peer is pinned twice, but can hold only one stage")
 
 
 def _pins_refused(card: ModelCard, problem: str) -> InputError:

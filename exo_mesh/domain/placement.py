@@ -1,4 +1,4 @@
-"""Deciding who holds which layers: a pure function of the model card and the peers' live figures."""
+"""Decides which peer holds which layers: a pure function of the model card and the peers' live figures."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ __all__ = [
 MIN_USEFUL_CONTEXT = 512
 
 POLICIES = ("memory", "latency", "throughput")
-"""memory: the fewest peers that hold the model (every hop costs time), layers in proportion to memory. latency and
-throughput, where all peers of a ring know how fast they are: the peers and cuts that make a step quickest, or let most
-steps through. Until then latency is as memory, and throughput takes all peers that fit in, and cuts as if they were as
-fast as they have memory."""
+"""memory: the fewest peers that hold the model (every hop costs time), layers in proportion to memory. latency,
+throughput: the peers and cuts with the fastest step, or the most steps per second; this needs the measured speed of
+every peer in a ring. Until speeds are known, latency works like memory, and throughput takes all peers that fit and
+cuts as if their speed were in proportion to their memory."""
 
 _GOALS: Mapping[str, Goal] = {"latency": latency, "throughput": throughput}
 
 
 def with_caps(candidates: Iterable[Candidate], caps: Mapping[str, int]) -> list[Candidate]:
-    """The candidates with `usable_bytes` lowered to what each has said in a refusal."""
+    """Lowers the candidates' `usable_bytes` to what each peer stated when it refused."""
     return [replace(c, usable_bytes=min(c.usable_bytes, caps.get(c.peer_id, c.usable_bytes))) for c in candidates]
 
 
@@ -78,15 +78,14 @@ def solve(
     around: Surroundings = NOTHING_KNOWN,
     mixing: str = "auto",
 ) -> Plan:
-    """Choose peers and cut the layers. Equal arguments give an equal plan on every machine.
+    """Chooses peers and cuts the layers. Equal arguments give an equal plan on every machine.
 
-    The proposer of the ballot comes first if it takes part, then the others by memory. A ring is of one engine if one
-    fits, or as `mixing` (one of MIXING) has it.
-    The KV pool is max(POOL_TOKENS, context_limit) tokens, or one context where that is all that fits.
-    Raises PlacementError with what is needed, what there is, and what would help.
+    The proposer of the ballot comes first if it takes part, then the others by memory. A ring has one engine if such a
+    ring fits, or follows `mixing` (one of MIXING). The KV pool is max(POOL_TOKENS, context_limit) tokens, or one
+    context where only that fits. Raises PlacementError with what is needed, what is available, and what would help.
     """
     if policy not in POLICIES:
-        raise PlacementError(f"there is no placement policy {policy!r}; known: {', '.join(POLICIES)}")
+        raise PlacementError(f'there is no placement policy "{policy}"; known: {", ".join(POLICIES)}')
     ordered = _in_preference(candidates, ballot.proposer)
     refuse_too_few(card, ordered, min_peers)
     for groups in attempts(ordered, mixing, around):
@@ -103,10 +102,10 @@ def solve(
 def most_context(
     card: ModelCard, attempt: Callable[[int], Plan], *, is_enough: Callable[[Plan, Plan], bool] = lambda a, b: True
 ) -> Plan:
-    """What `attempt` makes of the longest context that it can: the model's own, or a half, a quarter, …
+    """Returns the plan with the longest context that `attempt` can place: the model's own, or a half, a quarter, …
 
-    A longer one must be `is_enough` beside that of POOL_TOKENS tokens, which is taken if no longer one is.
-    Raises PlacementError if that fails.
+    A plan with a longer context must be `is_enough` compared with the plan for POOL_TOKENS tokens; if none is, that
+    plan is returned. Raises PlacementError if the plan for POOL_TOKENS tokens fails.
     """
     context = card.context_length
     shortest = attempt(min(context, POOL_TOKENS))
@@ -132,10 +131,10 @@ def solve_with_most_context(
     around: Surroundings = NOTHING_KNOWN,
     mixing: str = "auto",
 ) -> Plan:
-    """As `solve`, for the longest context that the fewest peers can hold.
+    """Like `solve`, for the longest context that the fewest peers can hold.
 
-    The number of peers is that for POOL_TOKENS tokens of context: more peers are slower, and few prompts are longer.
-    Nor is a ring mixed for the sake of a longer context.
+    The number of peers is the number for POOL_TOKENS tokens of context, because more peers are slower and few prompts
+    are longer. A longer context never makes a ring mixed either.
     """
 
     def attempt(context_limit: int) -> Plan:
@@ -159,11 +158,11 @@ def _is_enough(plan: Plan, shortest: Plan) -> bool:
 
 
 def refuse_too_few(card: ModelCard, candidates: Sequence[Candidate], min_peers: int) -> None:
-    """Raises PlacementError unless there are as many peers and layers as the smallest ring that was asked for."""
+    """Raises PlacementError unless there are enough peers and layers for `min_peers` stages."""
     have = members_of(candidates)
     if not candidates:
         raise PlacementError(
-            f"no live peer can run {card.name} ({card.architecture}): none has both files and engine",
+            f"no live peer can run {card.name} ({card.architecture}): none has both its files and an engine for it",
             reason="no_candidates", remedy="start a peer that has the model on disk and an engine for it",
         )  # fmt: skip
     if min_peers > len(candidates):
@@ -195,7 +194,7 @@ def make_plan(
     inputs: PlanInputs,
     around: Surroundings = NOTHING_KNOWN,
 ) -> Plan:
-    """The ring with what each stage must reserve. Raises ValueError unless it holds each layer exactly once."""
+    """Builds the plan of a ring, with what each stage reserves. Raises ValueError unless it holds each layer once."""
     held = [around.held_by(card, peer) for peer, _ in ring]
     parts = [(as_held, layers, peer.usable_bytes) for as_held, (peer, layers) in zip(held, ring, strict=True)]
     sequences = roomiest(parts, pool_tokens)
@@ -223,7 +222,7 @@ def make_plan(
 
 
 def members_of(candidates: Iterable[Candidate]) -> tuple[tuple[str, int], ...]:
-    """(peer, usable bytes) of everybody, the ranks of a group one by one."""
+    """Returns (peer, usable bytes) of every candidate, with the ranks of a group listed one by one."""
     return tuple(
         (peer_id, one.usable_bytes)
         for one in candidates
@@ -243,8 +242,8 @@ def _first_ring(
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
-    """The most wanted ring that fits, and its KV pool: a small one before more hops. Layers go by memory,
-    or for throughput what a step reads of them."""
+    """Returns the most wanted ring that fits, and its KV pool; a smaller pool is preferred to more hops. Layers are cut
+    by memory, or for throughput by the bytes that a step reads."""
     for peers in rings_to_try(card, groups, policy, min_peers):
         usable, shares = [peer.usable_bytes for peer in peers], [peer.share_bytes for peer in peers]
         held = [around.held_by(card, peer) for peer in peers]
@@ -267,7 +266,7 @@ def _fastest_ring(
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
-    """The ring with the best pace among those of `rings_by_speed`."""
+    """Returns the fastest ring among those of `rings_by_speed`, and its KV pool."""
     goal = _GOALS[policy]
     for pool_tokens in pools_to_try(context_limit):
         best: tuple[tuple[float, float], Ring] | None = None
@@ -312,7 +311,7 @@ def _refusal(
 
 
 def _name(candidate: Candidate) -> str:
-    """`0a1b2c3d`, or of a group `0a1b2c3d+4e5f6071`."""
+    """Names a candidate for people: `0a1b2c3d`, or a group `0a1b2c3d+4e5f6071`."""
     return "+".join(peer_id[:8] for peer_id in (candidate.group.peers if candidate.group else (candidate.peer_id,)))
 
 
@@ -325,7 +324,7 @@ def _what_would_help(
     around: Surroundings,
     mixing: str,
 ) -> tuple[str, str]:
-    """(what the obstacle is called, what to do about it)."""
+    """Returns (name of the obstacle, what to do about it)."""
     if obstacle := _mixing_in_the_way(card, ordered, min_peers, context_limit, around, mixing):
         return "mixing", obstacle
     context = context_limit // 2
@@ -337,11 +336,11 @@ def _what_would_help(
         return "memory", f"Free at least {gigabytes(missing)} or add a peer with that much and the model on disk."
     pieces = max(len(stage_stops([around.held(card, c.engine)] * 2)[0]) + 1 for c in ordered)
     if min_peers > pieces:
-        return "cuts", f"The model can be cut into {pieces} stages at most: lower min_peers."
+        return "cuts", f"The model can be cut into at most {pieces} stages: lower min_peers."
     largest = max(stage_bytes(card, i, i + 1, context_limit) for i in range(card.num_layers))
     return (
         "layers",
-        "The sum would do, but no cut into layers fits every peer"
+        "The memory is enough in sum, but no cut into layers fits every peer"
         f" (the largest single layer with its KV takes {gigabytes(largest)}), or the peers run different engines:"
         " free memory on one of them or add a peer.",
     )
@@ -355,10 +354,11 @@ def _mixing_in_the_way(
     around: Surroundings,
     mixing: str,
 ) -> str:
-    """What to do if it is only a rule about rings of several engines that no ring fits; "" if it is not."""
+    """Says what to do if only a rule about mixed rings prevents a ring; "" if something else prevents it."""
     if mixing == "always" and num_engines(ordered) == 1:
         return (
-            f"A ring of several engines was asked for, and all peers run {ordered[0].engine}: start one with another."
+            f"A ring of several engines was asked for, but all peers run {ordered[0].engine}: "
+            "start a peer with another engine."
         )
     if mixing == "always" and max(2, min_peers) > len(ordered):
         return "A ring of several engines needs more peers."

@@ -1,4 +1,4 @@
-"""Plans: who holds which layers of one model instance, and which plan is in force."""
+"""Plans: which peer holds which layers of a model instance, and which plan is in force."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from exo_mesh.domain.tensor_group import TensorGroup
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ballot:
-    """Totally ordered name of a plan of an instance: the highest ballot committed is in force."""
+    """The totally ordered name of an instance's plan: the highest committed ballot is in force."""
 
     counter: int
     proposer: str
 
     def next_for(self, proposer: str) -> Ballot:
-        """The lowest ballot of `proposer` that beats this one."""
+        """Returns the lowest ballot of `proposer` that is higher than this one."""
         return Ballot(self.counter + 1, proposer)
 
     def __str__(self) -> str:
@@ -27,15 +27,15 @@ class Ballot:
 
 
 NO_BALLOT = Ballot(0, "")
-"""Lower than every real ballot: what a peer has promised before it has promised anything."""
+"""Lower than every real ballot: the promise of a peer that has promised nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
     """One position in the ring: which peer runs which shard with which engine, and what it must reserve.
 
-    group: the ranks, if several peers are this stage together; `peer_id` is then the leader, `reserve_bytes` each
-    rank's. Raises ValueError if another peer is the leader.
+    group: the ranks, if several peers form this stage; `peer_id` is then the leader, and every rank reserves
+    `reserve_bytes`. Raises ValueError if another peer is the leader.
     """
 
     peer_id: str
@@ -50,26 +50,26 @@ class StagePlan:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Everybody who is this stage, the leader first."""
+        """All peers of this stage, the leader first."""
         return (self.peer_id,) if self.group is None else self.group.peers
 
 
 class Seat(NamedTuple):
-    """One peer's part in a plan: a stage, or one rank of it. Rank 0 leads, and is the whole stage if it is alone."""
+    """One peer's part in a plan: a stage, or one rank of it. Rank 0 leads; alone, it is the whole stage."""
 
     stage: int
     rank: int
     peer_id: str
 
     def __str__(self) -> str:
-        """For people: `stage 1, rank 2 at peer 0a1b2c3d`."""
+        """Names the seat for people: `stage 1, rank 2 at peer 0a1b2c3d`."""
         rank = f", rank {self.rank}" if self.rank else ""
         return f"stage {self.stage}{rank} at peer {self.peer_id[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What a plan was solved from, so that anybody can solve it again: peers in ring order with usable bytes."""
+    """The inputs of a plan, from which any peer can solve it again: peers in ring order with usable bytes."""
 
     candidates: tuple[tuple[str, int], ...]
     policy: str
@@ -82,8 +82,8 @@ class Plan:
 
     context_limit: most positions of one sequence. pool_tokens: KV positions that every stage has reserved memory for,
     shared by the sequences that run at once. pool_sequences: most sequences at once, 0 if only positions count.
-    activation_dtype: what stages of different engines hand on, "" in a ring of one engine.
-    Raises ValueError unless each layer `0..num_layers` is held by exactly one stage, in order.
+    activation_dtype: of the activations that stages of different engines exchange, "" in a ring of one engine. Raises
+    ValueError unless each layer `0..num_layers` is held by exactly one stage, in order.
     """
 
     instance_id: str
@@ -106,16 +106,16 @@ class Plan:
                 raise ValueError(f"layer {expected} is not where stage {stage.shard} starts")
             expected = stage.shard.stop
         if not self.stages[-1].shard.is_last:
-            raise ValueError(f"layers from {expected} on are held by nobody")
+            raise ValueError(f"layers from {expected} on are held by no stage")
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
-        """Who holds a place in the ring: of a tensor group its leader."""
+        """The peers in ring order; a tensor group counts as its leader."""
         return tuple(stage.peer_id for stage in self.stages)
 
     @property
     def seats(self) -> tuple[Seat, ...]:
-        """Everybody's part, stage by stage and rank by rank."""
+        """The part of every peer, stage by stage and rank by rank."""
         return tuple(
             Seat(index, rank, peer_id)
             for index, stage in enumerate(self.stages)
@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def member_ids(self) -> tuple[str, ...]:
-        """Everybody who takes part, stage by stage: the ranks of a tensor group by rank."""
+        """All peers that take part, stage by stage; the ranks of a tensor group by rank."""
         return tuple(peer_id for stage in self.stages for peer_id in stage.peers)
 
     @property
@@ -134,17 +134,17 @@ class Plan:
 
     @property
     def kv_tokens(self) -> int:
-        """Positions that all running sequences may hold together: the pool, and room for one sequence at least."""
+        """Positions that all running sequences may hold together: the pool, but at least one sequence's context."""
         return max(self.pool_tokens, self.context_limit)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of everything above; equal plans have equal digests on every machine."""
+        """SHA-256 over the canonical JSON of all fields; equal plans have equal digests on every machine."""
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def describe(self) -> list[dict[str, Any]]:
-        """The stages as plain JSON values, for people."""
+        """Returns the stages as plain JSON values, for people."""
         return [
             {
                 "peer": stage.peer_id,

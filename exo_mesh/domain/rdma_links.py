@@ -1,4 +1,4 @@
-"""Which peers an RDMA cable joins, from what each says of its own ports. Pure."""
+"""Finds the peers that an RDMA cable joins, from what each peer reports about its own ports. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.tensor_group import TensorGroup
 
 MAX_QUEUE_PAIRS = 10
-"""Of a Thunderbolt device that does not say: the eleventh fails with EBUSY on an M4 Pro and an M5 Max with macOS 26.5.1
-(ml-explore/mlx #3162 and #4209). MLX reports it only once a group is being formed."""
+"""Queue pairs of a Thunderbolt device that reports no limit: the eleventh fails with EBUSY on an M4 Pro and an M5 Max
+with macOS 26.5.1 (ml-explore/mlx #3162 and #4209). MLX reports the failure only while a group is being formed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RdmaLink:
-    """One cable as seen from one end. Usable if the ports at both ends are active and have an RDMA device."""
+    """One cable as seen from one end. It is up if the ports at both ends are active and have an RDMA device."""
 
     peer_id: str
     other_id: str
@@ -29,7 +29,7 @@ class RdmaLink:
 
 
 def cables(peers: Iterable[PeerInfo]) -> list[RdmaLink]:
-    """Every cable between two of these peers, once from each end, by peer and device."""
+    """Lists every cable between two of these peers, once from each end, by peer and device."""
     at = {port.uuid: (peer.id, port) for peer in peers for port in peer.rdma_ports if port.uuid}
     found = []
     for peer_id, port in at.values():
@@ -40,10 +40,10 @@ def cables(peers: Iterable[PeerInfo]) -> list[RdmaLink]:
 
 
 def bridge_cycle(peers: Iterable[PeerInfo]) -> list[str]:
-    """Ids of the peers whose cables and Thunderbolt Bridges form a loop of more than two; [] if none do.
+    """Ids of the peers whose cables and Thunderbolt Bridges form a loop of more than two peers; [] if there is no loop.
 
-    In such a loop broadcasts go round for ever. These are the peers that are left after all those with fewer than two
-    bridged neighbours are taken away again and again.
+    In such a loop broadcasts circulate without end. The result is what remains after peers with fewer than two bridged
+    neighbours are removed repeatedly.
     """
     neighbours: dict[str, set[str]] = defaultdict(set)
     for link in cables(peers):
@@ -58,8 +58,7 @@ def bridge_cycle(peers: Iterable[PeerInfo]) -> list[str]:
 
 
 def rdma_devices(peers: Iterable[PeerInfo]) -> dict[tuple[str, str], str]:
-    """By (peer, other): the device by which the one reaches the other, over the first cable that is up; or as a
-    hostfile says."""
+    """By (peer, other): the device by which `peer` reaches `other`, over the first cable that is up, or by hostfile."""
     peers = list(peers)
     found: dict[tuple[str, str], str] = {}
     for link in cables(peers):
@@ -73,7 +72,7 @@ def rdma_devices(peers: Iterable[PeerInfo]) -> dict[tuple[str, str], str]:
 
 
 def static_groups(peers: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
-    """The groups of which every rank is here, each by rank."""
+    """Lists the groups from hostfiles of which every rank is present, each in the order of its ranks."""
     by_group: dict[str, dict[int, PeerInfo]] = defaultdict(dict)
     for peer in sorted(peers, key=lambda peer: peer.id):
         rank = peer.static_rank
@@ -91,9 +90,10 @@ def _size(rank: StaticRank | None) -> int:
 
 
 def queue_pairs_needed(group: TensorGroup) -> Counter[tuple[str, str]]:
-    """By (peer, device): how many queue pairs the ranks of a group take. None without RDMA.
+    """By (peer, device): how many queue pairs the ranks of a group use. Empty without RDMA.
 
-    A mesh takes one for each other rank, a ring one for each neighbour: two of them where both are the same rank.
+    A mesh uses one per other rank, a ring one per neighbour: with two ranks, both neighbours are the same rank and it
+    uses two.
     """
     needed: Counter[tuple[str, str]] = Counter()
     for rank, row in enumerate(group.rdma):
@@ -104,7 +104,7 @@ def queue_pairs_needed(group: TensorGroup) -> Counter[tuple[str, str]]:
 
 
 def queue_pairs_left(peers: Iterable[PeerInfo], formed: Iterable[TensorGroup]) -> dict[tuple[str, str], int]:
-    """By (peer, device): how many queue pairs a device can still have beside the groups that are formed already."""
+    """By (peer, device): how many queue pairs a device has left beside the groups that exist already."""
     left = {
         (peer.id, port.device): port.max_queue_pairs or MAX_QUEUE_PAIRS
         for peer in peers
@@ -118,8 +118,7 @@ def queue_pairs_left(peers: Iterable[PeerInfo], formed: Iterable[TensorGroup]) -
 
 
 def broken_cable(group: TensorGroup, peers: Iterable[PeerInfo]) -> str:
-    """Which port of a group over RDMA is down, as its peer says; "" if none is. A peer that says nothing of its ports
-    is believed."""
+    """Names a port of an RDMA group that its peer reports as down; "" if none is. Unreported ports count as up."""
     ports = {peer.id: {port.device: port for port in peer.rdma_ports} for peer in peers}
     for peer_id, row in zip(group.peers, group.rdma, strict=False):
         for other_id, device in zip(group.peers, row, strict=True):

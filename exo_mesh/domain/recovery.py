@@ -1,8 +1,8 @@
-"""What a ring becomes when stages of it are lost: the plan that makes its peers load the fewest bytes.
+"""Plans the recovery of a ring that lost stages, so that its peers load the fewest bytes.
 
-A stage that keeps its range keeps its weights and loads nothing; any other loads the whole of its new range, because a
-range belongs to a process. From that alone follows: the lost peer itself, if only its process died, takes its range
-again; else a spare peer takes it; else neighbours absorb it. A balanced split is for another day, when nobody waits.
+A stage that keeps its range keeps its weights and loads nothing. Every other stage loads its whole new range, because a
+range belongs to a process. This gives the order: the lost peer takes its range again if only its process died; else a
+spare peer takes it; else neighbours absorb it. Rebalancing waits until the ring is idle.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.errors import PlacementError
 
 MAX_LOST = 8
-"""Of more lost stages only the first so many are tried with and without a spare each: 2^8 ways, each milliseconds."""
+"""Most lost stages that are tried with and without a spare each: 2^8 combinations, milliseconds each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The new plan, and the bytes of weights that each of its peers must read before it runs; 0 keeps what it has."""
+    """The new plan, and the bytes of weights that each peer must load before it runs; 0 if the peer keeps its range."""
 
     plan: Plan
     load_bytes: Mapping[str, int]
@@ -37,8 +37,8 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A peer in the new ring. `kept`: the range it holds and runs now, or None. usable_bytes counts what it holds.
-    card: the model as its engine holds it."""
+    """A peer in the new ring. kept: the range that it holds and runs now, or None. usable_bytes includes the memory of
+    that range. card: the model as its engine holds it."""
 
     peer_id: str
     usable_bytes: int
@@ -57,14 +57,14 @@ def recover(
     ballot: Ballot,
     around: Surroundings = NOTHING_KNOWN,
 ) -> Recovery:
-    """The plan of least loading that goes on with `old`, at a higher ballot.
+    """Finds the plan that continues `old` at a higher ballot with the fewest bytes loaded.
 
     holding: the range that each surviving runner of the old ring holds. usable_bytes: for each live peer of the old
-    ring, what it could reserve if it gave up the stage it has; a live peer that holds nothing has lost its process, and
-    one that could not hold a single layer (it drains, stops or is short of memory) counts as gone. spares: other peers
-    that could take part. The KV pool shrinks to one context if it must. Of equal loading: fewer peers that load, then
+    ring, what it could reserve if it gave up its stage. A live peer that holds nothing has lost its process; a peer
+    that could not hold a single layer (it drains, stops or is short of memory) counts as lost. spares: other peers that
+    could take part. The KV pool shrinks to one context if it must. Ties are decided by fewer peers that load, then by
     the shorter ring. Raises PlacementError, with the numbers, if these peers cannot hold the model; then only a new
-    placement may help.
+    placement can help.
     """
     fitting_spares = sorted(
         (spare for spare in spares if spare.engine in old.engines and spare.peer_id not in old.peer_ids),
@@ -72,7 +72,7 @@ def recover(
     )
     if any(stage.group is not None for stage in old.stages):
         raise PlacementError(
-            f"{old.instance_id} has a tensor group, whose ranks begin anew together: it is placed anew",
+            f"{old.instance_id} has a tensor group, whose ranks can only restart together: it is placed again",
             reason="tensor_group",
         )
     usable_bytes = _of_use(card, old, usable_bytes, around)
@@ -101,7 +101,7 @@ def recover(
 
 
 def _of_use(card: ModelCard, old: Plan, usable_bytes: Mapping[str, int], around: Surroundings) -> dict[str, int]:
-    """The peers of the old ring that could hold at least its smallest layer, with what they could reserve."""
+    """Returns the peers of the old ring that could hold at least its smallest layer, with what they could reserve."""
     able = {}
     for stage in old.stages:
         as_held, usable = around.held(card, stage.engine), usable_bytes.get(stage.peer_id, 0)
@@ -118,7 +118,7 @@ def _rings(
     spares: Sequence[Candidate],
     around: Surroundings,
 ) -> Iterator[list[_Position]]:
-    """The old ring with every live peer in its place, and each place of a dead one given to a spare, or closed."""
+    """Yields the old ring with every live peer in its place, and each lost place given to a spare, or removed."""
     dead = [index for index, stage in enumerate(old.stages) if stage.peer_id not in usable_bytes][:MAX_LOST]
     for filled in _subsets(dead, min(len(dead), len(spares))):
         takers = dict(zip(_largest_first(old, filled), spares, strict=False))
@@ -141,7 +141,7 @@ def _subsets(items: Sequence[int], most: int) -> Iterable[tuple[int, ...]]:
 
 
 def _largest_first(old: Plan, indexes: Collection[int]) -> list[int]:
-    """The spare with the most memory is for the largest shard."""
+    """Sorts lost places by size: the spare with the most memory gets the largest shard."""
     return sorted(indexes, key=lambda index: (-old.stages[index].reserve_bytes, index))
 
 
@@ -155,7 +155,7 @@ def _fewest_bytes(ring: Sequence[_Position], pool_tokens: int) -> list[range] | 
 
     @cache
     def best(rank: int, start: int) -> tuple[int, int] | None:
-        """(bytes that the positions from `rank` on load, where position `rank` stops)."""
+        """(bytes that the positions from `rank` on load, the layer at which position `rank` stops)."""
         peer, last = ring[rank], rank == len(ring) - 1
         found: tuple[int, int] | None = None
         for stop in stops_that_fit(peer.card, legal[rank], start, peer.usable_bytes, pool_tokens):
@@ -189,10 +189,10 @@ def _hopeless(
 ) -> PlacementError:
     need = sum(stage_bytes(around.held(card, s.engine), s.shard.start, s.shard.stop, old.kv_tokens) for s in old.stages)
     have = [*sorted(usable_bytes.items()), *((spare.peer_id, spare.usable_bytes) for spare in spares)]
-    remedy = "Place the model anew with a shorter context, or start more peers."
+    remedy = "Place the model again with a shorter context, or start more peers."
     listing = ", ".join(f"{peer_id[:8]} {gigabytes(size)}" for peer_id, size in have) or "none"
     return PlacementError(
-        f"{old.instance_id} needs {gigabytes(need)} as placed, and those left cannot hold it: {listing}. {remedy}",
+        f"{old.instance_id} needs {gigabytes(need)} as placed, and the peers left cannot hold it: {listing}. {remedy}",
         reason="memory",
         need_bytes=need,
         have=have,

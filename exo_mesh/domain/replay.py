@@ -1,4 +1,4 @@
-"""Answers that are kept for a while under the hash of a client's Idempotency-Key, to be told again and gone on with."""
+"""Keeps answers for a while under the hash of a client's Idempotency-Key, to send them again and to continue them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from exo_mesh.domain.request import FinishReason, GenerateRequest, PromptLogprob
 from exo_mesh.errors import KeyReusedError
 
 RETENTION_S = 600.0
-"""From the last token: longer than a client retries."""
+"""How long an answer is kept after its last token: longer than clients retry."""
 
 MAX_KEPT = 1024
 MAX_TOKENS = 2**21
-"""Of all answers together: 8 MiB of ids. Those with log-probabilities count LOGPROBS_COUNT times."""
+"""Most tokens of all answers together: 8 MiB of ids. A token with log-probabilities counts LOGPROBS_COUNT times."""
 
 LOGPROBS_COUNT = 50
 
 
 @dataclass(slots=True)
 class Kept:
-    """What came out so far. details: (logprob, likeliest others) of each token, if they are wanted; those of tokens
-    that another ring drew may be missing at the front, since a ring is only told their ids."""
+    """The answer to a request so far. details: (logprob, likeliest others) of each token, if they are wanted. At the
+    front they are missing for tokens that another ring drew, because a ring receives only the ids of those."""
 
     fingerprint: bytes
     wants_details: bool
@@ -33,38 +33,42 @@ class Kept:
     finish: FinishReason | None = None
     live: bool = False
     prompt: list[PromptLogprob] = field(default_factory=list)
-    """Log-probabilities of the prompt from its second token on, as far as they have come, if they are wanted."""
+    """Log-probabilities of the prompt from its second token on, as far as they are known, if they are wanted."""
 
     @property
     def weight(self) -> int:
         return 1 + len(self.ids) + LOGPROBS_COUNT * (len(self.details) + len(self.prompt))
 
     def add(self, event: TokenEvent) -> None:
-        """The next event of the answer."""
+        """Appends the next event of the answer."""
         if event.token_id is not None:
             self.ids.append(event.token_id)
             if self.wants_details:
                 self.details.append((event.logprob, event.top))
         self.finish = event.finish or self.finish
 
-    def meet(self, told: Sequence[int]) -> None:
-        """Whoever asks has been told these tokens already: what another ring drew is taken over, and what could not be
-        told in full is forgotten, to be computed anew."""
-        if len(told) > len(self.ids):
-            self.ids, self.details, self.finish = array("I", told), [], None
-        elif self.wants_details and len(self.ids) - len(self.details) > len(told):
-            del self.ids[len(told) :]
+    def meet(self, sent: Sequence[int]) -> None:
+        """Brings the answer in line with the tokens that the client has already received.
+
+        Tokens that another ring drew are adopted. Tokens whose log-probabilities are missing and that were not yet sent
+        are dropped, to be computed again.
+        """
+        if len(sent) > len(self.ids):
+            self.ids, self.details, self.finish = array("I", sent), [], None
+        elif self.wants_details and len(self.ids) - len(self.details) > len(sent):
+            del self.ids[len(sent) :]
             self.details.clear()
             self.finish = None
 
     def reopen(self) -> None:
-        """Something of the prompt is missing, which comes before all output: that is computed again."""
+        """Drops the output because log-probabilities of the prompt are missing: both are computed again, the prompt
+        first."""
         del self.ids[:]
         self.details.clear()
         self.finish = None
 
     def events(self, start: int) -> list[TokenEvent]:
-        """The events from the token of this index on, as they came."""
+        """Returns the events from the token at `start` on, as they were sent."""
         unknown = len(self.ids) - len(self.details)
         found = []
         for index in range(start, len(self.ids)):
@@ -81,7 +85,7 @@ class Kept:
 
 
 class ReplayStore:
-    """Bounded by number, size and time. What is live is never dropped: whoever runs requests bounds those."""
+    """Keeps answers, bounded by number, size and time. Live answers are never dropped; the requests bound those."""
 
     def __init__(self, max_kept: int = MAX_KEPT, max_tokens: int = MAX_TOKENS) -> None:
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()
@@ -92,16 +96,16 @@ class ReplayStore:
         return len(self._kept)
 
     def peek(self, key_hash: bytes) -> Kept | None:
-        """What is kept under a key; changes nothing, so that any thread may ask."""
+        """Returns the answer for a key. It changes nothing, so any thread may call it."""
         return self._kept.get(key_hash)
 
     def open(self, request: GenerateRequest, now: float) -> Kept:
-        """What is kept for a request, or an empty beginning; it is live from now on. Raises KeyReusedError if the key
-        stands for another request."""
+        """Returns the answer for a request, or an empty one, and marks it as live. Raises KeyReusedError if the key was
+        used for a different request."""
         self._forget(now)
         kept = self._kept.get(request.key_hash)
         if kept is not None and kept.fingerprint != request.fingerprint:
-            raise KeyReusedError("this Idempotency-Key came with another request before; a new request needs a new key")
+            raise KeyReusedError("this Idempotency-Key was used for another request; send a new key with a new request")
         if kept is None:
             kept = Kept(request.fingerprint, request.sampling.logprobs is not None, now)
             self._kept[request.key_hash] = kept
@@ -110,7 +114,7 @@ class ReplayStore:
         return kept
 
     def close(self, kept: Kept, now: float) -> None:
-        """Nobody adds to it any more."""
+        """Marks an answer as complete; nothing is added to it any more."""
         kept.live, kept.at = False, now
         self._forget(now)
 

@@ -1,4 +1,4 @@
-"""What a request asks for and what it yields, as token ids."""
+"""A request and its results, as token ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exo_mesh.domain.grammar import GrammarSpec
 
 
 class FinishReason(StrEnum):
-    """Why a request ended well. Everything else ends in one typed error."""
+    """Why a request ended normally. Every other end is one typed error."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -17,12 +17,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. All of it is honoured by the one NumPy sampler of the driver.
+    """How the next token is drawn. The driver's NumPy sampler honours every field.
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 mean "off".
-    repetition_penalty divides (positive logits) or multiplies (negative) what prompt and output contain, as in
-    Keskar et al. 2019; presence and frequency penalties count output tokens only, as OpenAI documents them.
-    logprobs: None = not wanted, else how many of the likeliest alternatives come with each token (0 to 20).
+    repetition_penalty divides positive logits and multiplies negative logits of tokens in prompt and output, as in
+    Keskar et al. 2019; presence and frequency penalties count output tokens only, as OpenAI documents them. logprobs:
+    None = not wanted, else how many of the likeliest alternatives come with each token (0 to 20).
     """
 
     temperature: float = 1.0
@@ -39,9 +39,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """How many tokens a thought may take. When they are used up, `end_ids` come next, whatever the model would say.
+    """How many tokens a thought may take. After that many tokens `end_ids` are forced.
 
-    start_ids: what a thought begins with in the output; empty if the prompt has begun it. Neither marker counts.
+    start_ids: the tokens that begin a thought in the output; empty if the prompt has begun it. Neither marker counts.
     """
 
     end_ids: tuple[int, ...]
@@ -50,17 +50,16 @@ class ThinkingBudget:
 
     def __post_init__(self) -> None:
         if not self.end_ids or self.tokens < 0:
-            raise ValueError(f"a thinking budget of {self.tokens} tokens, ended by {list(self.end_ids)}")
+            raise ValueError(f"a thinking budget needs tokens >= 0 and end_ids: {self.tokens}, {list(self.end_ids)}")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Token ids in. `resume_ids` were already emitted by an earlier plan: they count as output, and are not sent again.
+    """A request as token ids. `resume_ids` were emitted under an earlier plan: they count as output and are not resent.
 
-    stop_ids end the request when drawn and are not emitted, unless ignore_eos; they cannot be drawn before
-    min_tokens have been. max_tokens 0: nothing is drawn, and the request ends once its prompt_logprobs have come.
-    client: whose turn this request is, in the fair sharing of a ring; a higher priority goes
-    before all lower ones.
+    stop_ids end the request when drawn and are not emitted, unless ignore_eos; they cannot be drawn before min_tokens
+    other tokens. max_tokens 0: nothing is drawn, and the request ends after its prompt_logprobs. client: whose share of
+    a ring this request uses; a higher priority goes before all lower ones.
     """
 
     request_id: str
@@ -74,43 +73,43 @@ class GenerateRequest:
     client: str = ""
     priority: int = 0
     trace_id: str = ""
-    """Not empty: every lap of this request is written down, for people."""
+    """Not empty: the driver records every lap of this request, for people."""
     span_id: str = ""
-    """Of its own span in the trace, 16 hex digits; empty: derived from its ids. Only the entry peer knows this and the
-    next two."""
+    """Its own span in the trace, 16 hex digits; empty: derived from its ids. Only the entry peer knows this field and
+    the two after it."""
     parent_span_id: str = ""
     """The caller's span; empty if the trace begins here."""
     trace_state: str = ""
     """The caller's tracestate, which exported spans carry."""
     resumed: bool = False
-    """It was accepted on an earlier ring: it does not queue again."""
+    """The request was accepted on an earlier ring, so it does not queue again."""
     key_hash: bytes = b""
-    """Of the client's Idempotency-Key, under which the answer is kept for a while; empty if it gave none."""
+    """Hash of the client's Idempotency-Key, under which the answer is kept for a while; empty without a key."""
     fingerprint: bytes = b""
-    """Of what the client asked for: one key stands for one request."""
+    """Digest of what the client asked for: one key is valid for one request."""
     key_id: str = ""
-    """The API key that the request came with; empty without one. Only the entry peer knows it."""
+    """The API key that the request was sent with; empty without one. Only the entry peer knows it."""
     names: tuple[str, ...] = ()
-    """Other ids of it that the client saw, by which it can be cancelled and its trace found: the id of the reply, the
-    x-request-id. Only the entry peer knows them."""
+    """Other ids of the request that the client saw (the id of the reply, the x-request-id), by which it can be
+    cancelled and its trace found. Only the entry peer knows them."""
     share_id: str = ""
-    """Not empty: running requests with the same one compute an equal prompt once (serving/choices.py)."""
+    """Not empty: running requests with the same share_id compute an equal prompt once (serving/choices.py)."""
     prompt_logprobs: int | None = None
     """None: not wanted. Else the log-probability of every prompt token but the first comes before the first output
-    token, each with so many of the likeliest alternatives (0 to 20)."""
+    token, each with this many of the likeliest alternatives (0 to 20)."""
     grammar: GrammarSpec | None = None
-    """What the output is held to, from its first token on. It ends where the grammar is complete; stop_ids can be drawn
-    only where it may end, or where it names them."""
+    """Restricts the output from its first token on. The output ends where the grammar is complete; stop_ids can be
+    drawn only where it may end, or where the grammar names them."""
     thinking: ThinkingBudget | None = None
     keep_alive_s: float | None = None
-    """How long the model shall stay loaded after this request though nobody uses it; negative: for ever; None: as the
-    mesh is set. Only the entry peer knows it."""
+    """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
+    setting. Only the entry peer knows it."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("the prompt has no tokens")
         if self.max_tokens < 0:
-            raise ValueError(f"max_tokens is {self.max_tokens}")
+            raise ValueError(f"max_tokens is {self.max_tokens}, less than 0")
 
     @property
     def num_scores(self) -> int:
@@ -120,7 +119,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageSpan:
-    """Seconds of one frame at one stage: waiting for its turn, then computing."""
+    """Seconds of one frame at one stage: waiting in the queue, then computing."""
 
     waited_s: float
     compute_s: float
@@ -128,8 +127,8 @@ class StageSpan:
 
 @dataclass(frozen=True, slots=True)
 class FrameTrace:
-    """One lap of a frame that a traced request had a row in. sent_s: since the driver got the request. rows, tokens: of
-    the whole frame; it may have carried others, too."""
+    """One lap of a frame with a row of a traced request. sent_s: since the driver received the request. rows, tokens:
+    of the whole frame, which may have carried other requests too."""
 
     step: int
     is_prefill: bool
@@ -160,14 +159,14 @@ class PromptLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Neighbouring prompt tokens, in order: a piece of what a request with `prompt_logprobs` yields first."""
+    """Consecutive prompt tokens with their log-probabilities: a request with `prompt_logprobs` yields them first."""
 
     entries: tuple[PromptLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """The `index`-th output token of a request, or its end.
+    """The output token number `index` of a request, or its end.
 
     token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only.
     """
@@ -181,8 +180,8 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """From a driver: the request waits for its turn. place: 1 is next; 0: it has its turn. length: of the whole queue.
-    wait_s: until its turn, as the driver estimates; 0.0 if it cannot."""
+    """From a driver: the request waits in the queue. place: 1 is next; 0: it leaves the queue. length: of the whole
+    queue. wait_s: the estimated wait; 0.0 if it cannot be estimated."""
 
     place: int
     length: int = 0
@@ -198,7 +197,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """From a driver: the token events that came in one message, in order."""
+    """From a driver: the token events of one message, in order."""
 
     events: tuple[TokenEvent, ...]
 
@@ -208,9 +207,9 @@ DriverEvent = Queued | Prefilled | PromptLogprobs | Tokens
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life before the first token. phase: what is being waited for, "placing", "fetching", "loading",
-    "queued", "prefill" or "recovering". done: of `total`, for "fetching" in bytes; for "queued" the place in a queue of
-    `total` requests. wait_s: until its turn in the queue, as estimated; 0.0 if that is not known."""
+    """Progress before the first token. phase: what the request waits for, "placing", "fetching", "loading", "queued",
+    "prefill" or "recovering". done: of `total`, for "fetching" in bytes; for "queued" the place in a queue of `total`
+    requests. wait_s: the estimated wait in the queue; 0.0 if unknown."""
 
     phase: str
     done: int = 0

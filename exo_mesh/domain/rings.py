@@ -1,4 +1,4 @@
-"""Which peers could form a ring with which engines, the most wanted ring first: of one engine, else of several."""
+"""Lists the rings that peers and engines could form, the most wanted ring first: with one engine, else with several."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from exo_mesh.domain.partition import largest_that_fit
 from exo_mesh.domain.tensor_group import TensorGroup, sharded
 
 DEFAULT_HOP_S = 0.0005
-"""One way between two peers whose link was not measured: a LAN's round trip is about a millisecond."""
+"""Seconds one way between two peers whose link was not measured: a LAN's round trip is about a millisecond."""
 
 FEW_PEERS = 4
-"""Of so many measured peers every ring is weighed; of more only the quickest and the largest ones of each size."""
+"""With up to this many measured peers every ring is compared; with more, only the fastest and largest per size."""
 
 MAX_RING_SIZES = 16
-"""With measured speeds every size of ring is weighed, up to this many more than the fewest peers that hold the model:
-each further hop costs time, and no model is known to gain from more."""
+"""With measured speeds, rings are compared up to this many peers above the fewest that were asked for: each further hop
+costs time, and no model is known to gain from more."""
 
 MAX_BUILDS = 6
-"""Builds of engines among which mixed rings are looked for: 2^6 sets, and no mesh is known to have more in use."""
+"""Most engine builds among which mixed rings are searched: 2^6 sets, and no mesh is known to use more."""
 
 MIXING = ("auto", "never", "always")
-"""auto: a ring is of one engine if there is one that fits, else of several. always: of several, as somebody asked."""
+"""auto: a ring has one engine if such a ring fits, else several. never: one engine. always: several engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer that has the model on disk, what it could reserve now, and the engine it would run it with.
+    """A peer that has the model on disk, what it could reserve now, and the engine that it would use.
 
-    s_per_gb: what one of its decode steps takes per 1e9 bytes of weights, if that was measured. others: further engines
-    that could run it there, best first. builds: what decides how each engine computes there, by engine.
-    group: set if it is several peers that would be one stage, each with the memory of the smallest of them.
-    required: no ring without it will do.
+    s_per_gb: measured time of a decode step per 1e9 bytes of weights, or None. others: further engines that could run
+    the model there, best first. builds: the build of each engine there, which decides how it computes. group: set if
+    the candidate is several peers that would form one stage, each with the memory of the smallest of them. required:
+    every ring must contain it.
     """
 
     peer_id: str
@@ -49,22 +49,22 @@ class Candidate:
 
     @property
     def size(self) -> int:
-        """How many peers it is."""
+        """Number of peers."""
         return 1 if self.group is None else self.group.size
 
     @property
     def share_bytes(self) -> int:
-        """What it counts for when layers are dealt out by memory: every rank holds a part of each tensor, so the
-        smallest rank bounds them all."""
+        """Weight when layers are divided by memory. Every rank of a group holds a part of each tensor, so the smallest
+        rank limits all of them."""
         return self.size * self.usable_bytes
 
     @property
     def build(self) -> str:
-        """That of the engine it would use."""
+        """The build of the engine that the peer would use."""
         return next((build for engine, build in self.builds if engine == self.engine), self.engine)
 
     def running(self, engine: str) -> Candidate:
-        """The same peer with another of its engines, whose speed is not known."""
+        """Returns the same peer with another of its engines, whose speed is unknown."""
         if engine == self.engine:
             return self
         others = tuple(name for name in (self.engine, *self.others) if name != engine)
@@ -72,7 +72,7 @@ class Candidate:
 
 
 def without(candidate: Candidate, engine: str) -> Candidate | None:
-    """The peer if it must not use one of its engines; None if it has no other."""
+    """Returns the peer without one of its engines; None if it has no other."""
     if candidate.engine == engine:
         if not candidate.others:
             return None
@@ -82,10 +82,10 @@ def without(candidate: Candidate, engine: str) -> Candidate | None:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What placement may know besides model and peers; the defaults suit a model that may be cut anywhere.
+    """What placement knows besides model and peers; the defaults suit a model that may be cut anywhere.
 
-    cards: the model as each engine holds it, where that was found out. hop_s: seconds one way between two peers, where
-    measured. unmixable: for two builds of engines, why they must not share a ring of this model.
+    cards: the model as each engine holds it, where known. hop_s: measured seconds one way between two peers. unmixable:
+    for two builds of engines, why they must not share a ring of this model.
     """
 
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
@@ -93,15 +93,15 @@ class Surroundings:
     unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
 
     def held(self, card: ModelCard, engine: str) -> ModelCard:
-        """The model as an engine holds it; as the files have it until that is known."""
+        """The model as an engine holds it; as in the files until that is known."""
         return self.cards.get(engine, card)
 
     def held_by(self, card: ModelCard, peer: Candidate) -> ModelCard:
-        """The model as its engine holds it there; of a tensor group, as each of its ranks does."""
+        """The model as the peer's engine holds it; for a tensor group, as each of its ranks holds it."""
         return sharded(self.held(card, peer.engine), peer.size)
 
     def ring_hops(self, peer_ids: Sequence[str]) -> StepTimes:
-        """All hops of a lap; a ring of one has none."""
+        """Time of all hops of a lap; a ring of one peer has none."""
         if len(peer_ids) < 2:
             return StepTimes(0.0, 0.0)
         hops = [self._hop(a, b) for a, b in zip(peer_ids, [*peer_ids[1:], peer_ids[0]], strict=True)]
@@ -114,14 +114,14 @@ class Surroundings:
 NOTHING_KNOWN = Surroundings()
 
 Group = list[Candidate]
-"""Peers of which any may share a ring, in the order in which they are wanted."""
+"""Peers that may share a ring in any combination, the most wanted first."""
 
 
 def attempts(ordered: Sequence[Candidate], mixing: str, around: Surroundings) -> Iterator[list[Group]]:
-    """Groups to make rings of; those of a later attempt only if no ring of an earlier one fits.
+    """Yields groups to form rings from; a later attempt counts only if no ring of an earlier one fits.
 
-    First rings of one engine, each peer with the one that it would choose; then rings of several; then rings of one
-    engine which is not everybody's first choice.
+    First rings of one engine, where each peer uses its first choice; then rings of several engines; then rings of one
+    engine that is not every peer's first choice.
     """
     first_choice = _groups_of_one_engine(ordered)
     if mixing != "always":
@@ -139,7 +139,7 @@ def num_engines(group: Iterable[Candidate]) -> int:
 
 
 def rings_to_try(card: ModelCard, groups: Sequence[Group], policy: str, min_peers: int) -> Iterator[list[Candidate]]:
-    """Peers in ring order, the most wanted ring first."""
+    """Yields rings as peers in ring order, the most wanted ring first."""
     sizes = range(max(1, min_peers), max((len(group) for group in groups), default=0) + 1)
     for size in reversed(sizes) if policy == "throughput" else sizes:
         for group in groups:
@@ -149,7 +149,7 @@ def rings_to_try(card: ModelCard, groups: Sequence[Group], policy: str, min_peer
 
 
 def rings_by_speed(card: ModelCard, groups: Sequence[Group], min_peers: int) -> Iterator[list[Candidate]]:
-    """Peers in ring order: every ring of few peers, the quickest and the roomiest of many."""
+    """Yields rings as peers in ring order: every ring of few peers; of many peers only the fastest and the roomiest."""
     fewest = max(1, min_peers)
     for group in groups:
         quickest = sorted(group, key=lambda c: (c.s_per_gb or 0.0, -c.usable_bytes, c.peer_id))
@@ -164,7 +164,7 @@ def rings_by_speed(card: ModelCard, groups: Sequence[Group], min_peers: int) -> 
 
 def _rings_of(group: Group, size: int) -> Iterator[list[Candidate]]:
     rings = [group[:size]]
-    # the proposer's own device may be the small one that makes a ring of this size impossible
+    # the proposer comes first, and may be the small peer that makes a ring of this size impossible
     largest = largest_that_fit(size, [candidate.share_bytes for candidate in group])
     if len(largest) == size and 0 not in largest:
         rings.append([group[rank] for rank in largest])
@@ -177,7 +177,8 @@ def _rings_of(group: Group, size: int) -> Iterator[list[Candidate]]:
 
 
 def _is_meant(group: Group, ring: Sequence[Candidate]) -> bool:
-    """A mixed group is for mixed rings: those of one engine are in groups of their own. And what is required is in."""
+    """Whether a ring belongs to its group: it contains what is required, and a mixed group yields only mixed rings,
+    because rings of one engine come from groups of their own."""
     if any(candidate.required and candidate not in ring for candidate in group):
         return False
     return num_engines(group) == 1 or num_engines(ring) > 1
@@ -189,7 +190,7 @@ def _groups_of_one_engine(ordered: Sequence[Candidate]) -> list[Group]:
 
 
 def _mixed_groups(ordered: Sequence[Candidate], around: Surroundings) -> list[Group]:
-    """Peers whose builds may all share a ring, few engines before many."""
+    """Groups of peers whose builds may all share a ring, few engines before many."""
     engine_of = {candidate.build: candidate.engine for candidate in ordered}
     builds = list(engine_of)[:MAX_BUILDS]
     groups = []

@@ -1,4 +1,4 @@
-"""How long a runner may take for what it does."""
+"""Time limits for what a runner does."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """Seconds. None of these ends a runner that makes progress, however slow it is.
+    """Limits in seconds. None of them ends a runner that makes progress, however slow.
 
-    first_message_s: process start to its first report (imports of grpc and numpy on a slow board). silence_s: between
-    any two reports afterwards; a heartbeat comes every 0.5 s. stopped_s: the same of a process that the system shows
-    as stopped by a signal: that is not slow. load_base_s + the stage's bytes at load_bytes_per_s: longest standstill
-    of a load, until its own steps tell how long one takes; then load_step_s, or load_factor times the longest step so
-    far. decode_s, prefill_s: shortest time after which a frame counts as stuck; else frame_factor times what frames
-    like it have taken. first_frame_s + a prefill at token_bytes_per_s: of a frame of which nothing is known yet.
-    stacks_every_s: how often a runner that makes no progress is asked for its stacks; 0: only before it is ended.
-    polite_s: from the word to stop to SIGTERM; terminate_s: from SIGTERM to SIGKILL, and half of it if the runner has
-    been asked before.
+    first_message_s: from process start to its first report (imports of grpc and numpy on a slow board). silence_s:
+    between any two reports afterwards; a heartbeat comes every 0.5 s. stopped_s: the same for a process that the system
+    shows as stopped by a signal, which is not merely slow. load_base_s + the stage's bytes at load_bytes_per_s: the
+    longest pause of a load before its own steps show how long a step takes; then load_step_s, or load_factor times the
+    longest step so far. decode_s, prefill_s: shortest time after which a frame counts as stuck; else frame_factor times
+    the time of similar frames. first_frame_s + a prefill at token_bytes_per_s: for a frame without earlier ones to
+    compare with. stacks_every_s: how often a runner without progress is asked for its stacks; 0: only before it is
+    ended. polite_s: from the request to stop to SIGTERM; terminate_s: from SIGTERM to SIGKILL, half of it if the runner
+    was asked to stop before.
     """
 
     first_message_s: float = 20.0
@@ -37,14 +37,14 @@ class RunnerLimits:
     terminate_s: float = 2.0
 
     def load_s(self, reserve_bytes: int) -> float:
-        """How long a load of this size may take that says nothing of its progress: a hard disk reads 50 MB/s."""
+        """Longest load of this size that reports no progress: a hard disk reads 50 MB/s."""
         return self.load_base_s + reserve_bytes / self.load_bytes_per_s
 
     def frame_s(self, tokens: int, *, is_prefill: bool, expected_s: float, stage_bytes: int) -> float:
-        """How long the engine may be at one frame. expected_s: by the frames before it; 0 if unknown."""
+        """How long the engine may compute one frame. expected_s: from the frames before it; 0 if unknown."""
         if expected_s > 0:
             return max(self.prefill_s if is_prefill else self.decode_s, self.frame_factor * expected_s)
-        # as if each token streamed all weights; a board that computes 40 GFLOP/s in float32 is as fast as that
+        # as if each token read all weights; a board that computes 40 GFLOP/s in float32 is about as fast
         return self.first_frame_s + tokens * stage_bytes / self.token_bytes_per_s
 
 

@@ -1,4 +1,4 @@
-"""Which layers of which model a stage holds."""
+"""The layer range of a model that a stage holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of bytes of one file, as half-open spans `(start, stop)`: sorted, apart from each other, none of them empty."""
+"""Sets of bytes of one file, as half-open spans `(start, stop)`: sorted, separate and not empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pieces = Mapping[str, Spans]
 
 
 def merged(spans: Iterable[Span]) -> Spans:
-    """The bytes of any spans, in any order; what overlaps or touches becomes one."""
+    """Merges spans in any order; spans that overlap or touch become one."""
     found: list[Span] = []
     for start, stop in sorted(span for span in spans if span[0] < span[1]):
         if found and start <= found[-1][1]:
@@ -23,7 +23,7 @@ def merged(spans: Iterable[Span]) -> Spans:
 
 
 def joined(spans: Spans, gap: int) -> Spans:
-    """The bytes of the spans, and those between two of them that are at most `gap` bytes apart."""
+    """Joins neighbouring spans that are at most `gap` bytes apart, the bytes between them included."""
     found: list[Span] = []
     for start, stop in spans:
         if found and start - found[-1][1] <= gap:
@@ -49,7 +49,7 @@ def minus(spans: Spans, others: Spans) -> Spans:
 
 
 def common(spans: Spans, others: Spans) -> Spans:
-    """The bytes that are in both."""
+    """Returns the bytes that are in both."""
     return minus(spans, minus(spans, others))
 
 
@@ -63,5 +63,5 @@ def covers(spans: Spans, wanted: Spans) -> bool:
 
 
 def cut(spans: Spans, most: int) -> Spans:
-    """The same bytes in spans of at most `most` bytes, which may touch each other."""
+    """Cuts the spans into spans of at most `most` bytes, which may touch each other."""
     return tuple((begin, min(begin + most, stop)) for start, stop in spans for begin in range(start, stop, most))

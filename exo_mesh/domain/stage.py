@@ -1,4 +1,4 @@
-"""What a peer answers about the stage of an instance."""
+"""A peer's answers about its stage of an instance."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from exo_mesh.domain.plan import NO_BALLOT, Ballot
 
 @dataclass(frozen=True, slots=True)
 class ReserveAnswer:
-    """To a reservation. `beaten_by`: the ballot that stands in its way, where that was the reason to refuse; otherwise
-    memory was, and `usable_bytes` is what there is.  collective:
-    of a rank of a tensor group, where its collectives would listen."""
+    """The answer to a reservation. beaten_by: the higher ballot that caused the refusal, if one did; otherwise memory
+    did, and `usable_bytes` is what the peer can give. collective: of a rank of a tensor group, the address where its
+    collectives would listen."""
 
     granted: bool
     usable_bytes: int
@@ -22,9 +22,9 @@ class ReserveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """held: the layers of a runner that is well, or None. usable_bytes: what a stage of the instance could get here,
-    with what it has. linked: the hop from this stage to the next one is up. rolls_back: its KV can be cut back.
-    promised: the highest ballot that the peer has promised itself to."""
+    """The state of a stage on its peer. held: the layers of a healthy runner, or None. usable_bytes: what a stage of
+    the instance could get here, including what it has. linked: the hop from this stage to the next one is up.
+    rolls_back: its KV can be truncated. promised: the highest ballot that the peer has promised."""
 
     held: range | None
     usable_bytes: int

@@ -1,4 +1,4 @@
-"""Which staged copies of the model store a peer deletes. Pure."""
+"""Chooses which staged copies of the model store a peer deletes. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 GRACE_S = 30.0
-"""A copy that was used within this time stays: a plan that needs the copy may not be in the view yet."""
+"""A copy that was used within this time is kept: a plan that needs the copy may not be in the view yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """A copy of a model of the store. used_at: seconds of the caller's clock. is_in_use: an instance or a fetch needs
-    it. is_orphan: the store's host is there, and no longer has the model."""
+    """A local copy of a model of the store. used_at: seconds of the caller's clock. is_in_use: an instance or a fetch
+    needs it. is_orphan: the store's host is reachable and no longer has the model."""
 
     model: str
     num_bytes: int
@@ -22,10 +22,11 @@ class StagedCopy:
 
 
 def surplus(copies: Iterable[StagedCopy], keep_bytes: int | None, now: float) -> list[str]:
-    """Models whose copies are to be deleted, the one that was used last first.
+    """Lists the models whose copies are to be deleted, the most recently used first.
 
-    Idle copies are kept, newest first, as long as they take `keep_bytes` together; 0 keeps none, None keeps all.
-    Orphans are deleted whatever room there is. A copy in use is never deleted, and takes nothing of keep_bytes.
+    Idle copies are kept, newest first, as long as together they take at most `keep_bytes`; 0 keeps none, None keeps
+    all. Orphans are deleted even if there is room. A copy in use is never deleted, and does not count against
+    keep_bytes.
     """
     left = keep_bytes
     found = []

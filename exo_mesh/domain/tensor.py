@@ -13,7 +13,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """Row-major little-endian `data` of `shape`; bfloat16 is carried as its two raw bytes per element.
+    """Row-major little-endian `data` of `shape`; bfloat16 is stored as its two raw bytes per element.
 
     `data` may be any C-contiguous buffer and is never copied here. Raises ValueError if sizes disagree.
     """
@@ -24,7 +24,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"dtype {self.dtype!r} cannot cross a hop; known: {', '.join(ITEM_BYTES)}")
+            raise ValueError(f"dtype {self.dtype} cannot cross a hop; known: {', '.join(ITEM_BYTES)}")
         if self.shape and min(self.shape) < 0:
             raise ValueError(f"negative size in shape {self.shape}")
         have = self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
@@ -36,27 +36,27 @@ class Tensor(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def numpy(self) -> np.ndarray:
-        """A read-only view without a copy; bfloat16 comes as uint16 bit patterns."""
+        """Returns a read-only view without a copy; bfloat16 is returned as uint16 bit patterns."""
         dtype = "uint16" if self.dtype == "bfloat16" else self.dtype
         array: np.ndarray = np.frombuffer(self.data, dtype=dtype).reshape(self.shape)
         array.flags.writeable = False
         return array
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """`[start:stop]` of the first axis, without a copy."""
+        """Returns `[start:stop]` of the first axis, without a copy."""
         item = self.num_bytes // self.shape[0] if self.shape[0] else 0
         return Tensor(self.dtype, (stop - start, *self.shape[1:]), memoryview(self.data)[start * item : stop * item])
 
     @staticmethod
     def concatenate(parts: Sequence[Tensor]) -> Tensor:
-        """Along the first axis, copied. The parts have one dtype, and shapes that differ there only."""
+        """Concatenates along the first axis, copying. The parts have one dtype, and differ only in the first axis."""
         first = parts[0]
         shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
         return Tensor(first.dtype, shape, b"".join(part.data for part in parts))
 
     @staticmethod
     def from_numpy(array: np.ndarray) -> Tensor:
-        """Wrap an array (copied only if it is not C-contiguous). Its dtype must be one of ITEM_BYTES."""
+        """Wraps an array, copied only if it is not C-contiguous. Its dtype must be one of ITEM_BYTES."""
         contiguous = np.ascontiguousarray(array)
         # a 0-d or empty array cannot be cast to a byte memoryview, so go through reshape(-1)
         data = contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b""

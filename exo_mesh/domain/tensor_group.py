@@ -1,4 +1,4 @@
-"""Tensor groups: several peers that are one stage, each with a slice of every tensor of its layers."""
+"""Tensor groups: several peers that form one stage, each with a slice of every tensor of its layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exo_mesh.domain.model import ModelCard
 
 GroupBackend = Literal["ring", "jaccl", "jaccl-ring"]
 """How the ranks reach each other: over TCP; over RDMA with a link between any two; over RDMA with links to both
-neighbours. The names are those of `mx.distributed.init`, except that its "jaccl" reads the last two."""
+neighbours. The names are those of `mx.distributed.init`, except that its "jaccl" covers both RDMA shapes."""
 
 RdmaMatrix = tuple[tuple[str | None, ...], ...]
 """`[i][j]`: the device by which rank i reaches rank j, None on the diagonal and where there is no link."""
@@ -29,29 +29,30 @@ class TensorGroup:
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(GroupBackend):
-            raise ValueError(f"unknown backend of a tensor group: {self.backend!r}")
+            raise ValueError(f"unknown backend of a tensor group: {self.backend}")
         if len(self.peers) < 2 or len(set(self.peers)) != len(self.peers):
-            raise ValueError(f"a tensor group is at least two different peers: {list(self.peers)}")
+            listing = ", ".join(self.peers) or "none"
+            raise ValueError(f"a tensor group needs at least two different peers, not {listing}")
         if (self.backend == "ring") != (not self.rdma):
-            raise ValueError("RDMA devices belong to the backends over RDMA, and to no other")
+            raise ValueError("a tensor group needs RDMA devices exactly if its backend uses RDMA")
         if self.rdma and {len(self.rdma), *map(len, self.rdma)} != {self.size}:
-            raise ValueError(f"the RDMA devices of {self.size} ranks are a matrix of {self.size} x {self.size}")
+            raise ValueError(f"the RDMA devices of {self.size} ranks must be a matrix of {self.size} x {self.size}")
 
     @property
     def size(self) -> int:
         return len(self.peers)
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON values, for people."""
+        """Returns the group as plain JSON values, for people."""
         return {"backend": self.backend, "peers": list(self.peers), "rdma": [list(row) for row in self.rdma]}
 
 
 @dataclass(frozen=True, slots=True)
 class RankWiring:
-    """What one rank's process must know to meet the others: who it is, and where everybody listens.
+    """What the process of one rank needs to connect to the others: its rank, and where every rank listens.
 
-    endpoints: "host:port" by rank, an address with a port that is free there and belongs to the collectives alone,
-    other at each attempt. Over RDMA only rank 0's is used, as the coordinator's.
+    endpoints: "host:port" by rank; the port is free there, used by the collectives alone, and different at each
+    attempt. Over RDMA only rank 0's endpoint is used, as the coordinator's.
     """
 
     backend: GroupBackend
@@ -61,7 +62,7 @@ class RankWiring:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < len(self.endpoints):
-            raise ValueError(f"rank {self.rank} of {len(self.endpoints)}")
+            raise ValueError(f"rank {self.rank} is outside a group of {len(self.endpoints)}")
 
     @property
     def size(self) -> int:
@@ -79,14 +80,15 @@ WHOLE_KV = frozenset(
         "qwen3_5_moe", "youtu_llm",
     }
 )  # fmt: skip
-"""Architectures of which every rank may keep all of the KV: one latent per token serves all attention heads, or KV
-heads are repeated where there are fewer than ranks."""
+"""Architectures whose KV every rank may keep in full: one latent per token serves all attention heads, or KV heads are
+repeated because there are fewer than ranks."""
 
 
 def sharded(card: ModelCard, size: int) -> ModelCard:
     """The model as one of `size` ranks holds it: its share of every layer, and all of embedding and head.
 
-    What small tensors of a layer every rank keeps (norms, routers) is far less than the engine's own overhead.
+    Small tensors that every rank keeps in full (norms, routers) are not counted: they are far smaller than the engine's
+    overhead.
     """
     if size == 1:
         return card

@@ -1,4 +1,4 @@
-"""What macOS says of Thunderbolt ports, cables and RDMA, from the words of its own tools. Pure.
+"""Parses what macOS's own tools report about Thunderbolt ports, cables and RDMA. Pure.
 
 Formats: `ibv_devices` and `ibv_devinfo` as Apple's TN3205 prints them ("Low-latency communication with RDMA over
 Thunderbolt", developer.apple.com); `system_profiler SPThunderboltDataType -json` and `networksetup
@@ -16,7 +16,7 @@ from typing import Any
 from exo_mesh.domain.device import RdmaPort
 
 MIN_MACOS = (26, 2)
-"""The first with RDMA over Thunderbolt (TN3205)."""
+"""The first macOS with RDMA over Thunderbolt (TN3205)."""
 
 ACTIVE = "PORT_ACTIVE"
 BRIDGE = "Thunderbolt Bridge"
@@ -29,7 +29,7 @@ _GBITS = re.compile(r"(\d+)\s*Gb/s")
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """One Thunderbolt controller: a receptacle, and who is at the other end of its cable.
+    """One Thunderbolt controller: a receptacle, and the hosts at the other end of its cable.
 
     uuid: of its domain, the same at every start. others: (domain uuid, name) of the hosts that it sees.
     """
@@ -42,14 +42,14 @@ class Bus:
 
     @property
     def gigabits(self) -> int:
-        """The most that the port says it can do; 0 if it does not say. 40 is Thunderbolt 3 or 4, 80 and more is 5."""
+        """The most gigabits per second that the port reports; 0 if none. 40 is Thunderbolt 3 or 4, 80 and more is 5."""
         match = _GBITS.search(self.speed)
         return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ThunderboltReading:
-    """The words of each tool, "" where it is missing or failed."""
+    """The output of each tool, "" where the tool is missing or failed."""
 
     ibv_devices: str = ""
     ibv_devinfo: str = ""
@@ -61,31 +61,31 @@ class ThunderboltReading:
 
 
 def parse_ibv_devices(text: str) -> tuple[str, ...]:
-    """Names of the RDMA devices over Thunderbolt, in their order."""
+    """Returns the names of the RDMA devices over Thunderbolt, in the order listed."""
     return tuple(name for name, _ in _DEVICE.findall(text))
 
 
 def parse_ibv_devinfo(text: str) -> dict[str, str]:
-    """The state of the first port of each device: "PORT_ACTIVE", "PORT_DOWN", …"""
+    """Returns the state of the first port of each device: "PORT_ACTIVE", "PORT_DOWN", …"""
     return {device: state[1] for device, block in _devices_in(text) if (state := _STATE.search(block))}
 
 
 def parse_max_queue_pairs(text: str) -> dict[str, int]:
-    """How many queue pairs each device can have, as `ibv_devinfo -v` has it; without devices for which it says nothing
-    or 0."""
+    """Returns how many queue pairs each device supports, as in `ibv_devinfo -v`; devices that report none are
+    absent."""
     found = {device: int(most[1]) for device, block in _devices_in(text) if (most := _QUEUE_PAIRS.search(block))}
     return {device: most for device, most in found.items() if most}
 
 
 def _devices_in(text: str) -> Iterator[tuple[str, str]]:
-    """(device, what is said of it)."""
+    """Yields (device, its block of the output)."""
     for block in re.split(r"^\s*hca_id:", text, flags=re.MULTILINE)[1:]:
         if words := block.split(maxsplit=1):
             yield words[0], block
 
 
 def parse_rdma_ctl(text: str) -> bool | None:
-    """Is RDMA enabled, as `rdma_ctl status` has it? None if it does not say."""
+    """Reads from `rdma_ctl status` whether RDMA is enabled; None if the output does not say."""
     words = set(re.findall(r"[a-z]+", text.lower()))
     if "disabled" in words:
         return False
@@ -93,7 +93,7 @@ def parse_rdma_ctl(text: str) -> bool | None:
 
 
 def parse_hardware_ports(text: str) -> dict[str, str]:
-    """The network interface of each hardware port: {"Thunderbolt 1": "en2", …}."""
+    """Returns the network interface of each hardware port: {"Thunderbolt 1": "en2", …}."""
     found, name = {}, ""
     for line in text.splitlines():
         key, _, value = line.partition(":")
@@ -105,7 +105,7 @@ def parse_hardware_ports(text: str) -> dict[str, str]:
 
 
 def parse_thunderbolt(text: str) -> tuple[Bus, ...]:
-    """The controllers, by receptacle. Anything that is not as expected is left out."""
+    """Returns the controllers, by receptacle. Entries of an unexpected form are left out."""
     try:
         entries = json.loads(text).get("SPThunderboltDataType", [])
     except (ValueError, AttributeError):
@@ -129,7 +129,7 @@ def _bus(entry: Mapping[str, Any]) -> Bus | None:
 
 
 def parse_sw_vers(text: str) -> tuple[str, str]:
-    """(version, build) of macOS, "" for what it does not say."""
+    """Returns (version, build) of macOS, "" for what is missing."""
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return values.get("ProductVersion", "").strip(), values.get("BuildVersion", "").strip()
 
@@ -140,7 +140,7 @@ def is_new_enough(version: str) -> bool:
 
 
 def device_of(bus: Bus, interfaces: Mapping[str, str]) -> tuple[str, str]:
-    """(network interface, RDMA device) that belong to a receptacle; "" for an interface that there is not."""
+    """Returns (network interface, RDMA device) of a receptacle; "" if there is no such interface."""
     interface = interfaces.get(f"Thunderbolt {bus.receptacle}", "")
     return interface, f"rdma_{interface}" if interface else ""
 

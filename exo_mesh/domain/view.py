@@ -1,4 +1,4 @@
-"""What the mesh agrees on: single-writer versioned records, merged in any order to the same result."""
+"""The records that the mesh agrees on: versioned, with a single writer each, merged in any order to the same result."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ TOMBSTONE_S = 60.0
 """How long a deletion is remembered: much longer than a live peer can lag behind (it is dead after 3 s)."""
 
 MAX_RECORDS_PER_OWNER = 256
-"""An owner has one peer record, an instance record per model that it placed, and some downloads and cards; more is a
-fault or an attack."""
+"""Most records of one owner. An owner has one peer record, an instance record per model that it placed, and some
+downloads and cards; more is a bug or an attack."""
 
 MAX_DOWNLOADS_PER_OWNER = 32
-"""Download records among them; a peer fetches a few models at a time, and forgets what has ended."""
+"""Most download records among them; a peer fetches a few models at a time, and removes records of ended downloads."""
 
 MAX_CARDS_PER_OWNER = 32
-"""Custom model cards among them. All of one owner take a quarter of a message at most."""
+"""Most custom model cards among them. All cards of one owner take at most a quarter of a message."""
 
 MAX_CARD_BYTES = 4 * 1024
-"""Of one card as TOML. The longest card that we ship has less than 1 KiB."""
+"""Longest card as TOML. The longest card that we ship has less than 1 KiB."""
 
 MAX_FOREIGN_PER_OWNER = 16
 MAX_FOREIGN_BYTES = 16 * 1024
-"""Records of unknown kinds of one owner, all kinds together, and the bytes of one."""
+"""Most records of unknown kinds of one owner, all kinds together, and the longest of them in bytes."""
 
 _MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER, "settings": 1}
 
 
 class InstanceState(StrEnum):
-    """loading: its stages are being started. ready: it serves. failed: it is being taken down."""
+    """The state of an instance. loading: its stages are starting. ready: it serves. failed: it is being removed."""
 
     LOADING = "loading"
     READY = "ready"
@@ -49,7 +49,7 @@ class InstanceState(StrEnum):
 class InstanceInfo:
     """A placed model as its owner describes it; endpoints ("host:port") and pids are per stage, in ring order.
 
-    adopted: the ballot by which the present owner took it over; its runners go on under the ballot of their plan.
+    adopted: the ballot by which the current owner took it over; its runners keep the ballot of their plan.
     """
 
     plan: Plan
@@ -67,20 +67,20 @@ class InstanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class CardInfo:
-    """A custom model card, as the text of its TOML file, which is checked where it is used."""
+    """A custom model card, as the text of its TOML file; readers validate it."""
 
     toml: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignInfo:
-    """A record of a kind that only newer versions know, as the bytes that came. It is kept to be passed on."""
+    """A record of a kind that only newer versions know, as the received bytes. It is kept to be passed on."""
 
     content: bytes
 
 
 class RecordKey(NamedTuple):
-    """kind is one of KINDS, or a newer version's; only `owner` writes records with its name in the key."""
+    """The identity of a record. kind: one of KINDS, or a newer version's. Only `owner` writes records with its id."""
 
     kind: str
     id: str
@@ -95,7 +95,7 @@ KINDS = frozenset({"peer", "instance", "download", "card", "settings"})
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One version of one record; `value` is None exactly when it is deleted."""
+    """One version of one record; `value` is None exactly if the record is deleted."""
 
     key: RecordKey
     version: int
@@ -107,8 +107,8 @@ class Record:
 
 
 class View:
-    """The records a peer holds. A higher version of a key replaces a lower one, so merging commutes and repeats
-    change nothing. Times are seconds of any monotonic clock, given by the caller."""
+    """The records that a peer holds. A higher version of a key replaces a lower one, so merging is commutative and
+    idempotent. Times are seconds of any monotonic clock, given by the caller."""
 
     def __init__(self) -> None:
         self._owners: dict[str, dict[RecordKey, Record]] = {}
@@ -116,13 +116,13 @@ class View:
         self._sums: dict[str, int] = {}
         self.sum = 0
         self.cards_version = 0
-        """Grows whenever a record of a card has changed."""
+        """Rises whenever a card record changes."""
         self.settings_version = 0
-        """Grows whenever a record of shared settings has changed."""
+        """Rises whenever a record of shared settings changes."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
-        """Take over what is newer; answer what changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
-        Deletions among them are taken to be of `now`."""
+        """Adopts newer records and returns those that changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
+        Deletions among them count as made at `now`."""
         changed = []
         for record in records:
             owned = self._owners.setdefault(record.key.owner, {})
@@ -142,7 +142,7 @@ class View:
         return changed
 
     def drop_owner(self, owner: str) -> list[Record]:
-        """Forget all records of an owner that is gone; answer the live ones among them."""
+        """Removes all records of an owner that is gone, and returns the live ones among them."""
         gone = list(self._owners.pop(owner, {}).values())
         for record in gone:
             self._deleted_at.pop(record.key, None)
@@ -151,19 +151,19 @@ class View:
         return [record for record in gone if not record.deleted]
 
     def expire(self, now: float) -> None:
-        """Forget deletions older than TOMBSTONE_S."""
+        """Removes deletions older than TOMBSTONE_S."""
         for key in [key for key, at in self._deleted_at.items() if now - at > TOMBSTONE_S]:
             del self._deleted_at[key], self._owners[key.owner][key]
 
     def deleted_at(self, key: RecordKey) -> float | None:
-        """When a deleted record was deleted."""
+        """When a record was deleted; None if it is not, or if the deletion has expired."""
         return self._deleted_at.get(key)
 
     def get(self, key: RecordKey) -> Record | None:
         return self._owners.get(key.owner, {}).get(key)
 
     def versions(self) -> dict[RecordKey, int]:
-        """What this view holds, deletions included."""
+        """The version of every record that this view holds, deletions included."""
         return {key: record.version for owned in self._owners.values() for key, record in owned.items()}
 
     def of_owner(self, owner: str) -> list[Record]:
@@ -175,8 +175,8 @@ class View:
         return max((record.version for record in self._owners.get(owner, {}).values()), default=0)
 
     def sum_of(self, owner: str) -> int:
-        """64 bits over keys and versions of an owner's live records; `sum` is the same over all. Equal views have equal
-        sums, whatever they have forgotten of deletions; cheap, where `digest` is not."""
+        """64 bits over keys and versions of an owner's live records; `sum` covers all owners. Equal views have equal
+        sums, whichever deletions they have already expired. Cheap, unlike `digest`."""
         return self._sums.get(owner, 0)
 
     def peers(self) -> list[PeerInfo]:
@@ -185,7 +185,7 @@ class View:
         return sorted(values, key=lambda peer: peer.id)
 
     def instances(self) -> list[tuple[str, InstanceInfo]]:
-        """(owner, instance), one for each instance id: the one with the highest ballot, by instance id."""
+        """(owner, instance) per instance id, sorted by id: of several records the one with the highest ballot."""
         best: dict[str, tuple[str, InstanceInfo]] = {}
         for record in self._live():
             if isinstance(record.value, InstanceInfo):
@@ -195,7 +195,7 @@ class View:
         return [best[instance_id] for instance_id in sorted(best)]
 
     def records_of_instances(self) -> list[tuple[str, InstanceInfo]]:
-        """(owner, instance) of every live record: more than one of an instance while its ownership is being settled."""
+        """(owner, instance) of every live record: several per instance while its ownership is being settled."""
         return [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, InstanceInfo)]
 
     def downloads(self) -> list[tuple[str, DownloadInfo]]:
@@ -204,21 +204,21 @@ class View:
         return sorted(found, key=lambda one: (one[1].model, one[0]))
 
     def cards(self) -> list[tuple[str, str, CardInfo]]:
-        """(id of the model, owner, card) of every live record of a card, sorted."""
+        """(id of the model, owner, card) of every live card record, sorted."""
         live = self._live()
         found = [(one.key.id, one.key.owner, one.value) for one in live if isinstance(one.value, CardInfo)]
         return sorted(found, key=lambda one: one[:2])
 
     def shared_settings(self) -> list[tuple[str, SharedSettings]]:
-        """(owner, what it shares) of every live record of settings, by owner."""
+        """(owner, what it shares) of every live settings record, by owner."""
         found = [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, SharedSettings)]
         return sorted(found, key=lambda one: one[0])
 
     def digest(self) -> str:
-        """SHA-256 over keys and versions of all live records but downloads; equal views have equal digests on every
-        machine, whatever version of exo-mesh it runs. A version of a record has one content: it has a single writer.
+        """SHA-256 over keys and versions of all live records but downloads. Equal views have equal digests everywhere.
 
-        Downloads, which change twice a second, are left out: no two peers would ever show the same digest.
+        Views digest alike in every version of exo-mesh: a record has a single writer, so one version of it has one
+        content. Downloads are left out. They change twice a second, so no two peers would ever show the same digest.
         """
         rows = sorted([*one.key, one.version] for one in self._live() if one.key.kind != "download")
         return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -237,7 +237,7 @@ class View:
 
 
 def _is_full(owned: dict[RecordKey, Record], kind: str) -> bool:
-    """Whether an owner may have no further record of this kind. Deletions count until they are forgotten."""
+    """Whether an owner may have no further record of this kind. Deletions count until they expire."""
     if len(owned) >= MAX_RECORDS_PER_OWNER:
         return True
     if kind not in KINDS:

@@ -1,10 +1,11 @@
-"""What must be true of the addresses and RDMA devices of a tensor group before MLX is given them.
+"""Checks the addresses and RDMA devices of a tensor group before MLX gets them.
 
-MLX checks little of this in the rank processes: there a wrong device or a missing peer is a wait without end.
+MLX checks little of this in the rank processes: a wrong device or a missing peer makes them wait without end.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from ipaddress import AddressValueError, IPv4Address
@@ -12,10 +13,10 @@ from ipaddress import AddressValueError, IPv4Address
 from exo_mesh.domain.tensor_group import GroupBackend, RdmaMatrix
 
 MAX_MESH_RANKS = 8
-"""Of MLX's JACCL over a full mesh; its source calls the constant MESH_MAX_PEERS."""
+"""Most ranks of MLX's JACCL over a full mesh; its source calls the constant MESH_MAX_PEERS."""
 
 MLX_VARIABLES = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_JACCL_RING")
-"""By these MLX decides with whom a process forms a group. A runner gets those of its own rank and no others."""
+"""The variables by which MLX forms a process's group. A runner gets those of its own rank and no others."""
 
 RING_VERBOSE = "MLX_RING_VERBOSE"
 """If set, MLX's ring backend says on standard error how its ranks connect."""
@@ -24,20 +25,20 @@ _DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 def wiring_obstacle(backend: GroupBackend, endpoints: Sequence[str], rdma: RdmaMatrix = ()) -> str:
-    """The first rule that is broken, with who and what; "" if MLX can form this group."""
+    """Names the first rule that is broken, with rank and value; "" if MLX can form this group."""
     if len(endpoints) < 2:
         return f"a tensor group needs at least two ranks, not {len(endpoints)}"
     if backend == "ring":
         listening = list(enumerate(endpoints))
         obstacle = "RDMA devices are listed, but the ring backend uses TCP" if rdma else ""
     else:
-        listening = [(0, endpoints[0])]  # the coordinator; the others only dial
+        listening = [(0, endpoints[0])]  # the coordinator listens; the others only dial
         obstacle = rdma_obstacle(backend, len(endpoints), rdma)
     return obstacle or _endpoints_obstacle(listening)
 
 
 def rdma_obstacle(backend: GroupBackend, size: int, rdma: RdmaMatrix) -> str:
-    """What is wrong with the devices by which `size` ranks reach each other over RDMA; "" if nothing is."""
+    """Says what is wrong with the devices by which `size` ranks reach each other over RDMA; "" if nothing is."""
     if backend == "jaccl" and size > MAX_MESH_RANKS:
         return f"JACCL joins at most {MAX_MESH_RANKS} ranks in a mesh, not {size}"
     if len(rdma) != size:
@@ -49,7 +50,8 @@ def rdma_obstacle(backend: GroupBackend, size: int, rdma: RdmaMatrix) -> str:
             return f"rank {rank} lists the RDMA device {row[rank]} for itself, which must be null"
         for other, device in enumerate(row):
             if device is not None and not _DEVICE.fullmatch(device):
-                return f"rank {rank} lists {device!r} for rank {other}, which is no name of an RDMA device"
+                shown = json.dumps(device)
+                return f"rank {rank} lists {shown} for rank {other}, which is not the name of an RDMA device"
     return _missing_device(backend, rdma)
 
 
@@ -71,11 +73,11 @@ def _endpoints_obstacle(listening: Sequence[tuple[int, str]]) -> str:
     for rank, endpoint in listening:
         host, colon, port = endpoint.rpartition(":")
         if not colon or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-            return f"rank {rank} listens at {endpoint!r}, which is no address:port"
+            return f"rank {rank} listens at {json.dumps(endpoint)}, which is not address:port"
         try:
             address = IPv4Address(host)
         except AddressValueError:
-            return f"rank {rank} listens at {host!r}, but MLX's collectives speak IPv4 addresses only"
+            return f"rank {rank} listens at {json.dumps(host)}, but MLX's collectives accept IPv4 addresses only"
         if address.is_unspecified or address.is_multicast:
             return f"rank {rank} listens at {host}, which the other ranks cannot dial"
         if endpoint in taken:

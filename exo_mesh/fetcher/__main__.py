@@ -1,4 +1,4 @@
-"""`python -m exo_mesh.fetcher`: fetch model files for a node, as exo_mesh/fetcher/wire.py says. Ends with its input."""
+"""`python -m exo_mesh.fetcher`: fetches model files for a node, see exo_mesh/fetcher/wire.py. Ends with its input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from exo_mesh.fetcher.wire import MAX_LINE_BYTES, Answer, Request, Source, Tls
 from exo_mesh.files.pace import CopyPace
 
 MEMORY_BYTES = 2 * 2**30
-"""Of address space, on Linux: most of it is reserved and never used."""
+"""Limit of the address space, on Linux: most of it is reserved and never used."""
 
 STACK_BYTES = 2**20
 
@@ -29,9 +29,9 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 def main() -> None:
-    """Serve until standard input ends, and then end at once: whatever is on disk can be gone on with."""
+    """Serves until standard input ends, and then ends at once: a later fetch resumes from what is on the disk."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process, not the terminal
     if sys.platform == "linux":
         _limit_memory()
     threading.stack_size(STACK_BYTES)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def open_peer(source: Source, name: str, tls: Tls | None, *, pace: CopyPace) -> ModelFiles:
-    """The files of a model at a peer. pace: of all copies of this process. Raises FetchError."""
+    """Opens the files of a model at a peer. pace: shared by all copies of this process. Raises FetchError."""
     try:
         return peer_source.open_peer(source, name, tls, pace=pace)
     except ValueError as exc:
@@ -52,12 +52,12 @@ def open_peer(source: Source, name: str, tls: Tls | None, *, pace: CopyPace) -> 
 
 
 class _Output:
-    """Standard output, a line at a time. When nobody reads it any more, this process ends."""
+    """Standard output, one answer per line. If the reader is gone, this process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output that a library prints must not become an answer
 
     def send(self, answer: Answer) -> None:
         try:
@@ -71,7 +71,7 @@ class _Output:
 def _limit_memory() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))  # a child has limits of its own
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))  # affects children that set no limit of their own
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Read what a Hugging Face cache on this machine has, so that it is not downloaded again."""
+"""Reads files from a Hugging Face cache on this machine, so that they are not downloaded again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK_BYTES = 2**20
 
 
 class CacheFiles:
-    """The files of one commit that are in the cache with the size that they should have."""
+    """The files of one commit that the cache has with the expected size."""
 
     peer = "cache"
 
@@ -50,7 +50,7 @@ class CacheFiles:
             raise FetchError(f"{file} in the cache is too short", is_final=True)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Does nothing: no file stays open."""
 
 
 def _cached(repo: str, name: str, commit: str) -> Path | None:

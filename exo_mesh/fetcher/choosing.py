@@ -1,4 +1,4 @@
-"""Which files of a repository make a model that can run; refuses what cannot before anything large is fetched."""
+"""Chooses the files of a repository that make a runnable model; refuses others before anything large is fetched."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from exo_mesh.errors import FetchError
 from exo_mesh.fetcher.conversion import older_form
 from exo_mesh.files.listing import FileInfo
 from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES
+from exo_mesh.printable import quoted
 from exo_mesh.weights.names import CODE_SUFFIX, is_text_file, suffix_of
 from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FILE
 
@@ -22,7 +23,7 @@ _LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, "tekken.json": MAX_TOKENIZER_B
 
 
 def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
-    """Raises FetchError, with what can be done, if these files make no model that an engine could load."""
+    """Raises FetchError, with a remedy, if these files do not make a model that an engine could load."""
     if SINGLE_FILE not in files and INDEX_FILE not in files:
         raise _without_weights(name, files)
     if "config.json" not in files:
@@ -33,7 +34,7 @@ def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
         )
     if "tokenizer.json" not in files and not older_form(files):
         raise FetchError(
-            f"{name} has no tokenizer.json, which exo-mesh needs to turn text into tokens, and nothing to make it from",
+            f"{name} has no tokenizer.json, which exo-mesh needs to turn text into tokens, and no file to make it from",
             remedy="choose another repository of the same model that has one (most conversions do), or make one: "
             f'`AutoTokenizer.from_pretrained("{name}").save_pretrained(DIR)` of transformers writes it; put it beside '
             "the weights in a directory below --models-dir",
@@ -42,7 +43,7 @@ def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
 
 
 def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> dict[str, FileInfo]:
-    """Config, tokenizer and template files, and the index of the weights. with_code: Python files, too."""
+    """Chooses config, tokenizer and template files, and the index of the weights. with_code: Python files too."""
     chosen = {
         name: info
         for name, info in files.items()
@@ -54,23 +55,23 @@ def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> dict[str, F
     fitting = [name for name, info in chosen.items() if info.size <= _LIMITS.get(name, MAX_JSON_BYTES)]
     too_large = next((name for name in needed if name in chosen and name not in fitting), None)
     if too_large is not None:
-        raise FetchError(f"{too_large} has {chosen[too_large].size} bytes, more than any model needs", is_final=True)
+        raise FetchError(f"{too_large} has {chosen[too_large].size} bytes, more than the limit", is_final=True)
     return {name: files[name] for name in sorted(fitting, key=lambda name: (name not in needed, name))[:MAX_TEXT_FILES]}
 
 
 def weight_files(name: str, files: Mapping[str, FileInfo], named: Collection[str]) -> dict[str, FileInfo]:
-    """The files that hold the tensors. named: by the index. Raises FetchError if one of them is missing."""
+    """Chooses the files that hold the tensors. named: those in the index. Raises FetchError if one is missing."""
     wanted = [SINGLE_FILE] if SINGLE_FILE in files else sorted(named)
     missing = next((file for file in wanted if file not in files), None)
     if missing is not None:
-        raise FetchError(f"{name} has no {missing}, though {INDEX_FILE} names it", is_final=True)
+        raise FetchError(f"{name} has no {missing}, but its {INDEX_FILE} names it", is_final=True)
     return {file: files[file] for file in wanted}
 
 
 def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> dict[str, FileInfo]:
-    """The GGUF file of a quantisation (`Q4_K_M`), or all its shards; by base name, for some lie in folders.
+    """Chooses the GGUF file of a quantisation (`Q4_K_M`), or all its shards; by base name, because some are in folders.
 
-    Raises FetchError that lists what there is.
+    Raises FetchError that lists the available quantisations.
     """
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantisation)}(?![A-Za-z0-9_])", re.IGNORECASE)
     models: dict[str, list[str]] = {}
@@ -82,7 +83,7 @@ def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> d
     if not fitting:
         known = sorted({found[0] for model in models for found in [_QUANTISATION.search(model)] if found})
         what = f"it has {', '.join(known[:40])}" if known else "it has no GGUF files"
-        raise FetchError(f"{name} has no GGUF file of {quantisation[:40]!r}; {what}", is_final=True)
+        raise FetchError(f"{name} has no GGUF file of {quoted(quantisation, 40)}; {what}", is_final=True)
     shards = sorted(models[fitting[0]])
     total = _SHARD.search(shards[0])
     if total is not None and int(total[1]) != len(shards):

@@ -1,7 +1,7 @@
-"""Bring bytes into a fetched directory: a few chunks at once, each from the first of its sources that has it.
+"""Fetches bytes into a model's directory: a few chunks at once, each from the first of its sources that has it.
 
-A chunk that fails at one source goes on at the next, from the byte where it stopped. What arrives stays, whatever
-happens later.
+A chunk that fails at one source continues at the next, from the byte where it stopped. Bytes that have arrived are kept
+whatever happens later.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from exo_mesh.fetcher.source import ModelFiles, NoRangesError, Sink, SourceError
 from exo_mesh.fetcher.writing import DiskError, ModelWriter
 
 MAX_AT_ONCE = 8
-"""Chunks on their way, of all requests together."""
+"""Most chunks in flight, of all requests together."""
 
 CHUNK_BYTES = 16 * 2**20
 WRITE_BYTES = 2**20
 
 TRIES = 6
-"""In a row without a byte, at the last source, before a chunk fails: 15 s of back-off."""
+"""Consecutive attempts without a byte, at the last source, before a chunk fails: 15 s of back-off."""
 
 TRIES_BEFORE_OTHERS = 2
-"""The same at a source after which others come."""
+"""The same for a source that others follow."""
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 8.0
 MAX_RETRY_AFTER_S = 600.0
 REST_S = 10.0
-"""How long a source that does not answer is passed over if there are others."""
+"""How long a source that does not answer is skipped while there are others."""
 
 PROGRESS_INTERVAL_S = 0.5
 BLOCKED_INTERVAL_S = 0.1
@@ -52,7 +52,7 @@ OpenFiles = Callable[[], ModelFiles]
 
 @dataclass(eq=False)
 class UsedSource:
-    """A source during one request: opened on first use. is_local: reads no network, so its bytes are not counted."""
+    """A source during one request, opened on first use. is_local: it reads no network, so its bytes are not counted."""
 
     peer: str
     open_files: OpenFiles
@@ -63,7 +63,7 @@ class UsedSource:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def files(self) -> ModelFiles:
-        """Raises FetchError and SourceError."""
+        """Opens the source if necessary. Raises FetchError and SourceError."""
         with self._lock:
             if self._files is None:
                 self._files = self.open_files()
@@ -77,7 +77,7 @@ class UsedSource:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Bytes of one file to be fetched as one, and the sources to try in this order."""
+    """Bytes of one file to be fetched in one piece, and the sources to try in this order."""
 
     name: str
     span: Span
@@ -86,9 +86,9 @@ class Order:
 
 @dataclass(eq=False)
 class Context:
-    """What a request has besides its bytes. received: bytes from each source, by peer id, "" for the hub.
+    """The state of a request. received: bytes from each source, by peer id, "" for the hub.
 
-    stop: set while everything that runs for the request is to end.
+    stop: set while everything that runs for the request must end.
     """
 
     executor: Executor
@@ -104,7 +104,7 @@ class Context:
         self.stop.set()
 
     def go_on_after_failure(self) -> None:
-        """Nothing of what failed runs any more; something else may be tried."""
+        """Resets `stop` after a failure, when no work of the request runs any more, to allow another attempt."""
         if not self.is_cancelled:
             self.stop.clear()
 
@@ -113,7 +113,7 @@ class Context:
             raise CancelledRequestError("the download was cancelled; what was fetched is kept")
 
     def go_on(self) -> None:
-        """Called between pieces of work."""
+        """Called between pieces of work: stops a cancelled request, and slows down on a busy machine."""
         self.check()
         self.duty.rest()
 
@@ -130,9 +130,9 @@ class Context:
 def read_persistently(
     source: UsedSource, name: str, span: Span, sink: Sink, context: Context, *, tries: int = TRIES
 ) -> None:
-    """Hand over all bytes of a span in order, with as many attempts as that takes while bytes arrive.
+    """Passes all bytes of a span to the sink in order, with any number of attempts as long as bytes arrive.
 
-    Raises FetchError if none arrive in `tries` attempts in a row, and if the source will not do; NoRangesError once.
+    Raises FetchError if no byte arrives in `tries` consecutive attempts, or if the source refuses; NoRangesError once.
     """
     position, failed = span[0], 0
 
@@ -157,7 +157,7 @@ def read_persistently(
 
 
 def _pause_s(failed: int) -> float:
-    """Doubles with each attempt without a byte; random, so that several threads do not come back at once."""
+    """Back-off: doubles with each attempt without a byte, and is random so that threads do not retry at once."""
     if not failed:
         return 0.0
     doubled: float = FIRST_PAUSE_S * 2 ** (failed - 1)
@@ -165,7 +165,7 @@ def _pause_s(failed: int) -> float:
 
 
 def read_whole(source: UsedSource, name: str, size: int, context: Context) -> bytes:
-    """A small file. Raises FetchError."""
+    """Reads a small file into memory. Raises FetchError."""
     content = bytearray()
 
     def keep(data: memoryview) -> None:
@@ -173,32 +173,32 @@ def read_whole(source: UsedSource, name: str, size: int, context: Context) -> by
 
     try:
         read_persistently(source, name, (0, size), keep, context)
-    except NoRangesError:  # it was cut short: from the start
+    except NoRangesError:  # the read was interrupted: restart it from the beginning
         content.clear()
         read_persistently(source, name, (0, size), keep, context)
     return bytes(content)
 
 
 class Download:
-    """Fetches the bytes of some orders into one directory, and checks the files that become whole."""
+    """Fetches the bytes of some orders into one directory, and verifies the files that become complete."""
 
     def __init__(self, writer: ModelWriter, wanted: Sequence[tuple[Pieces, tuple[UsedSource, ...]]], context: Context):
         self._writer = writer
         self._context = context
         self._wanted = wanted
         self._orders: deque[Order] = deque()
-        self._blocked: list[Order] = []  # others fetch some of these bytes
-        self._running: dict[Future[list[Order]], str] = {}  # by the name of the file
+        self._blocked: list[Order] = []  # other requests fetch some of these bytes
+        self._running: dict[Future[list[Order]], str] = {}  # by file name
         self._checked: set[str] = set()
-        self._told = 0.0
+        self._reported_at = 0.0
         self._streamed: set[str] = set()  # files of sources without ranges
         self._dropped: set[str] = set()
         self._ahead: Future[None] | None = None
 
     def run(self) -> None:
-        """Return when all bytes are there, and files that are whole have their names. Raises FetchError."""
+        """Returns when all bytes are there, and complete files have their final names. Raises FetchError."""
         self._writer.require_free(sum(self._writer.missing_bytes(pieces) for pieces, _ in self._wanted))
-        self._orders.extend(self._missing())  # only now: a size that is a lie would make a list without end
+        self._orders.extend(self._missing())  # after the check: a false file size would make an endless list
         self._progress()
         try:
             while self._orders or self._running or self._blocked or self._is_more_to_do():
@@ -214,7 +214,7 @@ class Download:
         self._progress()
 
     def _turn(self) -> None:
-        """Keep as much under way as may be, and see to what has ended."""
+        """Starts as many orders as allowed, and handles those that have ended."""
         self._context.check()
         while self._orders and len(self._running) < MAX_AT_ONCE:
             self._begin(self._orders.popleft())
@@ -226,7 +226,7 @@ class Download:
         elif self._blocked:
             self._writer.wait(BLOCKED_INTERVAL_S)
             self._orders, self._blocked = deque(self._blocked), []
-        if time.monotonic() - self._told >= PROGRESS_INTERVAL_S:
+        if time.monotonic() - self._reported_at >= PROGRESS_INTERVAL_S:
             self._progress()
             if self._ahead is None or self._ahead.done():
                 self._ahead = self._context.executor.submit(self._hash_ahead)
@@ -236,7 +236,7 @@ class Download:
             wait_for_futures((self._ahead,))
 
     def _hash_ahead(self) -> None:
-        """Hash the beginnings of files while the rest is on its way."""
+        """Hashes the beginnings of files while the rest is arriving."""
         with contextlib.suppress(CancelledRequestError):
             for name in dict.fromkeys(name for pieces, _ in self._wanted for name in pieces):
                 self._writer.hash_ahead(name, self._context.go_on)
@@ -250,7 +250,7 @@ class Download:
         ]
 
     def _is_more_to_do(self) -> bool:
-        """When nothing is under way: start to check files, and order again bytes that another request found wrong."""
+        """When nothing runs: starts to verify files, and orders bytes again that another request found corrupt."""
         for name in dict.fromkeys(name for pieces, _ in self._wanted for name in pieces):
             self._check_soon(name)
         if not self._running:
@@ -258,13 +258,13 @@ class Download:
         return bool(self._running or self._orders)
 
     def _check_soon(self, name: str) -> None:
-        """Check a file once it is whole, and again only after it was fetched again."""
+        """Verifies a file once it is complete, and again only after it was fetched again."""
         if name not in self._checked and self._writer.is_whole(name):
             self._checked.add(name)
             self._running[self._context.executor.submit(self._finish, name)] = name
 
     def _begin(self, order: Order) -> None:
-        """Start what nobody else fetches of an order."""
+        """Starts the parts of an order that no other request fetches."""
         free, is_busy = self._writer.claim(order.name, order.span)
         if is_busy:
             self._blocked.append(order)
@@ -275,7 +275,7 @@ class Download:
             self._running[self._context.executor.submit(self._fetch, mine)] = order.name
 
     def _fetch(self, order: Order) -> list[Order]:
-        """Fetch the bytes of an order; answers what is to be fetched in another way."""
+        """Fetches the bytes of an order; returns orders that must be fetched in another way."""
         try:
             sink = _Writing(self._writer, self._context, order)
             try:
@@ -289,7 +289,7 @@ class Download:
         return []
 
     def _from_any(self, order: Order, sink: _Writing) -> None:
-        problem: MeshError = FetchError(f"no source is left that has {order.name}")
+        problem: MeshError = FetchError(f"no source has {order.name} any more")
         left = [source for source in order.sources if not source.is_given_up]
         sources = [source for source in left if source.rests_until <= time.monotonic()] or left
         for source in sources:
@@ -307,7 +307,7 @@ class Download:
         raise problem
 
     def _stream(self, order: Order) -> list[Order]:
-        """A source sends whole files only: the first order of a file takes all that is wanted of it."""
+        """Handles a source that sends whole files only: the first order of a file then takes all its wanted bytes."""
         if order.name in self._streamed:
             return []
         self._streamed.add(order.name)
@@ -316,14 +316,14 @@ class Download:
         return [Order(order.name, (min(start for start, _ in spans), max(stop for _, stop in spans)), order.sources)]
 
     def _finish(self, name: str) -> list[Order]:
-        """Check a file if it is whole. If it is wrong it is fetched once more, from the last of its sources."""
+        """Verifies a complete file. A corrupt file is fetched once more, from the last of its sources."""
         if self._writer.finish(name, self._context.go_on):
             return []
         self._checked.discard(name)
         if name in self._dropped:
             raise FetchError(
-                f"{name} is not what its sha256 says, and was not when it was fetched once more",
-                remedy="try again later; if that does not help, the source is damaged",
+                f"{name} does not match its sha256, also after it was fetched again",
+                remedy="try again later; if that does not help, the file at the source is corrupt",
                 is_final=True,
             )
         self._dropped.add(name)
@@ -333,7 +333,7 @@ class Download:
         return [Order(name, span, honest) for span in cut(((0, size),), CHUNK_BYTES)]
 
     def _progress(self) -> None:
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
         total = missing = 0
         for pieces, _ in self._wanted:
             total += sum(stop - start for spans in pieces.values() for start, stop in spans)
@@ -342,7 +342,7 @@ class Download:
 
 
 class _Writing:
-    """A sink that writes an order's bytes in large pieces, and leaves alone what is there already."""
+    """A sink that writes an order's bytes in large pieces, and skips bytes that are present."""
 
     def __init__(self, writer: ModelWriter, context: Context, order: Order) -> None:
         self.position = order.span[0]

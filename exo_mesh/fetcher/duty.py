@@ -1,7 +1,7 @@
-"""How much processor time fetching may take while this machine serves requests.
+"""Limits the processor time of fetching while this machine serves requests.
 
-That is for hashing and writing, whatever the source. Copies from peers also pause for the time that they take on the
-network: `CopyPace` in exo_mesh/files/pace.py, which the file server uses as well.
+The limit is for hashing and writing, whatever the source. Copies from peers also pause for the time that they use the
+network: see `CopyPace` in exo_mesh/files/pace.py, which the file server uses as well.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from exo_mesh.clock import Clock
 
 BUSY_SHARE = 0.25
-"""Of one core, for all threads together, while streams run on this machine."""
+"""Share of one core, for all threads together, while streams run on this machine."""
 
 MOST_REST_S = 2.0
 
 
 class DutyCycle:
-    """Makes threads rest between pieces of work, by the processor time that each has taken since its last rest."""
+    """Makes threads pause between pieces of work, by the processor time that each has used since its last pause."""
 
     def __init__(self, clock: Clock = time.thread_time, sleep: Callable[[float], object] = time.sleep) -> None:
         self.is_busy = False
@@ -29,7 +29,7 @@ class DutyCycle:
         self._mine = threading.local()
 
     def rest(self) -> None:
-        """Sleep as long as the share of this thread asks for; one thread after the other, so that shares add up."""
+        """Sleeps as long as this thread's share requires; one thread after the other, so that the shares add up."""
         now = self._clock()
         spent_s = now - getattr(self._mine, "began", now)
         if self.is_busy and spent_s > 0:

@@ -1,7 +1,7 @@
-"""Read models from a hub: huggingface_hub knows names, addresses, tokens, proxies and errors; bytes come by range.
+"""Reads models from a hub. huggingface_hub handles names, addresses, tokens, proxies and errors; bytes come by range.
 
-Environment: HF_ENDPOINT, HF_TOKEN, HF_HOME and the others that huggingface_hub documents. The token goes to the hub's
-own address only, and into no message.
+Environment: HF_ENDPOINT, HF_TOKEN, HF_HOME and the others that huggingface_hub documents. The token is sent to the
+hub's own address only, and is in no message.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from exo_mesh.fetcher.listings import field_of, is_repository, whole_number
 from exo_mesh.fetcher.source import NoRangesError, Sink, SourceError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.files.listing import FileInfo, Listing
-from exo_mesh.printable import printable
+from exo_mesh.printable import printable, quoted
 from exo_mesh.weights.safetensors import DTYPE_BITS
 
 ASK_TRIES = 4
 ASK_LIMIT_S = 10.0
-"""For one attempt; a hub that connects and says nothing is asked once."""
+"""Time limit of one attempt; a hub that accepts the connection and does not answer is asked only once."""
 
 FIRST_PAUSE_S = 0.5
 MAX_PATIENCE_S = 60.0
-"""How long a question to the hub's API waits when the hub says Retry-After."""
+"""How long a request to the hub's API waits if the hub says Retry-After."""
 
 MAX_TAGS, MAX_TAG = 100, 100
-"""Tags of a model that a search has found, and characters of each."""
+"""Most tags of a model in a search result, and most characters of a tag."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _SEARCHED = ["downloads", "likes", "gated", "tags", "safetensors", "gguf", "usedStorage"]
@@ -66,10 +66,10 @@ class HubFiles:
         self._asking: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._has_ranges = True
-        self._folders: dict[str, str] | None = None  # where GGUF files are, by base name
+        self._folders: dict[str, str] | None = None  # the folders of GGUF files, by base name
 
     def listing(self) -> Listing:
-        """Asks several times if the hub is busy. Raises UnknownModelError and FetchError."""
+        """Lists the files, with retries while the hub is busy. Raises UnknownModelError and FetchError."""
         info = ask(lambda: HfApi().model_info(self.repo, revision=self.revision, files_metadata=True,
                                               timeout=ASK_LIMIT_S), self.repo, self.revision)  # fmt: skip
         self.revision = info.sha or self.revision
@@ -99,10 +99,10 @@ class HubFiles:
             raise translated(exc, self.repo, self.revision) from exc
 
     def close(self) -> None:
-        """Its connections are those of the process."""
+        """Does nothing: the connections belong to the process."""
 
     def _location(self, file: str) -> str:
-        """Where the bytes of a file are; asked once, for a hub counts questions."""
+        """Returns the address of a file's bytes; asked once, because a hub counts requests."""
         with self._lock:
             asking = self._asking.setdefault(file, threading.Lock())
         with asking:
@@ -121,23 +121,23 @@ class HubFiles:
         return location
 
     def _checked(self, response: httpx2.Response, file: str, start: int) -> int:
-        """How many bytes come before those that were asked for."""
+        """Checks an answer and returns how many of its bytes come before the requested ones."""
         if response.status_code >= 400:
             response.read()
             if response.status_code in (401, 403, 404, 410) and not _is_hub(str(response.url)):
                 self._locations.pop(file, None)
-                raise SourceError(f"the address of {file} at the hub's storage has expired", retry_after_s=0)
+                raise SourceError(f"the hub's storage address of {file} has expired", retry_after_s=0)
             hf_raise_for_status(response)
         if response.status_code == 206:
             found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None or int(found[1]) != start:
-                raise SourceError(f"the hub sends other bytes of {file} than it was asked for")
+                raise SourceError(f"the hub sent other bytes of {file} than requested")
             return 0
         if response.status_code != 200:
-            raise SourceError(f"the hub answers {response.status_code} for {file}")
+            raise SourceError(f"the hub answered {response.status_code} for {file}")
         if start and self._has_ranges:
             self._has_ranges = False
-            raise NoRangesError(f"the hub sends {file} as a whole only")
+            raise NoRangesError(f"the hub sends {file} only as a whole")
         return start
 
 
@@ -149,15 +149,15 @@ def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> No
         if view:
             sink(view)
         elif not count:
-            raise SourceError("the hub sends more bytes than it was asked for")
+            raise SourceError("the hub sent more bytes than requested")
         if not count and response.status_code != 206:
-            return  # with 206 the end is near: a connection that was read to its end is used again
+            return  # a 206 answer is read to its end, which is near, so that its connection can be reused
     if count:
         raise SourceError(f"the hub's connection ended {count} bytes too early")
 
 
 def search_hub(query: str, limit: int) -> tuple[HubModel, ...]:
-    """Models whose names fit a query, the most downloaded first. Raises FetchError."""
+    """Returns models whose names match a query, the most downloaded first. Raises FetchError."""
     wanted = {"search": query, "limit": limit, "sort": "downloads", "expand": _SEARCHED}
     found = ask(lambda: _listed(wanted)[:limit], query, "")
     return tuple(
@@ -175,7 +175,7 @@ def search_hub(query: str, limit: int) -> tuple[HubModel, ...]:
 
 
 def _listed(params: Mapping[str, Any]) -> list[ModelInfo]:
-    """What the hub's list of models says: one question, where HfApi asks again for more than a minute."""
+    """Reads the hub's list of models with one request, where HfApi would retry for more than a minute."""
     url = f"{constants.ENDPOINT}/api/models"
     answer = get_session().get(url, params=params, headers=build_hf_headers(), timeout=ASK_LIMIT_S)
     hf_raise_for_status(answer)
@@ -190,7 +190,7 @@ def _weight_bytes(info: ModelInfo) -> int:
 
 
 def ask(question: Callable[[], _T], repo: str, revision: str) -> _T:
-    """The answer of the hub's API, asked again while the hub is busy. Raises UnknownModelError and FetchError."""
+    """Asks the hub's API, with retries while the hub is busy. Raises UnknownModelError and FetchError."""
     for attempt in range(1, ASK_TRIES + 1):
         try:
             return question()
@@ -206,52 +206,53 @@ def ask(question: Callable[[], _T], repo: str, revision: str) -> _T:
 
 
 def translated(exc: Exception, repo: str, revision: str) -> MeshError | SourceError:
-    """What an exception of huggingface_hub means: SourceError if another try may help."""
+    """Translates an exception of huggingface_hub: into SourceError if a retry may help."""
     if isinstance(exc, MeshError | SourceError):
         return exc
     if isinstance(exc, GatedRepoError):
         return _gated(repo)
     if isinstance(exc, RevisionNotFoundError):
-        return UnknownModelError(f"{repo} has no revision {revision!r} at {_host()}", param="model")
+        return UnknownModelError(f"{repo} has no revision {quoted(revision)} at {_host()}", param="model")
     if isinstance(exc, RepositoryNotFoundError | HFValidationError):
-        secret = "" if get_token() else "; if it is a private one, set HF_TOKEN where this node starts"
-        return UnknownModelError(f"there is no model {repo!r} at {_host()}{secret}", param="model")
+        secret = "" if get_token() else "; if it is private, set HF_TOKEN in the environment of this node"
+        return UnknownModelError(f"there is no model {quoted(repo)} at {_host()}{secret}", param="model")
     if isinstance(exc, EntryNotFoundError | DisabledRepoError):
         what = "has disabled" if isinstance(exc, DisabledRepoError) else "lacks a file of"
         return FetchError(f"{_host()} {what} {repo}", is_final=True)
     if isinstance(exc, OfflineModeIsEnabled):
         return FetchError(
-            f"{repo} is not fetched from a hub: offline mode is on",
+            f"{repo} cannot be fetched from the hub in offline mode",
             remedy="unset HF_HUB_OFFLINE, and start the node without --offline",
             is_final=True,
         )
     if isinstance(exc, HfHubHTTPError):
         return _refused(exc, repo)
     if isinstance(exc, httpx2.InvalidURL | httpx2.UnsupportedProtocol | httpx2.TooManyRedirects):
-        return FetchError(f"HF_ENDPOINT {constants.ENDPOINT!r} is no address of a hub", remedy=_reach(), is_final=True)
-    if isinstance(exc, httpx2.HTTPError | httpx2.StreamError | OSError | RuntimeError):  # the last: a closed session
+        problem = f"HF_ENDPOINT {quoted(constants.ENDPOINT)} is not the address of a hub"
+        return FetchError(problem, remedy=_reach(), is_final=True)
+    if isinstance(exc, httpx2.HTTPError | httpx2.StreamError | OSError | RuntimeError):
         return SourceError(f"{_host()} cannot be reached, or ended the connection ({type(exc).__name__})")
-    return FetchError(f"{_host()} does not answer as a hub does ({type(exc).__name__})", remedy=_reach())
+    return FetchError(f"{_host()} gave an answer that is not a hub's ({type(exc).__name__})", remedy=_reach())
 
 
 def _refused(exc: HfHubHTTPError, repo: str) -> MeshError | SourceError:
-    """What a status means that has no exception of its own."""
+    """Translates a status that has no exception of its own."""
     status, headers = exc.response.status_code, exc.response.headers
     if status == 429:
-        return SourceError(f"{_host()} limits how often it may be asked (429)", retry_after_s=_retry_after_s(headers))
+        return SourceError(f"{_host()} limits the rate of requests (429)", retry_after_s=_retry_after_s(headers))
     if status >= 500 or status == 408:
-        return SourceError(f"{_host()} answers {status}", retry_after_s=_retry_after_s(headers))
+        return SourceError(f"{_host()} answered {status}", retry_after_s=_retry_after_s(headers))
     if status == 401 and get_token():
         return FetchError(
-            f"{_host()} refuses {_token_place()}",
-            remedy=f"make a new token at {constants.ENDPOINT}/settings/tokens and set it there, or remove it",
+            f"{_host()} refused {_token_place()}",
+            remedy=f"make a new token at {constants.ENDPOINT}/settings/tokens and set it instead, or remove the token",
             is_final=True,
         )
-    return FetchError(f"{_host()} refuses {repo} ({status})", is_final=True)
+    return FetchError(f"{_host()} refused {repo} ({status})", is_final=True)
 
 
 def _retry_after_s(headers: Any) -> float | None:
-    """Of Retry-After in seconds, or of the `t` of a RateLimit header whose `r` (remaining) is 0."""
+    """Reads the wait from Retry-After in seconds, or from the `t` of a RateLimit header whose `r` (remaining) is 0."""
     text = headers.get("Retry-After", "")
     if text.isdigit():
         return float(text)
@@ -269,22 +270,22 @@ def _gated(repo: str) -> FetchError:
             is_final=True,
         )
     return FetchError(
-        f"{repo} is gated: its files need a token of somebody who accepted its terms, and this node has none",
+        f"{repo} is gated: its files need the token of an account that accepted its terms; this node has none",
         remedy=f"accept the terms at {page}, make a token with read access at {constants.ENDPOINT}/settings/tokens, "
-        "then set HF_TOKEN to it where this node starts, save it in Settings on the page of this node, or run "
+        "then set HF_TOKEN to it in the environment of this node, save it in Settings on the page of this node, or run "
         "`hf auth login` on this machine",
         is_final=True,
     )
 
 
 class _NodeToken:
-    """The token that the node was given, while it is in the environment of this process."""
+    """The token that an admin gave to the node, while it is in the environment of this process."""
 
     text = ""
 
 
 def use_token(text: str) -> None:
-    """Send this token to the hub from now on, unless the environment that this process was started with has one."""
+    """Sends this token to the hub from now on, unless the process was started with a token in its environment."""
     if text == _NodeToken.text or (not _NodeToken.text and os.environ.get("HF_TOKEN")):
         return
     _NodeToken.text = text
@@ -306,10 +307,10 @@ def _host() -> str:
 
 
 def _reach() -> str:
-    return f"check that this machine can reach {constants.ENDPOINT} (HF_ENDPOINT and HTTPS_PROXY change the way)"
+    return f"check that this machine can reach {constants.ENDPOINT} (see HF_ENDPOINT and HTTPS_PROXY)"
 
 
 def _is_hub(url: str) -> bool:
-    """Whether an address is the hub's own: only the hub may see the token, and not the storage that it redirects to."""
+    """Whether an address is the hub's own. Only the hub may see the token, not the storage that it redirects to."""
     parts, hub = urlsplit(url), urlsplit(constants.ENDPOINT)
     return (parts.scheme, parts.netloc) == (hub.scheme, hub.netloc)

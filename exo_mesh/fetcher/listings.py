@@ -1,4 +1,4 @@
-"""Checks what a hub or a peer says it has, before anything is made of it: either may lie."""
+"""Checks a hub's or a peer's file list before it is used, because either may lie."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 from exo_mesh.errors import FetchError
 from exo_mesh.files.listing import FileInfo, Listing
+from exo_mesh.printable import quoted
 
 MAX_FILES = 100_000
-"""The largest repositories of models have some thousands; a listing of so many takes about 50 MB."""
+"""Most files of a repository. The largest have some thousands; a listing of this length takes about 50 MB."""
 
 MAX_FILE_BYTES = 2**50
-"""A PiB: more than any file system of one machine takes, and far from where sums of sizes overflow."""
+"""Largest file: a PiB, more than any file system of one machine takes, and sums of such sizes do not overflow."""
 
 _PART = r"[\w\-][\w.\-]*"
 _PLACE = r"[\w\-][\w.\-+ ()]*"
@@ -25,28 +26,28 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def checked(listing: Listing) -> Listing:
-    """The listing without files of names that no checkpoint has. Raises FetchError if it cannot be true."""
+    """Returns the listing without files whose names no checkpoint has. Raises FetchError if it is impossible."""
     if not _is_origin(listing.repo, listing.revision):
-        raise FetchError("the source names a repository or a commit that cannot be one", is_final=True)
+        raise FetchError("the source gave an invalid repository or commit", is_final=True)
     if len(listing.files) > MAX_FILES:
-        raise FetchError(f"the source lists {len(listing.files)} files; at most {MAX_FILES} are read", is_final=True)
+        raise FetchError(f"the source lists {len(listing.files)} files; the limit is {MAX_FILES}", is_final=True)
     files = {name: _checked_file(name, info) for name, info in listing.files.items() if _is_name(name)}
     made = tuple(dict.fromkeys(name for name in listing.made if name in files))
     return Listing(listing.repo, listing.revision, files, listing.digest, made)
 
 
 def is_repository(name: Any) -> bool:
-    """Checks whether a hub's id of a repository has a form that ids have."""
+    """Checks whether a name has the form of a repository id."""
     return isinstance(name, str) and len(name) <= 200 and _REPO.fullmatch(name) is not None
 
 
 def whole_number(value: Any, most: int = 2**63 - 1) -> int:
-    """A count that somebody else gives, 0 if it is none."""
+    """Returns a count from another program; 0 if it is not a whole number in range."""
     return value if isinstance(value, int) and 0 <= value <= most else 0
 
 
 def field_of(value: Any, name: str) -> Any:
-    """A field of an object or of a mapping, None if it has none."""
+    """Returns a field of an object or of a mapping, None if it has none."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
@@ -63,5 +64,6 @@ def _is_name(name: Any) -> bool:
 
 def _checked_file(name: str, info: FileInfo) -> FileInfo:
     if not isinstance(info.size, int) or not 0 <= info.size <= MAX_FILE_BYTES:
-        raise FetchError(f"the source says that {name} has {info.size!r:.40} bytes", is_final=True)
+        size = quoted(str(info.size), 40)
+        raise FetchError(f"the source gave {name} an impossible size: {size}", is_final=True)
     return info if _SHA256.fullmatch(str(info.sha256)) else FileInfo(info.size)

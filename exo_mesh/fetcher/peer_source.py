@@ -28,24 +28,25 @@ from exo_mesh.files.messages import (
 )
 from exo_mesh.files.pace import CopyPace
 from exo_mesh.files.tls import client_context
+from exo_mesh.printable import quoted
 from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials
 
 CONNECT_S = 3.0
-"""For one address."""
+"""Time limit of connecting to one address."""
 
 HANDSHAKE_S = 10.0
-"""A peer that serves many others at once comes to it only when one of them has its range."""
+"""Time limit of the handshake. A peer that serves many others handles it only after one of their ranges."""
 
 SILENCE_S = 30.0
 
 WAIT_S = min(MAX_WAIT_S, SILENCE_S) * 2 / 3
-"""How long one request for bytes that are still arriving waits at the peer."""
+"""How long the peer holds one request for bytes that are still arriving there."""
 
 STALLED_S = 60.0
-"""A peer that gets no bytes of the model for so long is given up as a source of what is arriving there."""
+"""A peer at which no bytes of the model arrive for this long is dropped as a source of arriving bytes."""
 
 REQUEST_BYTES = 32 * 2**20
-"""Asked for at once, so that a peer that serves many can serve them in turn."""
+"""Most bytes per request, so that a peer that serves many can alternate between them."""
 
 _BUFFER_BYTES = 2**20
 _MAX_REFUSAL_BYTES = 64 * 2**10
@@ -62,18 +63,18 @@ def open_peer(
     pace: CopyPace | None = None,
     stalled_s: float = STALLED_S,
 ) -> ModelFiles:
-    """The model `name` at a peer; nothing is dialled yet.
+    """Opens the model `name` at a peer; it connects at the first read.
 
-    tls: None on an open mesh. digest: of the card that the model must have; "": the version that the first answer has.
-    pace: shared by all sources of a process; while it is busy, reads keep to a quarter of the time. stalled_s: smaller
-    in tests. Raises ValueError if the credentials cannot be used.
+    tls: None on an open mesh. digest: of the card that the model must have; "": the version of the first answer. pace:
+    shared by all sources of a process; while it is busy, reads use at most a quarter of the time. stalled_s: shorter in
+    tests. Raises ValueError if the credentials cannot be used.
     """
     context = None if tls is None else client_context(_credentials(tls))
     return PeerFiles(source, name, context, digest, pace or CopyPace(), stalled_s)
 
 
 class PeerFiles:
-    """One model at one peer, over as many connections as threads read at once."""
+    """One model at one peer, over one connection per thread that reads."""
 
     def __init__(
         self, source: Source, name: str, context: ssl.SSLContext | None, digest: str, pace: CopyPace, stalled_s: float
@@ -89,14 +90,14 @@ class PeerFiles:
     def listing(self) -> Listing:
         with self._asked(path_of(self._name), {}) as response:
             if response.status == HTTPStatus.NOT_FOUND:
-                raise UnknownModelError(f"peer {self.peer} has no model {self._name!r}", param="model")
+                raise UnknownModelError(f"peer {self.peer} has no model {quoted(self._name)}", param="model")
             self._require(response, HTTPStatus.OK, "the listing")
             with self._translated():
                 body = response.read(MAX_LISTING_BYTES)
         try:
             return msgspec.json.decode(body, type=Listing)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise SourceError(f"peer {self.peer} has sent a listing that cannot be read: {exc}") from exc
+            raise SourceError(f"peer {self.peer} sent a listing that cannot be read: {exc}") from exc
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
         buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(1, stop - start))))
@@ -110,7 +111,7 @@ class PeerFiles:
         self._dialler.close()
 
     def _read_range(self, file: str, start: int, stop: int, buffer: memoryview, sink: Sink, patience: _Patience) -> int:
-        """Read some bytes from `start` on, and answer where they end."""
+        """Reads some bytes from `start` on, and returns where they end."""
         began = monotonic()
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._is_arriving:
@@ -118,7 +119,7 @@ class PeerFiles:
         with self._asked(path_of(self._name, file), headers) as response:
             if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and self._is_arriving:
                 if patience.is_over(response.headers.get(PRESENT_HEADER, "")):
-                    raise SourceError(f"peer {self.peer} has no byte {start} of {file}, and nothing more arrives there")
+                    raise SourceError(f"peer {self.peer} has no byte {start} of {file}, and no more bytes arrive there")
                 return start
             self._require(response, HTTPStatus.PARTIAL_CONTENT, f"{file} from byte {start} on")
             there = self._checked_range(response, start, stop)
@@ -126,9 +127,9 @@ class PeerFiles:
                 with self._translated():
                     num_read = response.readinto(buffer[: there - start])
                 if not num_read:
-                    raise SourceError(f"peer {self.peer} has hung up at byte {start} of {file}")
+                    raise SourceError(f"peer {self.peer} closed the connection at byte {start} of {file}")
                 took_s = monotonic() - began
-                sink(buffer[:num_read])  # which may rest as well, by the processor time that it takes
+                sink(buffer[:num_read])  # the sink may pause too, by its processor time
                 start += num_read
                 self._pace.rest(took_s, self._dialler.is_closed)
                 began = monotonic()
@@ -136,16 +137,16 @@ class PeerFiles:
         return there
 
     def _checked_range(self, response: http.client.HTTPResponse, start: int, stop: int) -> int:
-        """Where the range ends that is being sent."""
+        """Checks the range of an answer and returns where it ends."""
         found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         there = int(found[2]) + 1 if found else 0
         if not found or int(found[1]) != start or not start < there <= stop or response.length != there - start:
-            raise SourceError(f"peer {self.peer} has sent other bytes than it was asked for")
+            raise SourceError(f"peer {self.peer} sent other bytes than requested")
         return there
 
     @contextlib.contextmanager
     def _asked(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request. Its connection is kept if the answer was read to its end."""
+        """Sends a request and yields its answer. The connection is kept if the answer was read to its end."""
         if self._digest:
             headers = {**headers, "If-Match": f'"{self._digest}"'}
         with self._translated():
@@ -174,21 +175,21 @@ class PeerFiles:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn what sockets raise into SourceError, or FetchError if the other end is not of this mesh."""
+        """Translates errors of sockets into SourceError, or FetchError if the other end belongs to another mesh."""
         try:
             yield
         except SourceError:
             raise
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as exc:
-            raise SourceError(f"peer {self.peer} has closed the connection") from exc
+            raise SourceError(f"peer {self.peer} closed the connection") from exc
         except ssl.SSLError as exc:
-            raise FetchError(f"peer {self.peer} is not of this mesh: {exc.reason}", is_final=True) from exc
+            raise FetchError(f"peer {self.peer} belongs to another mesh: {exc.reason}", is_final=True) from exc
         except (OSError, http.client.HTTPException) as exc:
             raise SourceError(f"peer {self.peer} did not answer: {exc or type(exc).__name__}") from exc
 
 
 class _Patience:
-    """How long to wait for bytes that are still arriving at a peer: as long as anything arrives there."""
+    """Decides how long to wait for bytes that are still arriving at a peer: as long as any byte arrives there."""
 
     def __init__(self, stalled_s: float) -> None:
         self._stalled_s = stalled_s
@@ -199,7 +200,7 @@ class _Patience:
         self._end = monotonic() + self._stalled_s
 
     def is_over(self, present: str) -> bool:
-        """present: how many bytes the peer has, as it said."""
+        """Whether the wait is over. present: how many bytes the peer reports to have."""
         if present != self._present:
             self._present = present
             self.renew()
@@ -207,7 +208,7 @@ class _Patience:
 
 
 class _Dialler:
-    """Connections to a peer, at the first of its addresses that answers. Kept open between requests."""
+    """Keeps connections to a peer, at the first of its addresses that answers, and reuses them for later requests."""
 
     def __init__(self, source: Source, context: ssl.SSLContext | None) -> None:
         self._peer = source.peer
@@ -219,7 +220,7 @@ class _Dialler:
         self.is_closed = threading.Event()
 
     def ask(self, path: str, headers: Mapping[str, str]) -> tuple[_PeerConnection, http.client.HTTPResponse]:
-        """Send a request. On a kept connection, which the peer may have closed, it is sent once more on a new one.
+        """Sends a request. If a kept connection was closed by the peer, it sends the request again on a new one.
 
         Raises OSError and HTTPException.
         """
@@ -264,7 +265,7 @@ class _Dialler:
             raise
 
     def _dialled(self) -> _PeerConnection:
-        """Raises SourceError, and SSLError if all that answer are not of this mesh."""
+        """Connects to the first address that answers. Raises SourceError, and SSLError if only other meshes answer."""
         failures: list[OSError] = []
         for url in self._urls:
             if self.is_closed.is_set():
@@ -272,7 +273,7 @@ class _Dialler:
             try:
                 connection = _PeerConnection(url, self._context)
             except ValueError:
-                continue  # no URL of ours
+                continue  # not a URL of a file server
             with self._lock:
                 self._in_use.add(connection)
             try:
@@ -300,7 +301,7 @@ class _PeerConnection(http.client.HTTPConnection):
     def __init__(self, url: str, context: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
         if not parts.hostname or not parts.port:
-            raise ValueError(f"{url!r} has no host and port")
+            raise ValueError(f"{quoted(url)} has no host and port")
         super().__init__(parts.hostname, parts.port, timeout=CONNECT_S)
         self._context = context
 
@@ -315,7 +316,7 @@ class _PeerConnection(http.client.HTTPConnection):
         self.sock.settimeout(SILENCE_S)
 
     def cut(self) -> None:
-        """Let a call on the socket end that another thread makes."""
+        """Ends a call on the socket that another thread makes."""
         if sock := self.sock:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What a fetcher does with the requests of its node: one thread per request, and a few for all chunks together."""
+"""Runs the requests of a node in the fetcher: one thread per request, and a few threads for all chunks together."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from exo_mesh.printable import printable
 from exo_mesh.weights.card import read_card
 
 PeerOpener = Callable[[Source, str, Tls | None], ModelFiles]
-"""(source, name of the model, credentials of this node) -> the model's files at a peer. Raises FetchError."""
+"""Opens the model's files at a peer: (source, name of the model, credentials of this node). Raises FetchError."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Sources:
-    """Makes the sources of one request, and closes them. digest: of the card that peers must have; "" for any."""
+    """Creates the sources of one request, and closes them. digest: of the card that peers must have; "" for any."""
 
     open_peer: PeerOpener
     tls: Tls | None
@@ -75,11 +75,11 @@ class _Sources:
 
     def _hub(self) -> HubFiles:
         if not self.repo:
-            raise FetchError(f"{self.name} is in no hub: only peers have it", is_final=True)
+            raise FetchError(f"{self.name} is not on the hub: only peers have it", is_final=True)
         return HubFiles(self.repo, self.revision)
 
     def cache(self, sizes: Mapping[str, int]) -> tuple[UsedSource, ...]:
-        """The local Hugging Face cache, if it has any of these files."""
+        """Returns the local Hugging Face cache as a source, if it has any of these files."""
         files = CacheFiles(self.repo, self.revision, sizes) if self.repo else None
         if files is None or not files.listing().files:
             return ()
@@ -91,7 +91,7 @@ class _Sources:
 
 
 class FetcherService:
-    """Answers requests by `send`, which may be called from any thread. duty: set to busy when the node says so."""
+    """Runs requests and passes answers to `send`, from any thread. duty: set to busy on a request of the node."""
 
     def __init__(self, send: Callable[[Answer], None], open_peer: PeerOpener, duty: DutyCycle | None = None) -> None:
         use_bounded_client()
@@ -106,7 +106,7 @@ class FetcherService:
         self._lock = threading.Lock()
 
     def handle(self, request: Request) -> None:
-        """Begin what is asked for; returns at once."""
+        """Starts a request, and returns at once."""
         if isinstance(request, Setup):
             self._tls = request.tls
             self._writers.floor_bytes = request.floor_bytes
@@ -198,7 +198,7 @@ class FetcherService:
                 every = tuple(dict.fromkeys(source for _, used in wanted for source in used))
                 names = dict.fromkeys(name for pieces, _ in wanted for name in pieces)
                 headless = [name for name in names if name.endswith(".safetensors") and writer.missing(name, ((0, 8),))]
-                if headless:  # a damaged file was dropped
+                if headless:  # a corrupt file was dropped
                     fetch_headers(writer, headless, every, context)
                 Download(writer, wanted, context).run()
             finally:
@@ -206,7 +206,7 @@ class FetcherService:
 
 
 def _digest(model_dir: Path, name: str) -> str:
-    """Of the model's card, "" if no card can be read: of GGUF files, or where a damaged header was dropped."""
+    """Returns the digest of the model's card, "" if no card can be read: for GGUF files, or without a header."""
     try:
         return read_card(model_dir, name).digest
     except ModelError:

@@ -1,6 +1,7 @@
-"""Make the directory of a model without its weights: config, tokenizer, headers, and what its card's digest samples.
+"""Creates a model's directory without its weights: config, tokenizer, headers, and the bytes for its card's digest.
 
-It is built beside its place under a name that no model can have, and renamed when a card can be read from it.
+The directory is built beside its final place under a name that no model can have, and renamed once a card can be read
+from it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from exo_mesh.fetcher.writing import (
     sync_directory,
 )
 from exo_mesh.files.listing import FileInfo, Listing
-from exo_mesh.model_files import label
+from exo_mesh.model_files import label, shown
 from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
 from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
 from exo_mesh.weights.safetensors import (
@@ -44,19 +45,20 @@ from exo_mesh.weights.safetensors import (
 )
 
 FIRST_BYTES = 64 * 2**10
-"""Read of each file first: the headers of most shards are shorter."""
+"""Bytes of each file that are read first: the headers of most shards are shorter."""
 
 NEAR_BYTES = 64 * 2**10
-"""Samples that are at most so far apart are read by one request. Of 8 requests at once, over a way of 50 ms, each takes
-about as long as this many bytes at 100 Mbit/s."""
+"""Samples at most this far apart are read by one request. With 8 concurrent requests and a latency of 50 ms, each
+request costs about as much time as this many bytes at 100 Mbit/s."""
 
 NEAR_PARTS = 1024
-"""Nor are they further apart than this part of their file: some 60 samples must not become much of a small model."""
+"""Samples in one request are also at most this fraction of their file apart: some 60 samples must stay a small part of
+a small model."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkeletonOrder:
-    """What to make, and of what. listing: of one source; sources: all that have these files, in order.
+    """What to create, and from what. listing: of one source; sources: all that have these files, in order.
 
     quantisation: of a GGUF model, of which nothing is read before its files are fetched; "" for safetensors.
     """
@@ -70,14 +72,14 @@ class SkeletonOrder:
 
 
 def is_made(target: Path) -> bool:
-    """Whether the directory has anything that a skeleton would replace. Raises DiskError."""
+    """Whether the directory contains anything that a skeleton would replace. Raises DiskError."""
     try:
         return next(target.iterdir(), None) is not None
     except FileNotFoundError:
         return False
     except NotADirectoryError as exc:
         raise DiskError(
-            f"the place of {target.name} below the directory of fetched models is taken by a file",
+            f"a file has the place of the directory of {target.name} among the fetched models",
             remedy="move the file away",
             is_final=True,
         ) from exc
@@ -86,7 +88,7 @@ def is_made(target: Path) -> bool:
 
 
 def make_skeleton(order: SkeletonOrder, writers: Writers, context: Context) -> None:
-    """Raises FetchError, and ModelError if the model cannot be used. Then nothing of it is left."""
+    """Creates the skeleton. Raises FetchError, and ModelError if the model cannot be used. An error leaves no files."""
     if not order.quantisation:
         require_runnable(order.name, order.listing.files)
     with _scratch_beside(order.target) as scratch:
@@ -113,11 +115,11 @@ def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Conte
         _fetch_samples(writer, order.sources, context)
     card = read_card(scratch, order.name)
     if order.listing.digest and card.digest != order.listing.digest:
-        raise FetchError(f"what was fetched of {order.name} is not the model that its source says")
+        raise FetchError(f"the fetched files of {order.name} do not have the digest that their source gave")
 
 
 def fetch_headers(writer: ModelWriter, names: Sequence[str], sources: tuple[UsedSource, ...], context: Context) -> None:
-    """Bring the headers of files into a directory. Raises FetchError, ModelError if one is no safetensors file."""
+    """Fetches the headers of files. Raises FetchError, and ModelError if a file is not a safetensors file."""
     sizes = {name: writer.manifest.files[name].size for name in names}
     first = {name: ((0, min(size, FIRST_BYTES)),) for name, size in sizes.items()}
     _fetch_or_less(writer, first, dict.fromkeys(names, ((0, 8),)), sources, context)
@@ -128,7 +130,7 @@ def fetch_headers(writer: ModelWriter, names: Sequence[str], sources: tuple[Used
 
 
 def _fetch_samples(writer: ModelWriter, sources: tuple[UsedSource, ...], context: Context) -> None:
-    """Bring the bytes that the digest of the card is computed over. Raises FetchError."""
+    """Fetches the bytes that the card's digest covers. Raises FetchError."""
     samples = digest_samples(read_tensor_table(writer.model_dir))
     sizes = {name: writer.manifest.files[name].size for name in samples}
     near = {name: joined(spans, min(NEAR_BYTES, sizes[name] // NEAR_PARTS)) for name, spans in samples.items()}
@@ -138,17 +140,17 @@ def _fetch_samples(writer: ModelWriter, sources: tuple[UsedSource, ...], context
 def _fetch_or_less(
     writer: ModelWriter, wanted: Pieces, needed: Pieces, sources: tuple[UsedSource, ...], context: Context
 ) -> None:
-    """Fetch more than is needed, which takes fewer requests; only what is needed from sources that have no more."""
+    """Fetches more than is needed, in fewer requests; from sources without the rest, only what is needed."""
     try:
         Download(writer, [(wanted, sources)], context).run()
     except DiskError:
         raise
-    except FetchError:  # peers that have headers and samples alone
+    except FetchError:  # peers with only headers and samples
         Download(writer, [(needed, sources)], context).run()
 
 
 def header_stop(model_dir: Path, name: str, size: int) -> int:
-    """Where the header of a safetensors file ends whose first 8 bytes are there. Raises ModelError."""
+    """Returns where the header of a safetensors file ends, from its first 8 bytes on the disk. Raises ModelError."""
     with on_disk(model_dir / name).open("rb") as stream:
         prefix = stream.read(8)
     stop = 8 + (struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES)
@@ -161,12 +163,12 @@ def header_stop(model_dir: Path, name: str, size: int) -> int:
 
 @contextlib.contextmanager
 def _scratch_beside(target: Path) -> Iterator[Path]:
-    """An empty directory that this process alone uses, gone afterwards unless it was renamed. Raises DiskError."""
+    """Yields an empty directory for this process, and deletes it afterwards unless it was renamed. Raises DiskError."""
     scratch = target.with_name(f"{SCRATCH_PREFIX}{target.name}")
     try:
         scratch.mkdir(parents=True, exist_ok=True)
-        os.close(lock_directory(scratch))  # nobody else is at work
-        shutil.rmtree(scratch)  # of a process that was killed
+        os.close(lock_directory(scratch))  # raises if another process is at work
+        shutil.rmtree(scratch)  # left by a process that was killed
         scratch.mkdir()
         yield scratch
     except OSError as exc:
@@ -200,24 +202,24 @@ def _fetch_text(scratch: Path, name: str, info: FileInfo, order: SkeletonOrder, 
         if not info.sha256 or sha256_of(content) == info.sha256:
             (scratch / name).write_bytes(content)
             return
-        problem = FetchError(f"{name} of {order.name} is not what its sha256 says")
+        problem = FetchError(f"{name} of {order.name} does not match its sha256")
     raise problem or FetchError(f"no source has {name} of {order.name}")
 
 
 def _check_config(scratch: Path, order: SkeletonOrder) -> None:
-    """Refuse what no engine can load, before any header is fetched."""
+    """Refuses what no engine can load, before any header is fetched."""
     config = read_json(scratch / "config.json")
     check_quantisation(scratch, config)
     if config.get("model_file") is not None and not order.trust_remote_code:
         raise FetchError(
-            f"{order.name} asks to run code of its own ({config['model_file']!r:.80}), which is refused",
+            f"{order.name} asks to run code of its own ({shown(config['model_file'])}), which is not allowed",
             remedy="choose a model that mlx-lm or transformers support themselves",
             is_final=True,
         )
 
 
 def _lay_out(scratch: Path, order: SkeletonOrder, weights: Mapping[str, FileInfo], made: tuple[str, ...] = ()) -> None:
-    """Write the manifest, and a part without content for each file of weights."""
+    """Writes the manifest, and an empty part for each weight file."""
     listing = order.listing
     for name, info in weights.items():
         make_part(part_of(scratch, name), info.size)

@@ -1,4 +1,4 @@
-"""What a fetcher reads a model from: the hub, a cache on this machine, or a peer. Blocking calls, from any thread."""
+"""The sources that a fetcher reads a model from: the hub, a local cache, or a peer. All calls block; thread-safe."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 from exo_mesh.files.listing import Listing
 
 Sink = Callable[[memoryview], None]
-"""Takes the next bytes; they are its own only during the call. What it raises ends the read and reaches the caller."""
+"""Receives the next bytes, which are valid only during the call. Its exceptions end the read and reach the caller."""
 
 
 class SourceError(OSError):
-    """A read ended early. Another try may go on from there. retry_after_s: what the source asks to wait before that;
-    None if it did not say."""
+    """A read ended early; another attempt may continue from there. retry_after_s: the wait that the source asks for;
+    None if it did not ask."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class SourceError(OSError):
 
 
 class NoRangesError(SourceError):
-    """The source sends whole files only. Asked again, it reads the file from the start and drops what comes before."""
+    """The source sends whole files only. A second call reads the file from the start and skips what is not wanted."""
 
 
 class ModelFiles(Protocol):
@@ -31,14 +31,14 @@ class ModelFiles(Protocol):
     """Id of the peer, "" for the hub."""
 
     def listing(self) -> Listing:
-        """Raises FetchError, UnknownModelError if the source has no such model, and SourceError."""
+        """Lists the files. Raises FetchError, UnknownModelError if the source has no such model, and SourceError."""
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
-        """Hand over the bytes `[start, stop)` of a file in order.
+        """Passes the bytes `[start, stop)` of a file to the sink in order.
 
-        Raises FetchError if this source will not do (is_final: nor will any later try), and SourceError after what came
-        was handed over; then a read may start where that ended.
+        Raises FetchError if this source refuses (is_final: no later attempt helps). Raises SourceError if it ends
+        early; bytes that arrived were passed on, and a new read may start after them.
         """
 
     def close(self) -> None:
-        """Close its connections. Reads under way fail soon."""
+        """Closes the connections. Running reads fail soon."""

@@ -1,6 +1,6 @@
-"""`python -m exo_mesh.fetcher.tokenizer_child DIR OUT`: write tokenizer.json with transformers, from older forms.
+"""`python -m exo_mesh.fetcher.tokenizer_child DIR OUT`: writes tokenizer.json with transformers, from older files.
 
-The files are of a stranger and transformers is large, so this runs in a process of its own, within limits, offline and
+The files come from a stranger and transformers is large, so this runs in a separate process, with limits, offline and
 without code of the model.
 """
 
@@ -15,15 +15,15 @@ MEMORY_BYTES = 4 * 2**30
 CPU_S = 120
 WRITTEN_BYTES = 256 * 2**20
 _HEAVY = ("torch", "tensorflow", "jax", "flax")
-"""Not needed for tokenizers; importing one would take seconds and gigabytes."""
+"""Libraries that tokenizers do not need; importing one would take seconds and gigabytes."""
 
 
 def main(argv: list[str]) -> int:
-    """Print {}, {"missing": package} or {"failed": why}."""
+    """Prints {}, {"missing": package} or {"failed": reason}."""
     model_dir, out = map(Path, argv)
     for limit, most in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_FSIZE, WRITTEN_BYTES)):
         _limit(limit, most)
-    if sys.platform == "linux":  # macOS does not keep to it
+    if sys.platform == "linux":  # macOS does not enforce it
         _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     sys.modules.update(dict.fromkeys(_HEAVY))  # type: ignore[arg-type]
     sys.stdout.write(json.dumps(_convert(model_dir, out)))
@@ -45,7 +45,7 @@ def _convert(model_dir: Path, out: Path) -> dict[str, str]:
         tokenizer.save_pretrained(str(out))
     except ImportError as exc:
         return {"missing": str(exc.name or _first_line(exc))}
-    except Exception as exc:  # noqa: BLE001 - whatever a library says of a stranger's files is the answer
+    except Exception as exc:  # noqa: BLE001 - the library's error about a stranger's files is the answer
         return {"failed": _first_line(exc)}
     return {}
 

@@ -1,6 +1,6 @@
-"""What a node and its fetcher say to each other: one JSON object per line, requests in, answers out.
+"""The messages between a node and its fetcher: one JSON object per line, requests in, answers out.
 
-A request has an id that its answers repeat; several are under way at once. The last answer to a request is Resolved,
+A request has an id that its answers repeat; several requests run at once. The last answer to a request is Resolved,
 Fetched, SearchResult or FetchFailed.
 """
 
@@ -22,9 +22,9 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where bytes may come from. peer: id of the peer, "" for the hub. urls: of its file server, the best way first.
+    """A source of bytes. peer: id of the peer, "" for the hub. urls: of its file server, the best path first.
 
-    is_arriving: the peer itself fetches what is asked for, and sends it as it comes.
+    is_arriving: the peer is fetching these bytes itself, and passes them on as they arrive.
     """
 
     peer: str = ""
@@ -40,8 +40,8 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """Sent first, and again when the credentials are renewed. floor_bytes: what is to be left free on the disk.
-    hub_token: for the hub, if the environment has none; "" for none."""
+    """Sent first, and again when the credentials are renewed. floor_bytes: to leave free on the disk. hub_token: for
+    the hub, if the environment has none; "" for none."""
 
     tls: Tls | None
     floor_bytes: int
@@ -49,7 +49,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
 
 
 class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
-    """Make `model_dir`, with config, tokenizer, headers and manifest of a model, from the first source that has it.
+    """Asks to create `model_dir` with config, tokenizer, headers and manifest of a model, from the first source with
+    it.
 
     name: of the model as peers know it. repo, revision: hub id, and branch, tag or commit; `id:Q4_K_M` for the GGUF
     files of one quantisation, of which no card can be read.
@@ -65,7 +66,7 @@ class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
-    """Bring these bytes into a directory that Resolve has made. Bytes that are there already are not fetched again."""
+    """Asks to fetch these bytes into a directory that Resolve has created. Present bytes are not fetched again."""
 
     id: int
     model_dir: str
@@ -79,13 +80,13 @@ class Search(msgspec.Struct, frozen=True, tag="search"):
 
 
 class CancelFetch(msgspec.Struct, frozen=True, tag="cancel"):
-    """End a request; what was fetched is kept. Its last answer is FetchFailed with code "cancelled"."""
+    """Ends a request; fetched bytes are kept. Its last answer is FetchFailed with code "cancelled"."""
 
     id: int
 
 
 class FetchPace(msgspec.Struct, frozen=True, tag="pace"):
-    """is_busy: streams run on this machine, so fetching is to take at most a quarter of the time."""
+    """is_busy: streams run on this machine, so fetching must use at most a quarter of the time."""
 
     is_busy: bool
 
@@ -94,14 +95,14 @@ Request = Setup | Resolve | Fetch | Search | CancelFetch | FetchPace
 
 
 class Resolved(msgspec.Struct, frozen=True, tag="resolved"):
-    """The directory is there. num_bytes: read from each source, by peer id, "" for the hub."""
+    """The directory exists. num_bytes: read from each source, by peer id, "" for the hub."""
 
     id: int
     num_bytes: dict[str, int] = {}
 
 
 class FetchProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """At most twice a second. done: of `total` bytes that the request asked for, those that were there included.
+    """Sent at most twice a second. done: of `total` requested bytes, those that were present before included.
 
     num_bytes: received from each source so far, by peer id, "" for the hub.
     """
@@ -118,7 +119,7 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 class HubModel(msgspec.Struct, frozen=True):
-    """A model that a search has found. num_bytes: of its weights, 0 if the hub does not say."""
+    """A model in a search result. num_bytes: of its weights, 0 if the hub does not say."""
 
     id: str
     downloads: int = 0
@@ -134,9 +135,9 @@ class SearchResult(msgspec.Struct, frozen=True, tag="search_result"):
 
 
 class FetchFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """code: of the MeshError that the node raises. remedy: what a person can do, "" if nothing is known.
+    """The error of a request. code: of the MeshError that the node raises. remedy: what a person can do, "" if unknown.
 
-    is_final: trying again will not help until somebody has done that.
+    is_final: a retry does not help before somebody has done that.
     """
 
     id: int

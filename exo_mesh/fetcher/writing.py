@@ -1,7 +1,7 @@
-"""The one writer of a fetched directory: its lock, its manifest, and the bytes that are on their way.
+"""Writes into a model's directory: its lock, its manifest, and the bytes that arrive.
 
-A span is entered into the manifest only after its bytes were flushed to the disk, so that a manifest never promises
-what a crash has taken. Threads of several requests may write into one directory; none fetches what another fetches.
+A span is entered into the manifest only after its bytes were flushed to the disk, so that a manifest never lists bytes
+that a crash destroyed. Threads of several requests may write into one directory; none fetches what another fetches.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from exo_mesh.weights.fetched import FetchedFile, Manifest, open_own_file, part_
 
 LOCK_FILE = "exo-mesh.lock"
 LOCK_LIMIT_S = 2.0
-"""How long to wait for another process: one that was killed a moment ago may still be ending."""
+"""How long to wait for another process: a process that was just killed may still be ending."""
 
 SYNC_INTERVAL_S = 0.25
-"""The manifest is written at most so often; a crash loses what came in this time."""
+"""Shortest time between two writes of the manifest; a crash loses what arrived in this time."""
 
 _HASHED_BYTES = 4 * 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskError(FetchError):
-    """The disk refuses bytes, wherever they come from."""
+    """The disk refuses bytes, whatever their source."""
 
 
 class RunningDigest:
-    """SHA-256 over the beginning of a file: taken while the rest is still on its way, it costs no time in the end."""
+    """SHA-256 over the beginning of a file. It runs while the rest is arriving, so it costs little time at the end."""
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
@@ -46,7 +46,7 @@ class RunningDigest:
         self._lock = threading.Lock()
 
     def extend(self, file: Path, stop: int, meanwhile: Callable[[], None]) -> str:
-        """Go on to byte `stop` and answer the digest in hex. Raises OSError, and what `meanwhile` raises."""
+        """Continues to byte `stop` and returns the digest in hex. Raises OSError, and what `meanwhile` raises."""
         with self._lock, file.open("rb", buffering=0) as stream:
             stream.seek(self._position)
             while self._position < stop:
@@ -60,10 +60,10 @@ class RunningDigest:
 
 
 class ModelWriter:
-    """Writes into one directory, from several threads. Raises DiskError for whatever the disk refuses."""
+    """Writes into one directory, from several threads. Raises DiskError if the disk refuses."""
 
     def __init__(self, model_dir: Path, floor_bytes: int) -> None:
-        """Raises FetchError if another process writes there, or if the directory was not made by a fetcher."""
+        """Raises FetchError if another process writes there, or if the directory was not created by a fetcher."""
         self.model_dir = model_dir
         self.name = label(model_dir)
         self.floor_bytes = floor_bytes
@@ -88,11 +88,11 @@ class ModelWriter:
         self._syncer.start()
 
     def close(self) -> None:
-        """Enter what was written into the manifest, as far as the disk lets it, and let others write here."""
+        """Enters what was written into the manifest, as far as the disk allows, and releases the directory's lock."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        with contextlib.suppress(FetchError):  # a problem of the disk was raised to those who wrote
+        with contextlib.suppress(FetchError):  # errors of the disk were raised to the writers
             if hasattr(self, "_syncer"):
                 self._syncer.join()
                 self.sync()
@@ -102,7 +102,7 @@ class ModelWriter:
         os.close(self._lock)
 
     def missing(self, name: str, spans: Spans) -> Spans:
-        """What of these bytes nobody has written yet."""
+        """Returns which of these bytes are not written yet."""
         with self._changed:
             return self._missing(name, spans)
 
@@ -111,7 +111,7 @@ class ModelWriter:
             return sum(num_bytes(self._missing(name, spans)) for name, spans in pieces.items())
 
     def claim(self, name: str, span: Span) -> tuple[Spans, bool]:
-        """(what of a span the caller is to fetch now, whether others fetch some of it). `release` what was claimed."""
+        """Returns (the bytes of a span that the caller must fetch, whether others fetch some). `release` them later."""
         with self._changed:
             missing = self._missing(name, (span,))
             free = minus(missing, self._claimed.get(name, ()))
@@ -124,12 +124,12 @@ class ModelWriter:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Until something was released, or for timeout_s."""
+        """Waits until something was released, or for timeout_s."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     def write(self, name: str, offset: int, data: memoryview) -> None:
-        """Put bytes into a file's part. Raises DiskError."""
+        """Writes bytes into a file's part. Raises DiskError."""
         if self._problem is not None:
             raise self._problem
         self.require_free(len(data))
@@ -146,17 +146,17 @@ class ModelWriter:
                 self._changed.notify_all()
 
     def require_free(self, more_bytes: int) -> None:
-        """Raises DiskError unless so many bytes can be written without going below the floor."""
+        """Raises DiskError unless this many bytes can be written without going below the floor."""
         try:
             free = shutil.disk_usage(self.model_dir).free
         except OSError as exc:
             raise self._refused(exc) from exc
         if free - more_bytes < self.floor_bytes:
-            kept = f", and {_gib(self.floor_bytes)} are kept free" if self.floor_bytes else ""
+            kept = f", and {_gib(self.floor_bytes)} must stay free" if self.floor_bytes else ""
             raise _full(self.name, f"{_gib(more_bytes)} more are needed, {_gib(free)} are free{kept}")
 
     def sync(self) -> None:
-        """Flush what was written and enter it into the manifest. Raises DiskError."""
+        """Flushes what was written and enters it into the manifest. Raises DiskError."""
         with self._syncing:
             with self._changed:
                 self._flushing, self._written = self._written, {}
@@ -180,7 +180,7 @@ class ModelWriter:
             return not self._missing(name, ((0, self.manifest.files[name].size),))
 
     def hash_ahead(self, name: str, meanwhile: Callable[[], None]) -> None:
-        """Hash what has arrived of a file without a gap, so that `finish` has less to do. meanwhile: as there."""
+        """Hashes a file's bytes up to the first gap, so that `finish` has less to do. meanwhile: as in `finish`."""
         file = self.manifest.files[name]
         with self._changed:
             spans = merged((*file.present, *self._flushing.get(name, ()), *self._written.get(name, ())))
@@ -188,13 +188,14 @@ class ModelWriter:
             if not file.sha256 or file.is_checked or arrived == file.size:
                 return
             digest = self._digests.setdefault(name, RunningDigest())
-        with contextlib.suppress(OSError):  # `finish` says what is wrong
+        with contextlib.suppress(OSError):  # `finish` reports the error
             digest.extend(part_of(self.model_dir, name), arrived, meanwhile)
 
     def finish(self, name: str, meanwhile: Callable[[], None]) -> bool:
-        """Check a file that is whole and give it its own name. If its content is wrong, forget its bytes: False.
+        """Verifies a complete file and gives it its final name. Drops the bytes of a corrupt file and returns False.
 
-        A file that is not whole, or is done, is left as it is. meanwhile: called often while it is read; may raise.
+        A file that is incomplete or already done is left unchanged. meanwhile: called often while the file is read; may
+        raise.
         """
         with self._checking:
             self.sync()
@@ -247,13 +248,13 @@ class ModelWriter:
                 self._changed.wait_for(lambda: self._is_closing, SYNC_INTERVAL_S)
 
     def _recovered(self) -> Manifest:
-        """The manifest, made to agree with the files that are there."""
+        """Reads the manifest, and corrects it by the files that are there."""
         try:
             manifest = read_manifest(self.model_dir)
         except ModelError as exc:
             raise FetchError(str(exc), remedy=_delete(self.name), is_final=True) from exc
         if manifest is None:
-            raise FetchError(f"{self.name} was not fetched by exo-mesh: it has no manifest", is_final=True)
+            raise FetchError(f"{self.name} was not fetched by exo-mesh: its directory has no manifest", is_final=True)
         try:
             for name, file in manifest.files.items():
                 self._recover(name, file)
@@ -264,7 +265,7 @@ class ModelWriter:
     def _recover(self, name: str, file: FetchedFile) -> None:
         whole, part = self.model_dir / name, part_of(self.model_dir, name)
         if part.is_symlink():
-            part.unlink()  # the author of the model may have put it there; nothing is written through it
+            part.unlink()  # the author of the model may have put the link there; never write through it
         if whole.exists():
             if whole.stat().st_size != file.size:
                 raise FetchError(
@@ -288,7 +289,7 @@ class ModelWriter:
 
 
 class Writers:
-    """The writers of this process: one per directory, for as long as a request uses it."""
+    """The writers of this process: one per directory, as long as a request uses it."""
 
     def __init__(self) -> None:
         self.floor_bytes = 0
@@ -313,7 +314,7 @@ class Writers:
 
 
 def lock_directory(directory: Path) -> int:
-    """A descriptor that keeps other processes from writing there; close it to let them. Raises FetchError."""
+    """Locks a directory against other processes; closing the returned descriptor unlocks it. Raises FetchError."""
     try:
         lock = open_own_file(directory / LOCK_FILE, os.O_CREAT, 0o600)
     except OSError as exc:
@@ -327,18 +328,18 @@ def lock_directory(directory: Path) -> int:
         except OSError as exc:
             if time.monotonic() > end:
                 os.close(lock)
-                raise FetchError(f"another process fetches {label(directory)} into the same directory") from exc
+                raise FetchError(f"another process is already fetching {label(directory)} into this directory") from exc
             time.sleep(0.05)
 
 
 def make_part(part: Path, size: int) -> None:
-    """A file of this size without content; it takes no space until it is written. Raises OSError."""
+    """Creates a file of this size without content, which takes no disk space until it is written. Raises OSError."""
     with os.fdopen(open_own_file(part, os.O_CREAT | os.O_TRUNC), "wb") as stream:
         stream.truncate(size)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory last. Raises OSError."""
+    """Makes the names in a directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -347,7 +348,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def new_manifest(name: str, repo: str, revision: str, files: Mapping[str, tuple[int, str]]) -> Manifest:
-    """Of a model of which nothing is there. files: {name: (size, sha256)}."""
+    """Creates the manifest of a model without any bytes. files: {name: (size, sha256)}."""
     return Manifest(name, repo, revision, {file: FetchedFile(size, sha) for file, (size, sha) in files.items()})
 
 

@@ -1,4 +1,4 @@
-"""One connection of the file server: reads requests and answers them, one after the other."""
+"""Reads the requests of one connection of the file server and answers them, one after the other."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from exo_mesh.files.requests import END_OF_HEAD, MAX_HEAD_BYTES, FileRequest, Re
 from exo_mesh.files.sending import PIECE_S, send_span
 
 HEAD_S = 10.0
-"""For the TLS handshake, and for the head of a request from its first byte on, as a whole: however slowly it comes."""
+"""Time limit of the TLS handshake, and of a request's head from its first byte on, however slowly it arrives."""
 
 IDLE_S = 60.0
-"""Between two requests."""
+"""Time limit between two requests."""
 
 LOOK_EVERY_S = 0.1
-"""How often a waiting request looks whether its bytes have arrived."""
+"""How often a waiting request checks whether its bytes have arrived."""
 
 _log = logging.getLogger(__name__)
 
 
 class Answerer:
-    """Answers the requests of all connections. head_s, idle_s: time limits, smaller in tests."""
+    """Answers the requests of all connections. head_s, idle_s: time limits, shorter in tests."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Answerer:
         self.stopping = threading.Event()
 
     def serve(self, connection: FileConnection) -> None:
-        """Serve a connection to its end, in a thread of its own."""
+        """Serves a connection until it ends, in a thread of its own."""
         try:
             connection.sock.settimeout(self._head_s)
             if isinstance(connection.sock, ssl.SSLSocket):
@@ -77,20 +77,20 @@ class Answerer:
                 is_open = request.keeps
             except RefusedRequestError as refusal:
                 _say(connection.sock, refusal.status, str(refusal))
-                is_open = False  # what follows might be the body of something that is not understood
+                is_open = False  # the rest might be the body of a request that this server does not support
             is_open = self._connections.rest(connection) and is_open
 
     def _read_head(self, connection: FileConnection, rest: bytes) -> tuple[bytes, bytes]:
-        """(head, what came after it). Raises OSError, and EOFError at the regular end of a connection."""
+        """Returns (head, bytes after it). Raises OSError, and EOFError at the regular end of a connection."""
         end = monotonic() + (self._idle_s if connection.is_proven else self._head_s)
         has_begun = bool(rest)
         while END_OF_HEAD not in rest:
             if len(rest) > MAX_HEAD_BYTES:
-                raise OSError("the head of a request is too large")
+                raise OSError("the head of a request is larger than {MAX_HEAD_BYTES} bytes")
             connection.sock.settimeout(max(0.001, end - monotonic()))
             piece = connection.sock.recv(MAX_HEAD_BYTES)
             if not piece:
-                raise EOFError("the peer has closed it")
+                raise EOFError("the peer closed the connection")
             if not has_begun:
                 has_begun, end = True, monotonic() + self._head_s
             rest += piece
@@ -119,7 +119,7 @@ class Answerer:
             model, file, span = self._wait(sock, request, model, file)
         if span is None or (not request.has_range and span != whole):
             there = {"Content-Range": f"bytes */{file.size}", PRESENT_HEADER: str(model.present_bytes)}
-            _say(sock, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "these bytes are not here", _etag(model) | there)
+            _say(sock, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "these bytes are missing here", _etag(model) | there)
             return
         try:
             stream = file.open()
@@ -137,7 +137,7 @@ class Answerer:
     def _wait(
         self, sock: socket.socket, request: FileRequest, model: OfferedModel, file: OfferedFile
     ) -> tuple[OfferedModel, OfferedFile, tuple[int, int] | None]:
-        """Wait until the first byte that is asked for has arrived, or the time is over, or others need the place."""
+        """Waits until the first requested byte has arrived, the time is over, or new connections need the place."""
         end = monotonic() + request.wait_s
         span = None
         while span is None and monotonic() < end and not self._connections.is_crowded and not _says_more(sock):
@@ -151,7 +151,7 @@ class Answerer:
 
 
 def _says_more(sock: socket.socket) -> bool:
-    """Wait LOOK_EVERY_S. Whether the peer has closed the connection meanwhile, or sent what it should not."""
+    """Waits LOOK_EVERY_S. Returns whether the peer closed the connection meanwhile, or sent unexpected bytes."""
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(LOOK_EVERY_S * 1e3))

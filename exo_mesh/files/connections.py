@@ -1,4 +1,4 @@
-"""The connections of the file server: a bounded number, of which idle ones make room for new ones."""
+"""The connections of the file server: a bounded number; idle connections are closed for new ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 import threading
 
 MAX_CONNECTIONS = 32
-"""A thread each. A fetcher has up to 8."""
+"""Most connections, with a thread each. A fetcher has up to 8."""
 
 
 class FileConnection:
-    """One accepted socket. It is idle whenever it has no whole request: before the first one, and between two."""
+    """One accepted socket. It is idle while it has no complete request: before the first one, and between two."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -20,31 +20,32 @@ class FileConnection:
         self.is_dropped = False
 
     def cut(self) -> None:
-        """Let every call on the socket end. May be called from any thread; the owner of the socket closes it."""
+        """Ends every call on the socket. Any thread may call this; the thread that owns the socket closes it."""
         with contextlib.suppress(OSError):
-            # SSLSocket.shutdown would also take away what the thread of this connection works with
+            # SSLSocket.shutdown would also destroy the TLS state that the connection's thread uses
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
 class FileConnections:
-    """Admits connections up to a bound. The thread of each calls `begin`, `rest` and `leave`."""
+    """Admits connections up to a bound. The thread of each connection calls `begin`, `rest` and `leave`."""
 
     def __init__(self, bound: int = MAX_CONNECTIONS) -> None:
         self._bound = bound
         self._changed = threading.Condition()
         self._open: list[FileConnection] = []
-        """The one first that has been in its state for the longest time."""
+        """Sorted by the time of the last state change, oldest first."""
         self._is_waiting = False
         self._is_closed = False
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a new connection waits for room. Requests that only wait should end, since a client can retry."""
+        """Whether a new connection waits for a place. Requests that only wait must then end; their clients can
+        retry."""
         return self._is_waiting
 
     def admit(self, sock: socket.socket) -> FileConnection | None:
-        """Take a connection in: at the bound, in place of the one that has been idle for the longest time, of those
-        first that have not proved to be clients of ours. If all are at work, wait. None if the server stops."""
+        """Admits a connection. At the bound it replaces the connection that has been idle longest; those that have not
+        completed a request go first. It waits if all connections are busy. Returns None if the server stops."""
         with self._changed:
             while not self._is_closed and not self._has_room():
                 self._is_waiting = True
@@ -57,11 +58,11 @@ class FileConnections:
             return connection
 
     def begin(self, connection: FileConnection) -> bool:
-        """A whole request has come; False if the connection was dropped just before."""
+        """Marks a connection as busy, after a complete request; False if the connection was just dropped."""
         return self._change(connection, is_idle=False)
 
     def rest(self, connection: FileConnection) -> bool:
-        """The request is answered. False if the connection is to end, because others wait."""
+        """Marks a connection as idle, after an answer. False if the connection must end, because others wait."""
         connection.is_proven = True
         return self._change(connection, is_idle=True) and not self.is_crowded
 
@@ -72,7 +73,7 @@ class FileConnections:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Cut all, and admit nobody any more."""
+        """Cuts all connections, and admits no more."""
         with self._changed:
             self._is_closed = True
             for connection in self._open:
@@ -95,7 +96,7 @@ class FileConnections:
         idle = [connection for connection in self._open if connection.is_idle]
         if not idle:
             return False
-        oldest = min(idle, key=lambda connection: connection.is_proven)  # the first of equals
+        oldest = min(idle, key=lambda connection: connection.is_proven)  # the first of equals, so the longest idle
         oldest.is_dropped = True
         oldest.cut()
         self._open.remove(oldest)

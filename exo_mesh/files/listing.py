@@ -1,4 +1,4 @@
-"""The files of a model as a source lists them: the hub, a cache on this machine, or the file server of a peer."""
+"""The listing of a model's files at a source: the hub, a cache on this machine, or the file server of a peer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """A file as it is in full, whatever of it is there. sha256: "" if the source does not say; hubs say it of weights.
+    """A complete file, even if the source has only a part of it. sha256: "" if unknown; hubs know it for weights.
 
-    Which bytes a machine has of a file is another question: see weights.fetched.FetchedFile.
+    For the bytes of a file that a machine has, see weights.fetched.FetchedFile.
     """
 
     size: int
@@ -18,9 +18,9 @@ class FileInfo(msgspec.Struct, frozen=True):
 class Listing(msgspec.Struct, frozen=True):
     """The files of a model at one source, by name. File servers send it as JSON.
 
-    repo, revision: where the model is from, a hub id and a commit; "" for a model that is only in the mesh. digest: of
-    the model's card, "" if the source does not know it. made: files that this or another peer has made and that are at
-    no hub, see exo_mesh/weights/fetched.py.
+    repo, revision: the origin of the model, a hub id and a commit; "" for a model that only the mesh has. digest: of
+    the model's card, "" if the source does not know it. made: files that a peer has made and that no hub has, see
+    exo_mesh/weights/fetched.py.
     """
 
     repo: str

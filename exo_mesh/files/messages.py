@@ -1,4 +1,4 @@
-"""What a file server and its clients say to each other, besides plain HTTP/1.1.
+"""The protocol between a file server and its clients, on top of plain HTTP/1.1.
 
     GET /models/<quoted name>           exo_mesh.files.listing.Listing as JSON
     GET /models/<quoted name>/<file>    bytes of a file; `Range: bytes=A-B` for some of them
@@ -16,17 +16,17 @@ from __future__ import annotations
 from urllib.parse import quote
 
 WAIT_HEADER = "Exo-Wait-S"
-"""In a request: how many seconds to wait until the first byte of the range is there."""
+"""Request header: how many seconds to wait until the first byte of the range is present."""
 
 MAX_WAIT_S = 30.0
 
 PRESENT_HEADER = "Exo-Present"
-"""In a 416: how many bytes of the model's files are there. A client that waits sees by it whether more arrives."""
+"""Header of a 416 answer: how many bytes of the model's files are present. It shows a waiting client the progress."""
 
 MAX_LISTING_BYTES = 32 * 2**20
 
 
 def path_of(model: str, file: str = "") -> str:
-    """The path of a listing, or of a file."""
+    """Returns the path of a listing, or of a file."""
     listing = f"/models/{quote(model, safe='')}"
     return f"{listing}/{quote(file, safe='')}" if file else listing

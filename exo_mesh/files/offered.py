@@ -1,4 +1,4 @@
-"""Which files of which models a node offers to its peers, and which bytes of them are there."""
+"""The files of models that a node offers to its peers, and the bytes of them that are present."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from exo_mesh.weights.names import CODE_SUFFIX, FILE_NAME, WEIGHT_SUFFIXES, is_t
 from exo_mesh.weights.safetensors import on_disk
 
 Models = Callable[[str], tuple[Path, str] | None]
-"""(directory, card digest) of a model by its name; None if there is none. Called from several threads."""
+"""Returns (directory, card digest) of a model by its name; None if there is none. Called from several threads."""
 
 MAX_FILES = 10_000
 _MAX_KEPT = 64
@@ -30,7 +30,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class OfferedFile:
-    """path: by its whole name, although it may still be there as a part."""
+    """A file on offer. path: with the file's final name, although it may still be stored as a part."""
 
     path: Path
     size: int
@@ -38,23 +38,23 @@ class OfferedFile:
     present: Spans
 
     def available(self, start: int, stop: int) -> tuple[int, int] | None:
-        """As much of `[start, stop)` as is there without a gap; None if its first byte is not there."""
+        """Returns as much of `[start, stop)` as is present without a gap; None if the first byte is not."""
         index = bisect_right(self.present, start, key=lambda span: span[0]) - 1
         if index < 0 or self.present[index][1] <= start:
             return None
         return start, min(stop, self.present[index][1])
 
     def open(self) -> BinaryIO:
-        """Raises OSError and ModelError."""
+        """Opens the file. Raises OSError and ModelError."""
         try:
             return open_model_file(on_disk(self.path))
         except FileNotFoundError:
-            return open_model_file(on_disk(self.path))  # it was completed, and got its own name, in between
+            return open_model_file(on_disk(self.path))  # it was completed, and renamed, in between
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """One look at a model's directory. manifest: None if all files are whole."""
+    """The state of a model's directory at one moment. manifest: None if all files are complete."""
 
     model_dir: Path
     digest: str
@@ -65,7 +65,7 @@ class OfferedModel:
         return self.manifest.present_bytes if self.manifest else 0
 
     def file(self, name: str) -> OfferedFile | None:
-        """A file of the model; None for everything else."""
+        """Returns a file of the model; None for everything else."""
         path = self.model_dir / name
         if not FILE_NAME.fullmatch(name):
             return None
@@ -78,7 +78,7 @@ class OfferedModel:
         return None
 
     def listing(self) -> Listing:
-        """All files that can be opened."""
+        """Lists all files that can be opened."""
         names = set(self.manifest.files) if self.manifest else set()
         with os.scandir(self.model_dir) as entries:
             for entry in entries:
@@ -92,7 +92,7 @@ class OfferedModel:
         return Listing(repo, revision, listed, self.digest, made)
 
     def _origin(self) -> tuple[str, str]:
-        """(repo, revision), by the manifest or by the place in a Hugging Face cache."""
+        """Returns (repo, revision), from the manifest or from the place in a Hugging Face cache."""
         if self.manifest:
             return self.manifest.repo, self.manifest.revision
         snapshots = self.model_dir.parent
@@ -102,7 +102,7 @@ class OfferedModel:
 
 
 class OfferedModels:
-    """Looks models up by name. A manifest is read again only when it was replaced. Safe to use from several threads."""
+    """Looks models up by name. A manifest is read again only when it was replaced. Thread-safe."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -110,7 +110,7 @@ class OfferedModels:
         self._kept: dict[Path, tuple[object, Manifest | None]] = {}
 
     def find(self, name: str) -> OfferedModel | None:
-        """None if there is no such model, or its manifest cannot be used."""
+        """Returns the model; None if there is no such model, or its manifest cannot be used."""
         found = self._models(name)
         if found is None:
             return None
@@ -146,7 +146,7 @@ def _whole(path: Path) -> OfferedFile | None:
 
 
 def _sha256_of(path: Path) -> str:
-    """A Hugging Face cache calls large files by their SHA-256, and links to them; "" elsewhere."""
+    """Returns the SHA-256 by which a Hugging Face cache names large files; "" elsewhere."""
     real = os.path.realpath(path)
     is_blob = os.path.basename(os.path.dirname(real)) == "blobs"
     return os.path.basename(real) if is_blob and _SHA256.fullmatch(os.path.basename(real)) else ""

@@ -1,4 +1,4 @@
-"""Copying beside running streams: while streams run, all copying of a process takes at most a quarter of the time."""
+"""Slows copies down while streams run: all copies of a process together then use at most a quarter of the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESTS_PER_PIECE = 3.0
 BUSY_PIECE_BYTES = 256 * 1024
 
 MAX_REST_S = 1.0
-"""A piece that takes a third of a second or more waits for a slow network or a slow reader, and disturbs nobody."""
+"""Longest pause. A piece that takes a third of a second or more waits for a slow network or reader."""
 
 _LOOK_EVERY_S = 0.05
 """How soon a pausing copy notices that no stream runs any more."""
@@ -34,12 +34,12 @@ class CopyPace:
         return self._is_busy()
 
     def piece_bytes(self, otherwise: int) -> int:
-        """How many bytes to copy before the next pause; `otherwise` if no streams run."""
+        """Returns how many bytes to copy before the next pause; `otherwise` if no streams run."""
         return min(otherwise, BUSY_PIECE_BYTES) if self._is_busy() else otherwise
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Count a copy as under way: n copies at once pause so long that together they keep to the quarter."""
+        """Counts a running copy: n concurrent copies pause so long that together they keep to the quarter."""
         with self._lock:
             self._num_copies += 1
         try:
@@ -49,12 +49,12 @@ class CopyPace:
                 self._num_copies -= 1
 
     def rest_s(self, took_s: float) -> float:
-        """How long to pause after a piece that took `took_s`, if streams run."""
+        """Returns how long to pause after a piece that took `took_s`, if streams run."""
         num_copies = max(1, self._num_copies)
         return min(MAX_REST_S, took_s * ((RESTS_PER_PIECE + 1) * num_copies - 1))
 
     def rest(self, took_s: float, stopping: threading.Event) -> None:
-        """Pause after a piece that took `took_s`: not at all if no streams run, and no longer than they do."""
+        """Pauses after a piece that took `took_s`; returns at once when no streams run."""
         if not self._is_busy():
             return
         end = self._clock() + self.rest_s(took_s)

@@ -1,4 +1,4 @@
-"""Reads the head of a request to the file server. Only what a client of ours sends is understood."""
+"""Parses the head of a request to the file server. It supports only what exo-mesh's own client sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAIT = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 class RefusedRequestError(Exception):
-    """A request that is answered with this status."""
+    """A request that is answered with an error status."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -26,8 +26,8 @@ class RefusedRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """file: "" for the listing. start, stop: of the range, `stop` None for the rest of the file. if_match: the digest
-    that the model must have, "" for any. keeps: the connection is to be kept open."""
+    """A parsed request. file: "" for the listing. start, stop: of the range, `stop` None for the rest of the file.
+    if_match: the digest that the model must have, "" for any. keeps: the connection stays open."""
 
     model: str
     file: str
@@ -40,16 +40,16 @@ class FileRequest:
 
 
 def parse_head(head: bytes) -> FileRequest:
-    """Raises RefusedRequestError for everything that is no plain GET of a listing or of one range of a file."""
+    """Parses the head. Raises RefusedRequestError unless it is a plain GET of a listing or of one range."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this is not a request of HTTP/1.1")
     if words[0] != "GET":
         raise RefusedRequestError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported")
     headers = _headers(lines)
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "a GET has no body")
+        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "a GET must have no body")
     model, file = _path(words[1])
     has_range, start, stop = _range(headers.get("range"))
     keeps = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
@@ -62,20 +62,20 @@ def _headers(lines: list[str]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip() or name.lower() in headers:
-            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "a header is malformed, or there twice")
+            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "a header is malformed or repeated")
         headers[name.lower()] = value.strip()
     return headers
 
 
 def _path(target: str) -> tuple[str, str]:
-    """(model, file). A name may have slashes if they are quoted; what a file may be called is checked later."""
+    """Returns (model, file). A name may contain quoted slashes; the file's name is checked later."""
     parts = target.split("/")
     if len(parts) not in (3, 4) or parts[:2] != ["", "models"] or "?" in target or not all(parts[2:]):
-        raise RefusedRequestError(HTTPStatus.NOT_FOUND, "there is nothing by this path")
+        raise RefusedRequestError(HTTPStatus.NOT_FOUND, "nothing is served under this path")
     try:
         model, *files = (unquote(part, errors="strict") for part in parts[2:])
     except UnicodeDecodeError as exc:
-        raise RefusedRequestError(HTTPStatus.NOT_FOUND, "there is nothing by this path") from exc
+        raise RefusedRequestError(HTTPStatus.NOT_FOUND, "nothing is served under this path") from exc
     return model, files[0] if files else ""
 
 
@@ -95,5 +95,5 @@ def _digest(if_match: str) -> str:
 def _wait_s(headers: dict[str, str]) -> float:
     text = headers.get(WAIT_HEADER.lower(), "0")
     if not _WAIT.fullmatch(text):
-        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"{WAIT_HEADER} is no number of seconds")
+        raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"{WAIT_HEADER} is not a number of seconds")
     return min(MAX_WAIT_S, float(text))

@@ -1,4 +1,4 @@
-"""Sends bytes of a file over a socket: by sendfile where the connection is plain, else read and encrypted here."""
+"""Sends bytes of a file over a socket: by sendfile on a plain connection, else read and encrypted here."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from exo_mesh.clock import monotonic
 from exo_mesh.files.pace import CopyPace
 
 PIECE_BYTES = 4 * 2**20
-"""By sendfile; between two pieces the pace is asked."""
+"""Bytes per sendfile call; the pace is applied between two pieces."""
 
 TLS_PIECE_BYTES = 256 * 1024
-"""Read into memory, for each connection that sends."""
+"""Bytes per piece in memory, for each connection that sends."""
 
 LEAST_BYTES = 256 * 1024
 PIECE_S = 30.0
-"""A peer that does not take LEAST_BYTES within this time is given up."""
+"""A peer that does not accept LEAST_BYTES within this time is dropped."""
 
 NOT_SENT_BYTES = 128 * 1024
-"""What the system may hold back unsent while streams run. With more, the time for a piece would say nothing of the
-network, and the network would go on sending while a copy pauses. Otherwise a copy would take twice as long by it."""
+"""Bytes that the system may buffer unsent while streams run. With more, the time for a piece would not show the speed
+of the network, and the network would go on sending during a pause. While no streams run there is no limit, because a
+copy would take twice as long with it."""
 
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 0x201 if os.uname().sysname == "Darwin" else 25)
 
@@ -34,7 +35,7 @@ _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 0x201 if os.uname().sy
 def send_span(
     sock: socket.socket, file: BinaryIO, start: int, stop: int, pace: CopyPace, stopping: threading.Event
 ) -> None:
-    """Send the bytes `[start, stop)`. Raises OSError: of the socket, or if the file is shorter than that."""
+    """Sends the bytes `[start, stop)`. Raises OSError: of the socket, or if the file is shorter."""
     is_encrypted = isinstance(sock, ssl.SSLSocket)
     send, most = (_send_encrypted, TLS_PIECE_BYTES) if is_encrypted else (_send_file, PIECE_BYTES)
     buffer = memoryview(bytearray(TLS_PIECE_BYTES if is_encrypted else 0))
@@ -54,8 +55,8 @@ def send_span(
 
 
 def _limit_unsent(sock: socket.socket, num_bytes: int) -> None:
-    """0: no limit but the system's own."""
-    with contextlib.suppress(OSError):  # a system that does not know it only keeps the pace less exactly
+    """Sets the limit; 0 restores the system's own."""
+    with contextlib.suppress(OSError):  # systems without the option only keep the pace less exactly
         sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, num_bytes)
 
 
@@ -80,7 +81,7 @@ def _send_file(sock: socket.socket, file: BinaryIO, start: int, stop: int, _: me
             num_sent = os.sendfile(sock.fileno(), file.fileno(), start, stop - start)
         except BlockingIOError:
             if not poller.poll(max(0.0, end - monotonic()) * 1e3):
-                raise TimeoutError("the peer takes no more bytes") from None
+                raise TimeoutError("the peer accepts no more bytes") from None
             continue
         _require(num_sent)
         start += num_sent

@@ -18,7 +18,7 @@ from exo_mesh.security.credentials import CredentialSource
 
 _BACKLOG = 128
 _AGAIN_S = 1.0
-"""The pause after the system refused a connection, for want of files or memory."""
+"""Pause after the system refused a connection for lack of file descriptors or memory."""
 
 _STOP_S = 2.0
 
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 class FileServer:
-    """Serves the files of models to peers, and nothing else.
+    """Serves model files to peers, and nothing else.
 
     models: (directory, card digest) of a model by its name; called in threads of this server. credentials: on a closed
-    mesh; those that are current are used for each new connection. is_busy: whether streams run on this machine;
-    called in threads of this server, after each piece.
+    mesh; each new connection uses the current ones. is_busy: whether streams run on this machine; called in threads of
+    this server, after each piece.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FileServer:
         self._threads: set[threading.Thread] = set()
 
     def start(self, host: str, port: int) -> int:
-        """Listen, and answer the port; 0 is any free one. To be called once.
+        """Listens, and returns the port; 0 chooses any free one. Call it once.
 
         Raises OSError, and ValueError for unusable credentials.
         """
@@ -70,13 +70,13 @@ class FileServer:
         return bound
 
     def stop(self) -> None:
-        """Cut all connections; blocks until their threads have ended, which is soon. May be called more than once."""
+        """Cuts all connections and waits for their threads, which end soon. May be called more than once."""
         self._answerer.stopping.set()
         self._connections.close()
         if self._acceptor is None or self._wake is None:
             return
         self._wake.close()
-        self._acceptor.join(_STOP_S)  # first: it starts the others
+        self._acceptor.join(_STOP_S)  # first, because it starts the others
         end = monotonic() + _STOP_S
         for thread in list(self._threads):
             thread.join(max(0.0, end - monotonic()))
@@ -106,7 +106,7 @@ class FileServer:
                 except (BlockingIOError, ConnectionAbortedError):
                     continue
                 except OSError as exc:
-                    _log.warning("no connection of a peer can be accepted: %s", exc)
+                    _log.warning("the file server cannot accept a connection: %s", exc)
                     self._answerer.stopping.wait(_AGAIN_S)
                     continue
                 self._admit(accepted)
@@ -114,7 +114,7 @@ class FileServer:
     def _admit(self, accepted: socket.socket) -> None:
         try:
             sock = self._prepared(accepted)
-        except OSError:  # it has gone already
+        except OSError:  # the peer has gone already
             accepted.close()
             return
         connection = self._connections.admit(sock)
@@ -124,7 +124,7 @@ class FileServer:
         self._run(self._answerer.serve, connection)
 
     def _prepared(self, accepted: socket.socket) -> socket.socket:
-        """The handshake comes later, in the thread of the connection."""
+        """Prepares an accepted socket. The TLS handshake happens later, in the thread of the connection."""
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._credentials is None:
             return accepted

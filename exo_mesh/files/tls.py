@@ -1,6 +1,7 @@
 """Mutual TLS for sockets of the ssl module, with the credentials of a mesh.
 
-The ssl module reads certificates and keys from files only. Both go through pipes, so that the key is on no disk.
+The ssl module reads certificates and keys from files only. Both go through pipes, so that the key is written to no
+disk.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from functools import lru_cache
 from exo_mesh.security.credentials import Credentials
 
 _MAX_PEM_BYTES = 16 * 1024
-"""What a pipe takes on every system before somebody reads."""
+"""What a pipe accepts on every system before it is read."""
 
 
 @lru_cache(maxsize=8)
 def server_context(own: Credentials) -> ssl.SSLContext:
-    """A client must show a certificate of the same mesh before it may say anything."""
+    """Returns the context of a server whose clients must first present a certificate of the same mesh."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # every connection shows its certificate; none resumes a session
+    context.num_tickets = 0  # every connection presents its certificate; none resumes a session
     return _prepared(context, own)
 
 
 @lru_cache(maxsize=8)
 def client_context(own: Credentials) -> ssl.SSLContext:
-    """To be used with MESH_DNS_NAME as the server's host name: that is checked, and no address."""
+    """Returns the context of a client. Use MESH_DNS_NAME as the server's host name; addresses are not verified."""
     return _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), own)
 
 
@@ -42,9 +43,9 @@ def _prepared(context: ssl.SSLContext, own: Credentials) -> ssl.SSLContext:
 
 @contextmanager
 def _in_pipe(pem: bytes) -> Iterator[str]:
-    """A path at which the text can be read once."""
+    """Yields a path from which the text can be read once."""
     if len(pem) > _MAX_PEM_BYTES:
-        raise ValueError(f"credentials of {len(pem)} bytes are larger than the {_MAX_PEM_BYTES} that are read")
+        raise ValueError(f"credentials of {len(pem)} bytes are larger than the limit of {_MAX_PEM_BYTES}")
     reader, writer = os.pipe()
     try:
         os.write(writer, pem)

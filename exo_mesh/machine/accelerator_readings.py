@@ -1,4 +1,5 @@
-"""Ask the system what it computes on, and follow a GPU's memory. Blocking, except for `DeviceMemory.__call__`."""
+"""Reads the machine's devices from the system, and follows a GPU's memory. Blocking, except for
+`DeviceMemory.__call__`."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from exo_mesh.machine.tool_output import ask
 
 POLL_S = 2.0
 STALE_READINGS = 5
-"""After so many polls without an answer nothing counts as free any more."""
+"""After this many polls without an answer no memory counts as free."""
 
 _DRM = Path("/sys/class/drm")
 _DEVICE_TREE = Path("/proc/device-tree")
 
 
 def ask_nvidia_smi() -> Sequence[NvidiaGpu]:
-    """NVIDIA's GPUs, by a process of nvidia-smi."""
+    """Lists NVIDIA's GPUs, by a process of nvidia-smi."""
     return parse_nvidia_smi(ask(["nvidia-smi", *NVIDIA_QUERY]))
 
 
@@ -46,7 +47,7 @@ def read_machine(
     device_tree: Path = _DEVICE_TREE,
     read_nvidia: Callable[[], Sequence[NvidiaGpu]] = ask_nvidia_smi,
 ) -> Machine:
-    """Everything about this machine, within a few seconds whatever hangs."""
+    """Reads everything about this machine, within a few seconds even if a driver hangs."""
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
     return Machine(
         cpu=_cpu_name(device_tree),
@@ -59,16 +60,16 @@ def read_machine(
 
 
 def visible(gpus: Sequence[NvidiaGpu], environ: Mapping[str, str] = os.environ) -> tuple[NvidiaGpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves to an engine, in its order; nvidia-smi always shows all of them."""
+    """Filters GPUs by CUDA_VISIBLE_DEVICES, in its order, as an engine sees them; nvidia-smi always shows all GPUs."""
     words = environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
-    if not all(word.isdigit() for word in words):  # not set, or names that nvidia-smi did not tell
+    if not all(word.isdigit() for word in words):  # not set, or names that nvidia-smi does not show
         return tuple(gpus)
     by_index = {gpu.index: gpu for gpu in gpus}
     return tuple(by_index[int(word)] for word in words if int(word) in by_index)
 
 
 def read_amd(drm: Path = _DRM) -> tuple[AmdGpu, ...]:
-    """AMD's GPUs, in the order of their cards."""
+    """Lists AMD's GPUs, in the order of their cards."""
     found: list[AmdGpu] = []
     for device in sorted(drm.glob("card[0-9]*/device")):
         files = {name: _bytes_of(device / name).decode(errors="replace") for name in AMD_FILES}
@@ -81,10 +82,10 @@ def read_amd(drm: Path = _DRM) -> tuple[AmdGpu, ...]:
 
 
 class DeviceMemory:
-    """The memory of what the chosen engine computes on: a MemoryReader. Until it is told, that of the system.
+    """A MemoryReader for the device of the chosen engine. Before `follow` it reads the system's memory.
 
-    Memory of a GPU is read by a thread of its own every POLL_S, since its driver may take seconds to answer; a call
-    answers what was read last. Memory of the system is read in the call: it is a few small files.
+    A thread reads a GPU's memory every POLL_S, because its driver may take seconds to answer; a call returns the last
+    reading. The system's memory is read in the call: it takes a few small files.
     """
 
     def __init__(
@@ -105,21 +106,21 @@ class DeviceMemory:
     def __call__(self) -> MemoryReading:
         system = self._read_system()
         if self._missed >= STALE_READINGS:
-            return MemoryReading(system.total_bytes, 0, why="the GPU's driver does not answer any more")
+            return MemoryReading(system.total_bytes, 0, why="the GPU's driver no longer answers")
         return accelerator_for(self._compute, self._machine, system).memory
 
     def follow(self, compute: Compute) -> Accelerator:
-        """Blocking. From now on, read the memory behind this word; answers what that is."""
+        """Blocking. Reads the memory of this kind of device from now on; returns the device."""
         self._machine = self._read_machine()
         self._compute = compute
         found = accelerator_for(compute, self._machine, self._read_system())
-        if found.memory.headroom_bytes is not None and self._thread is None:  # it has memory of its own to be watched
+        if found.memory.headroom_bytes is not None and self._thread is None:  # its own memory needs polling
             self._thread = threading.Thread(target=self._poll, name="device memory", daemon=True)
             self._thread.start()
         return found
 
     def close(self) -> None:
-        """Let the thread end; it may be within a driver's call for a few seconds, which nobody waits for."""
+        """Ends the thread, without waiting: a driver's call may take a few seconds."""
         self._stop.set()
 
     def _poll(self) -> None:

@@ -1,13 +1,13 @@
-"""What a machine computes on, and how much of its memory models may take: from what the system says, in pure functions.
+"""Computes from the system's figures what a machine computes on, and how much of its memory models may use. Pure.
 
-`accelerator_readings.py` asks the system. No heavy library is asked: only drivers' files and command line tools.
+`accelerator_readings.py` reads the figures, from drivers' files and command line tools only, without heavy libraries.
 
-| device | models may take | source of the rule |
+| device | models may use | source of the rule |
 |---|---|---|
-| CPU | what is available, less a tenth of the whole (at most 1 GiB) | `memory.py` |
-| NVIDIA, AMD with memory of their own | what is free, 90 % of the whole at most | driver and desktop take the rest |
-| Apple silicon | what is available, `iogpu.wired_limit_mb` or 75 % of the whole at most | what Metal wires by default |
-| AMD sharing the system's memory (APU) | 90 % of its carve-out; of what it maps all but 16 GB | `amd_reading` |
+| CPU | what is available, minus a tenth of the total (at most 1 GiB) | `memory.py` |
+| NVIDIA, AMD with memory of their own | what is free, at most 90 % of the total | driver and desktop use the rest |
+| Apple silicon | what is available, at most `iogpu.wired_limit_mb` or 75 % of the total | what Metal wires by default |
+| AMD sharing the system's memory (APU) | 90 % of its carve-out, and all but 16 GB of what it maps | `amd_reading` |
 | NVIDIA sharing it (Jetson, GB10) | as CPU | its driver says `[N/A]` |
 | Rockchip NPU | as CPU | the NPU has no memory of its own |
 """
@@ -24,7 +24,7 @@ from exo_mesh.machine.memory import MemoryReading
 VRAM_SHARE = 0.9
 APPLE_SHARE = 0.75
 APU_SYSTEM_BYTES = 16 * 10**9
-"""Of the memory that an APU maps, this much stays with the system."""
+"""The part of an APU's mapped memory that is left to the system."""
 
 NVIDIA_QUERY = ("--query-gpu=index,name,memory.total,memory.used,memory.free", "--format=csv,noheader,nounits")
 """Arguments of nvidia-smi whose output `parse_nvidia_smi` reads."""
@@ -39,7 +39,7 @@ _APU_METRICS = (2, 3)
 
 @dataclass(frozen=True, slots=True)
 class NvidiaGpu:
-    """A line of nvidia-smi. Sizes are None where the GPU shares the system's memory, which its driver cannot tell."""
+    """A line of nvidia-smi. Sizes are None if the GPU shares the system's memory, which its driver does not report."""
 
     index: int
     name: str
@@ -49,7 +49,7 @@ class NvidiaGpu:
 
 @dataclass(frozen=True, slots=True)
 class AmdGpu:
-    """What amdgpu says of a GPU. gtt: system memory that it may map. integrated: None if the driver does not say."""
+    """What amdgpu reports about a GPU. gtt: system memory that it may map. integrated: None if it is not reported."""
 
     name: str
     vram_total: int
@@ -59,8 +59,8 @@ class AmdGpu:
     integrated: bool | None = None
 
     def is_apu(self, system_total: int) -> bool:
-        """Does it share the system's memory? Without the driver's word only if it may map all of that, and more than it
-        has itself: a card maps half of it, or as much as it has."""
+        """Whether the GPU shares the system's memory. If the driver does not say, only if the GPU may map all of it and
+        more than its own memory: a card maps half of it, or as much as it has itself."""
         if self.integrated is not None:
             return self.integrated
         return self.gtt_total > self.vram_total and self.gtt_total >= system_total
@@ -68,7 +68,7 @@ class AmdGpu:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What a device tree says: the board's name and the chip, such as "rk3588"."""
+    """A board from its device tree: the name, and the chip, such as "rk3588"."""
 
     name: str
     chip: str
@@ -76,7 +76,7 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """All that was read of a machine. wired_limit_bytes: of Apple's GPU, where somebody has set it."""
+    """Everything that was read about a machine. wired_limit_bytes: of Apple's GPU, if somebody has set it."""
 
     cpu: str
     nvidia: Sequence[NvidiaGpu] = ()
@@ -88,7 +88,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What an engine computes on: a word for its kind (cpu, gpu, npu), its name, its memory and why so much."""
+    """The device that an engine computes on: its kind (cpu, gpu, npu), its name, and its memory."""
 
     kind: str
     name: str
@@ -96,7 +96,7 @@ class Accelerator:
 
 
 def accelerator_for(compute: Compute, machine: Machine, system: MemoryReading) -> Accelerator:
-    """The device behind an engine's `compute`, with its memory now; the CPU and its memory if no such device shows."""
+    """Returns the device for an engine's `compute`, with its memory now; the CPU if there is no such device."""
     if compute == "cuda" and machine.nvidia:
         return Accelerator("gpu", machine.nvidia[0].name, nvidia_reading(machine.nvidia, system))
     if compute == "rocm" and machine.amd:
@@ -112,28 +112,28 @@ def accelerator_for(compute: Compute, machine: Machine, system: MemoryReading) -
 
 
 def nvidia_reading(gpus: Sequence[NvidiaGpu], system: MemoryReading) -> MemoryReading:
-    """Memory of the first GPU, which is the one that an engine takes."""
+    """Memory of the first GPU, which is the one that engines use."""
     gpu = gpus[0]
     if gpu.total_bytes is None or gpu.free_bytes is None:
         return replace(system, why=f"{gpu.name} shares {system.why}")
     which = f"GPU {gpu.index} of {len(gpus)}, " if len(gpus) > 1 else ""
     ceiling = int(VRAM_SHARE * gpu.total_bytes)
-    why = f"{which}what is free, 90 % of {gigabytes(gpu.total_bytes)} at most (NVIDIA's driver)"
+    why = f"{which}what is free, at most 90 % of {gigabytes(gpu.total_bytes)} (NVIDIA's driver)"
     return MemoryReading(gpu.total_bytes, gpu.free_bytes, ceiling, 0, why)
 
 
 def amd_reading(gpu: AmdGpu, system: MemoryReading) -> MemoryReading:
-    """Memory of a card; of an APU, its carve-out and what it maps of the system's memory."""
+    """Memory of a card; for an APU, its carve-out and what it maps of the system's memory."""
     free = max(0, gpu.vram_total - gpu.vram_used)
     own = int(VRAM_SHARE * gpu.vram_total)
     if not gpu.is_apu(system.total_bytes):
-        why = f"what is free, 90 % of {gigabytes(gpu.vram_total)} at most (amdgpu)"
+        why = f"what is free, at most 90 % of {gigabytes(gpu.vram_total)} (amdgpu)"
         return MemoryReading(gpu.vram_total, free, own, 0, why)
     mapped_total = max(0, min(gpu.gtt_total, system.total_bytes - APU_SYSTEM_BYTES))
     mapped = max(0, min(gpu.gtt_total - gpu.gtt_used, system.available_bytes - APU_SYSTEM_BYTES))
     why = (
-        f"90 % of a carve-out of {gigabytes(gpu.vram_total)}, and of {gigabytes(gpu.gtt_total)} that it maps what is "
-        f"available less {gigabytes(APU_SYSTEM_BYTES)} for the system (amdgpu)"
+        f"90 % of a carve-out of {gigabytes(gpu.vram_total)}, and of the {gigabytes(gpu.gtt_total)} that it maps what "
+        f"is available minus {gigabytes(APU_SYSTEM_BYTES)} for the system (amdgpu)"
     )
     return MemoryReading(gpu.vram_total + mapped_total, min(free, own) + mapped, own + mapped_total, 0, why)
 
@@ -143,17 +143,17 @@ def apple_reading(system: MemoryReading, wired_limit_bytes: int | None) -> Memor
     if wired_limit_bytes:
         return replace(system, ceiling_bytes=wired_limit_bytes, why="unified memory up to iogpu.wired_limit_mb")
     ceiling = int(APPLE_SHARE * system.total_bytes)
-    return replace(system, ceiling_bytes=ceiling, why=f"75 % of {gigabytes(system.total_bytes)} unified memory at most")
+    return replace(system, ceiling_bytes=ceiling, why=f"at most 75 % of {gigabytes(system.total_bytes)} unified memory")
 
 
 def parse_nvidia_smi(output: str) -> tuple[NvidiaGpu, ...]:
-    """GPUs in the output of nvidia-smi with NVIDIA_QUERY, in its order; lines that are none (warnings) are left out."""
+    """Reads the GPUs from the output of nvidia-smi with NVIDIA_QUERY, in its order, without warnings."""
     gpus: list[NvidiaGpu] = []
     for line in output.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) < 5 or not fields[0].isdigit():
             continue
-        # a name may hold a comma; the numbers are at the end
+        # a name may contain commas; the numbers are at the end
         index, name, (total, used, free) = int(fields[0]), ", ".join(fields[1:-3]), map(_mib, fields[-3:])
         if free is None and total is not None and used is not None:
             free = max(0, total - used)
@@ -162,7 +162,7 @@ def parse_nvidia_smi(output: str) -> tuple[NvidiaGpu, ...]:
 
 
 def parse_amd(name: str, files: Mapping[str, str], gpu_metrics: bytes = b"") -> AmdGpu | None:
-    """A GPU from the contents of AMD_FILES, and the beginning of its gpu_metrics; None if it says no memory.
+    """Reads a GPU from the contents of AMD_FILES, and the beginning of its gpu_metrics; None if no memory is given.
 
     gpu_metrics begins with its size (2 bytes), then its format revision (1 byte).
     """
@@ -175,7 +175,7 @@ def parse_amd(name: str, files: Mapping[str, str], gpu_metrics: bytes = b"") -> 
 
 
 def parse_device_tree(model: bytes, compatible: bytes) -> Board | None:
-    """A Rockchip board with an NPU, from /proc/device-tree: strings that end with a zero byte; else None."""
+    """Reads a Rockchip board with an NPU from /proc/device-tree: strings that end with a zero byte; None for others."""
     names = [part.decode(errors="replace") for part in compatible.split(b"\0") if part]
     chips = [name.partition(",")[2] for name in names if name.startswith("rockchip,rk35")]
     chip = next((chip for chip in reversed(chips) if chip in NPU_CHIPS), None)
@@ -185,11 +185,11 @@ def parse_device_tree(model: bytes, compatible: bytes) -> Board | None:
 
 
 NPU_CHIPS = ("rk3562", "rk3566", "rk3568", "rk3576", "rk3588", "rk3588s")
-"""Chips of Rockchip that have an NPU with a driver in Linux, as device trees name them."""
+"""Rockchip chips that have an NPU with a driver in Linux, as device trees name them."""
 
 
 def parse_cpu_name(cpuinfo: str) -> str:
-    """The processor's name in /proc/cpuinfo; "" where it has none, as on most Arm machines."""
+    """Returns the processor's name from /proc/cpuinfo; "" if it has none, as on most Arm machines."""
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model", "Hardware") and value.strip():
@@ -198,13 +198,13 @@ def parse_cpu_name(cpuinfo: str) -> str:
 
 
 def parse_wired_limit(output: str) -> int | None:
-    """Bytes in what `sysctl -n iogpu.wired_limit_mb` prints; None for 0, which means the system's default."""
+    """Returns the bytes that `sysctl -n iogpu.wired_limit_mb` prints; None for 0, which means the system's default."""
     text = output.strip()
     return int(text) * _MIB if text.isdigit() and int(text) else None
 
 
 def devices(machine: Machine, system: MemoryReading, computes: Iterable[Compute]) -> list[Accelerator]:
-    """The devices behind some `compute` words, each once, and the CPU in any case at the end."""
+    """Returns the devices for some `compute` words, each once, with the CPU always at the end."""
     found = {(one.kind, one.name): one for one in (accelerator_for(c, machine, system) for c in (*computes, "cpu"))}
     return list(found.values())
 

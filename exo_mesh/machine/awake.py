@@ -1,7 +1,7 @@
-"""Keeps this machine from going to sleep while there is work, with the program that the system has for that.
+"""Keeps this machine from going to sleep while there is work, with the system's own program for that.
 
-The program holds the lock for as long as its child `cat` lives, and `cat` lives until the pipe to it is closed: by this
-node when the work has ended, or by the kernel when the node dies, however it dies.
+The program holds the lock as long as its child `cat` lives. `cat` lives until its pipe is closed: by this node when the
+work has ended, or by the kernel when the node dies for any reason.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from exo_mesh.clock import Clock, monotonic, next_beat
 
 LOOK_EVERY_S = 1.0
 LINGER_S = 30.0
-"""The lock is held for so long after the last work: conversations pause between two requests, and systems that sleep
-when idle wait for minutes."""
+"""The lock is held this long after the last work: conversations pause between two requests, and systems that sleep when
+idle wait for minutes."""
 
 RETRY_S = 600.0
-"""A system that has refused the lock is asked again after so long."""
+"""After the system refused the lock, it is asked again after this time."""
 
 STARTED_S = 0.5
-"""A program that is refused has ended within this."""
+"""A program that is refused ends within this time."""
 
 LOGIND = Path("/run/systemd/inhibit")
-"""Exists where logind runs, which systemd-inhibit asks."""
+"""Exists while logind runs, which systemd-inhibit talks to."""
 
 _INHIBIT = ("systemd-inhibit", "--who=exo-mesh", "--why=requests run", "--mode=block")
 LINUX = ((*_INHIBIT, "--what=sleep:idle", "cat"), (*_INHIBIT, "--what=idle", "cat"))
-"""logind lets everybody keep the machine from sleeping because it is idle; to forbid all sleep takes a person who is
-logged in, or root. So the second is tried where the first is refused."""
+"""logind lets every user prevent idle sleep; preventing all sleep takes a logged-in user, or root. So the second
+command is tried if the first is refused."""
 
 MACOS = (("caffeinate", "-i", "-s", "cat"),)
 """-i: no sleep when idle, -s: none at all on mains power; see caffeinate(8)."""
@@ -43,13 +43,14 @@ _log = logging.getLogger(__name__)
 
 
 def commands_here(platform: str = sys.platform, logind: Path = LOGIND) -> tuple[tuple[str, ...], ...]:
-    """What can hold the lock on this machine, the best first; nothing on machines that do not sleep by themselves."""
+    """Returns the commands that can hold the lock here, the best first; none where the machine never sleeps idle."""
     commands = MACOS if platform == "darwin" else LINUX if platform == "linux" and logind.is_dir() else ()
     return commands if commands and shutil.which(commands[0][0]) else ()
 
 
 class SleepLock:
-    """`keep` runs until it is cancelled, and gives the lock back at its end. why(): the work there is; "" if none."""
+    """Holds the lock while there is work. `keep` runs until it is cancelled, and releases the lock at its end. why():
+    the current work; "" if none."""
 
     def __init__(self, why: Callable[[], str], commands: Sequence[Sequence[str]], clock: Clock = monotonic) -> None:
         self._why = why
@@ -59,15 +60,15 @@ class SleepLock:
         self._idle_since: float | None = None
         self._refused_at: float | None = None
         self._next = 0
-        """Which command is tried next; one that was refused leads to the one after it."""
+        """Index of the command to try next; a refused command leads to the one after it."""
 
     @property
     def is_held(self) -> bool:
-        """Whether the system was told not to sleep."""
+        """Whether the system is currently prevented from sleeping."""
         return self._holder is not None and self._holder.returncode is None
 
     async def keep(self) -> None:
-        """Hold the lock while there is work, and for LINGER_S after it."""
+        """Holds the lock while there is work, and for LINGER_S after it."""
         if not self._commands:
             return
         try:
@@ -78,7 +79,7 @@ class SleepLock:
             await self._release()
 
     async def look(self) -> None:
-        """Take the lock, or give it back, as the work is now."""
+        """Takes or releases the lock, as the current work requires."""
         now, why = self._clock(), self._why()
         if why:
             self._idle_since = None
@@ -91,20 +92,18 @@ class SleepLock:
 
     async def _take(self, why: str) -> None:
         said = ""
-        if self._holder is not None:  # refused after a while: logind may have asked somebody
+        if self._holder is not None:  # refused after a delay: logind may have asked a user
             await self._release()
             self._next += 1
         for command in self._commands[self._next :]:
             self._holder, said = await _started(command)
             if self.is_held:
                 self._refused_at = None
-                _log.info("this machine does not sleep now (%s): %s", why, command[0])
+                _log.info("sleep is prevented (%s) with %s", why, command[0])
                 return
             self._next += 1
         self._refused_at, self._next, self._holder = self._clock(), 0, None
-        _log.warning(
-            "this machine may go to sleep while requests run: %s: %s", self._commands[-1][0], said or "refused"
-        )
+        _log.warning("sleep cannot be prevented while requests run: %s: %s", self._commands[-1][0], said or "refused")
 
     async def _release(self) -> None:
         holder, self._holder = self._holder, None
@@ -118,7 +117,7 @@ class SleepLock:
         try:
             async with asyncio.timeout(2.0):
                 await holder.wait()
-            _log.info("this machine may sleep again")
+            _log.info("sleep is allowed again")
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 holder.kill()
@@ -126,7 +125,7 @@ class SleepLock:
 
 
 async def _started(command: Sequence[str]) -> tuple[Process | None, str]:
-    """The process, and what it said if it has ended at once."""
+    """Starts a command; returns the process, and its error output if it has ended at once."""
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=nothing, stderr=pipe)

@@ -1,7 +1,8 @@
-"""The one door through which a node writes to its home: bounded, whole files or none, and never the end of serving.
+"""All of a node's writes to its home go through here: bounded, whole files or none, and a failure never stops serving.
 
-What a node keeps on disk is there to save time (what engines said of models) or to be remembered (quarantine). On a
-full disk it does without: `write` says no, `problem` says why and what to do, and both mend when there is room again.
+A node stores files to save time (what engines reported about models) or to remember (quarantine). On a full disk it
+works without them: `write` returns False, `problem` gives reason and remedy, and both recover when there is space
+again.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ FLOOR_SHARE, FLOOR_BYTES = 0.05, 64 * 2**20
 """Nothing is written if less than this would be left: 5 % of the volume, but no more than 64 MiB."""
 
 LOW_SHARE, LOW_BYTES = 0.1, 2 * 10**9
-"""From here on it is worth a word: 10 % of the volume, but no more than 2 GB."""
+"""Below this a hint is shown: 10 % of the volume, but no more than 2 GB."""
 
 READ_EVERY_S = 1.0
 
 PROBE_BYTES = 64 * 2**10
-"""Most that is written to see whether writing works again."""
+"""Most bytes that are written to test whether writing works again."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _log = logging.getLogger(__name__)
 
 
 class Disk:
-    """The volume that `home` is on. `read` answers (total, free) bytes of it, or raises OSError."""
+    """The volume that `home` is on. `read` returns its (total, free) bytes, or raises OSError."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Disk:
         self._failed_bytes = 0
         self._turn = threading.Lock()
         self.refused = 0
-        """Writes that were left out so far."""
+        """Number of writes that were skipped so far."""
 
     @property
     def total_bytes(self) -> int:
@@ -60,25 +61,25 @@ class Disk:
 
     @property
     def free_bytes(self) -> int:
-        """What an unprivileged process may still write; 0 if that cannot be found out."""
+        """What an unprivileged process may still write; 0 if that is unknown."""
         return self._look()[1]
 
     @property
     def floor_bytes(self) -> int:
-        """What is left free in any case."""
+        """What is always left free."""
         return min(FLOOR_BYTES, int(FLOOR_SHARE * self.total_bytes))
 
     def has_room(self, num_bytes: int) -> bool:
-        """May so many bytes be written? A volume that cannot be measured is written to, and says no itself."""
+        """Whether this many bytes may be written. If the volume cannot be measured, True: the write itself may fail."""
         total, free = self._look(fresh=True)
         return not total or free - num_bytes >= self.floor_bytes
 
     def write(self, file: Path, text: str, what: str) -> bool:
-        """Write a small file whole or not at all; False, with `problem` set, if that cannot be. `what`, for people.
+        """Writes a small file whole or not at all; returns False, and sets `problem`, if that fails. what: for people.
 
         Safe to call from several threads, also for the same file.
         """
-        with self._turn:  # the scratch file of a file is always the same one, so that a kill leaves at most one
+        with self._turn:  # a file has one scratch file, so that a kill leaves at most one behind
             return self._write(file, text, what)
 
     def _write(self, file: Path, text: str, what: str) -> bool:
@@ -98,7 +99,7 @@ class Disk:
         return True
 
     def failed(self, error: OSError, what: str, num_bytes: int = 4096) -> None:
-        """Somebody could not write `what`, of so many bytes, below the home."""
+        """Records that `what`, of this many bytes, could not be written below the home."""
         self.refused += 1
         if self._failed is None or self._failed.errno != error.errno:
             _log.warning("%s cannot be written below %s: %s", what, self.home, error.strerror or error)
@@ -106,29 +107,29 @@ class Disk:
 
     @property
     def is_failing(self) -> bool:
-        """Could the last file not be written?"""
+        """Whether the last write failed."""
         return self._failed is not None
 
     def check(self) -> None:
-        """After a failure: try again, so that `problem` goes away when its cause has. Blocks."""
+        """Writes again after a failure, so that `problem` goes away with its cause. Blocks."""
         if self._failed is not None:
             probe, refused = self.home / f"disk-probe.{os.getpid()}", self.refused
             self.write(probe, "." * self._failed_bytes, self._failed_what)
-            self.refused = refused  # nobody misses this one
+            self.refused = refused  # the probe does not count
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
 
     def problem(self) -> Reason | None:
-        """What is wrong with the disk now, or None."""
+        """Returns what is wrong with the disk now, or None."""
         total, free = self._look()
         full = bool(total) and free < self.floor_bytes
         if full or (self._failed is not None and self._failed.errno in _FULL):
             return Reason(
                 "disk_full",
                 HealthLevel.DEGRADED,
-                f"{_megabytes(free)} of {_megabytes(total)} are free where {self.home} is, or writing is limited; "
-                "requests are served, but nothing new is kept on disk",
-                f"make room on that volume (we leave {_megabytes(self.floor_bytes)} free), raise the limit, or give "
+                f"{_megabytes(free)} of {_megabytes(total)} are free at {self.home}, or writing is limited; "
+                "requests are served, but nothing new is written to disk",
+                f"free space on that volume ({_megabytes(self.floor_bytes)} stay unused), raise the limit, or give "
                 "--home a directory elsewhere",
             )
         if self._failed is not None:
@@ -136,11 +137,11 @@ class Disk:
                 "disk_unwritable",
                 HealthLevel.DEGRADED,
                 f"{self._failed_what} cannot be written below {self.home}: {self._failed.strerror or self._failed}",
-                "give --home a directory that this user may write",
+                "give --home a directory that this user may write to",
             )
         if total and free < min(LOW_BYTES, int(LOW_SHARE * total)):
-            remedy = "make room before models are added or engines write their caches"
-            return Reason("disk_low", HealthLevel.OK, f"only {_megabytes(free)} are free where {self.home} is", remedy)
+            remedy = "free space before models are added or engines write their caches"
+            return Reason("disk_low", HealthLevel.OK, f"only {_megabytes(free)} are free at {self.home}", remedy)
         return None
 
     def _look(self, *, fresh: bool = False) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Readings of a machine with another memory than this one has: to see what a mesh does on small or busy machines."""
+"""Simulates a machine with another amount of memory, to see what a mesh does on small or busy machines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_FILE_BYTES = 256
 
 
 def reader_for(override_bytes: int | None, file: Path | None) -> MemoryReader:
-    """What reads the memory that settings ask for: that of the machine, unless one of these is set.
+    """Returns the memory reader that the settings ask for: the machine's own, unless one of these is set.
 
-    Raises InputError if both are, or if the file cannot be used.
+    Raises InputError if both are set, or if the file cannot be used.
     """
     if override_bytes is not None and file is not None:
-        raise InputError("--override-memory and --fake-mem-file contradict each other: give one of them")
+        raise InputError("--override-memory and --fake-mem-file contradict each other; give only one of them")
     if override_bytes is not None:
         return lambda: overridden(override_bytes)
     if file is not None:
@@ -31,25 +31,25 @@ def reader_for(override_bytes: int | None, file: Path | None) -> MemoryReader:
 
 
 def overridden(total_bytes: int) -> MemoryReading:
-    """A machine with so much memory on which nothing runs but this node and its runners.
+    """Reads a machine with this much memory on which only this node and its runners run.
 
-    What they take counts as taken, else two plans would get the same bytes. A process that is about to end may be
-    counted or not.
+    The memory of these processes counts as used, or two plans would get the same bytes. A process that is about to end
+    may be counted or not.
     """
     node = psutil.Process()
     taken = 0
     for process in (node, *node.children(recursive=True)):
         try:
             taken += process.memory_info().rss
-        except psutil.Error:  # it has ended meanwhile
+        except psutil.Error:  # it has ended in the meantime
             continue
     return MemoryReading(total_bytes, max(0, total_bytes - taken), why="--override-memory")
 
 
 class FakeMemoryFile:
-    """A MemoryReader of a file with two sizes, `TOTAL AVAILABLE` such as `16GiB 12GiB`, read anew each time.
+    """A MemoryReader of a file with two sizes, `TOTAL AVAILABLE` such as `16GiB 12GiB`; each call reads it again.
 
-    Whoever changes the file may be halfway through: what cannot be read leaves the last reading in force.
+    While the file is being changed it may be incomplete: an unreadable file leaves the last reading in force.
     """
 
     def __init__(self, file: Path) -> None:
@@ -67,8 +67,9 @@ class FakeMemoryFile:
                 words = opened.read(MAX_FILE_BYTES).split()
             total, available = (0 if word == "0" else size(word) for word in words)
         except (OSError, UnicodeDecodeError, ValueError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else "two sizes are needed, TOTAL AVAILABLE"
+            why = exc.strerror if isinstance(exc, OSError) else "the file must contain two sizes, TOTAL AVAILABLE"
             raise InputError(f"--fake-mem-file {self._file}: {why}") from exc
         if not 0 <= available <= total or not total:
-            raise InputError(f"--fake-mem-file {self._file}: {available} of {total} bytes cannot be available")
+            why = f"AVAILABLE {available} must be at most TOTAL {total}, and TOTAL above 0"
+            raise InputError(f"--fake-mem-file {self._file}: {why}")
         return MemoryReading(total, available, why="--fake-mem-file")

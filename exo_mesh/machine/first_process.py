@@ -1,4 +1,4 @@
-"""What the first process of a container has to do: pass signals on, and wait for processes whose parents are gone."""
+"""Does the duties of a container's first process: forwards signals, and waits for orphaned processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 def leave_first_process() -> None:
-    """In process 1: return in a child, and stay behind as an init. In any other process: do nothing.
+    """In process 1: returns in a child, and stays behind as an init. In any other process: does nothing.
 
     Orphans of a container become children of process 1, and stay zombies if nobody waits for them; the node waits for
     its own children only. The init ends when the child does, with its exit code, and the kernel then kills the rest.
-    To be called before threads exist.
+    Call it before threads exist.
     """
     if os.getpid() != 1:
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # none is lost until there is somebody to send it to
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # blocked until there is a child to forward them to
     child = os.fork()
     if child == 0:
         _take_terminal()
@@ -34,7 +34,7 @@ def leave_first_process() -> None:
 
 
 def _take_terminal() -> None:
-    """Make this a process group of its own, in the foreground: Ctrl-C reaches it once, and not through the init."""
+    """Makes this a process group of its own, in the foreground: Ctrl-C reaches it once, and not through the init."""
     os.setpgid(0, 0)
     if not os.isatty(0):
         return

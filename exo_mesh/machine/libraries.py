@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def library_versions(names: Iterable[str]) -> dict[str, str | None]:
-    """Installed version by library; None where it is absent."""
+    """Returns the installed version by library; None for an absent library."""
     from importlib import metadata
 
     versions: dict[str, str | None] = {}

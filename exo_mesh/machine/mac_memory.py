@@ -1,4 +1,4 @@
-"""The memory of a Mac, from `vm_stat`: what macOS could give to a new process without swapping."""
+"""Reads the memory of a Mac from `vm_stat`: what macOS could give to a new process without swapping."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from exo_mesh.machine.tool_output import ask
 
 POLL_S = 1.5
 STALE_READINGS = 5
-"""After so many polls without an answer the collector's figure counts."""
+"""After this many polls without an answer, the collector's figure is used."""
 
 _PAGE_SIZE = re.compile(r"page size of (\d+) bytes")
 _COUNT = re.compile(r"^\"?([A-Z][^:\"]*)\"?: +(\d+)\.$", re.MULTILINE)
 _TAKEN = ("Pages wired down", "Anonymous pages", "Pages occupied by compressor")
-"""What must stay in memory or be swapped out. All other pages are free, or of files that can be read again."""
+"""Pages that must stay in memory or be swapped out. All others are free, or belong to files that can be reread."""
 
 
 def parse_vm_stat(output: str, total_bytes: int) -> tuple[int, int] | None:
-    """(available, wired) in bytes; None if this is not what `vm_stat` prints.
+    """Returns (available, wired) in bytes; None if this is not the output of `vm_stat`.
 
-    available = total - wired - anonymous - compressor. Free and inactive pages would be wrong both ways: inactive ones
-    may be dirty pages of programs, and active ones files that can be dropped.
+    available = total - wired - anonymous - compressor. Free and inactive pages would be wrong both ways: inactive pages
+    may be dirty pages of programs, and active pages may be files that can be dropped.
     """
     page = _PAGE_SIZE.search(output)
     counts = {name: int(pages) for name, pages in _COUNT.findall(output)}
@@ -36,7 +36,7 @@ def parse_vm_stat(output: str, total_bytes: int) -> tuple[int, int] | None:
 
 
 class MacMemory:
-    """A MemoryReader that answers at once: a thread asks the tool, and a call answers what it said last."""
+    """A MemoryReader that answers at once: a thread runs the tool, and a call returns the last result."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class MacMemory:
         run: Callable[[], str] = lambda: ask(["vm_stat"]),
         poll_s: float = POLL_S,
     ) -> None:
-        """collector: has the total, and stands in where the tool says nothing."""
+        """collector: gives the total, and the whole reading when the tool gives none."""
         self._collector = collector
         self._run = run
         self._poll_s = poll_s
@@ -62,7 +62,7 @@ class MacMemory:
         return replace(found, available_bytes=min(available, found.total_bytes), wired_bytes=wired)
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Ends the thread."""
         self._stop.set()
 
     def _poll(self) -> None:

@@ -1,4 +1,4 @@
-"""How much memory models may take on this machine, now."""
+"""Reads how much memory models may use on this machine now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_HEADROOM_BYTES = 2**30
 """Left free for the rest of the machine: a tenth of its memory, but no more than 1 GiB."""
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-_CGROUP_FILES = {  # (limit, usage, what of memory.stat is cache that the kernel gives back at once) by version
+_CGROUP_FILES = {  # by version: (limit, usage, entry of memory.stat for cache that the kernel gives back at once)
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
@@ -23,11 +23,11 @@ _CGROUP_FILES = {  # (limit, usage, what of memory.stat is cache that the kernel
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Bytes that the device (the machine, the container, or a GPU) has, and that a new process could get of them.
+    """The memory of a device (the machine, the container, or a GPU): all bytes, and those that a new process could get.
 
-    ceiling_bytes: what models may take all together, where that is less than all. headroom_bytes: what is left free;
-    None for the rule above. why: where the figures come from, for people. wired_bytes: what cannot be moved, where the
-    system says that.
+    ceiling_bytes: what all models together may use, if less than all. headroom_bytes: what is left free; None for the
+    rule above. why: the origin of the figures, for people. wired_bytes: what cannot be swapped, if the system reports
+    it.
     """
 
     total_bytes: int
@@ -39,18 +39,18 @@ class MemoryReading:
 
 
 MemoryReader = Callable[[], MemoryReading]
-"""Answers at once: it is called on the event loop."""
+"""Returns at once, because it is called on the event loop."""
 
 
 def read_memory() -> MemoryReading:
-    """The tighter of what the system and what the control groups of this process allow."""
+    """Reads the memory that both the system and the control groups of this process allow."""
     system = psutil.virtual_memory()
     found = MemoryReading(int(system.total), int(system.available), why="the system's memory")
     return tightest(found, _read_cgroups())
 
 
 def tightest(system: MemoryReading, groups: Iterable[tuple[int, int]]) -> MemoryReading:
-    """The system's reading, or what control groups of these (limit, usage) leave of it."""
+    """Limits the system's reading by control groups with these (limit, usage)."""
     total, available, why = system.total_bytes, system.available_bytes, system.why
     for limit, usage in groups:
         available = min(available, max(0, limit - usage))
@@ -60,15 +60,15 @@ def tightest(system: MemoryReading, groups: Iterable[tuple[int, int]]) -> Memory
 
 
 def headroom(total_bytes: int) -> int:
-    """What plans leave free of a machine's memory, in bytes."""
+    """Bytes of a machine's memory that plans leave free."""
     return min(int(HEADROOM_SHARE * total_bytes), MAX_HEADROOM_BYTES)
 
 
 def usable_bytes(reading: MemoryReading, max_memory_bytes: int | None, reserved_bytes: int, pending_bytes: int) -> int:
-    """What a new reservation could get.
+    """Bytes that a new reservation could get.
 
-    reserved_bytes: all leases. pending_bytes: the part of them that no process has taken yet, which is therefore
-    still counted as available by the system.
+    reserved_bytes: all leases. pending_bytes: the part of them that no process has used yet, which the system still
+    counts as available.
     """
     left_free = headroom(reading.total_bytes) if reading.headroom_bytes is None else reading.headroom_bytes
     usable = reading.available_bytes - left_free - pending_bytes
@@ -79,17 +79,17 @@ def usable_bytes(reading: MemoryReading, max_memory_bytes: int | None, reserved_
 
 
 def capacity_bytes(reading: MemoryReading, max_memory_bytes: int | None) -> int:
-    """What models could take if nothing else ran on the machine."""
+    """Bytes that models could use if nothing else ran on the machine."""
     left_free = headroom(reading.total_bytes) if reading.headroom_bytes is None else reading.headroom_bytes
     most = [reading.total_bytes - left_free, max_memory_bytes, reading.ceiling_bytes]
     return max(0, min(one for one in most if one is not None))
 
 
 def _read_cgroups(root: Path = _CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[int, int]]:
-    """(limit, usage) of every control group that this process is in and that has a limit.
+    """Yields (limit, usage) of every control group with a limit that this process is in.
 
-    Files that its processes read and that the kernel may drop count as free: a model that was loaded once would
-    otherwise seem to fill the group.
+    Cached files that the kernel may drop count as free; otherwise a model that was loaded once would seem to fill the
+    group.
     """
     for group in _groups(str(root), _text_of(own)):
         limit = _number_in(group.limit)
@@ -119,7 +119,7 @@ def _groups(root: str, own: str) -> tuple[_Group, ...]:
 
 
 def _cgroup_directories(root: Path, own: str) -> Iterator[tuple[Path, int]]:
-    """Its control groups with their version."""
+    """Yields this process's control groups, from its own up to the root (in a container: the same), with version."""
     for line in own.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

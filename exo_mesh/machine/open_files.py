@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open at once."""
+"""The limit on files and connections that this process may have open at once."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import contextlib
 import resource
 
 ENOUGH = 65_536
-"""The systemd unit's figure: 1,000 requests at once take about 2,000 files."""
+"""The systemd unit's figure: 1,000 concurrent requests take about 2,000 files."""
 
 STEPS = (ENOUGH, 24_576, 10_240)
-"""macOS says that the hard limit is infinite and refuses what is above kern.maxfilesperproc; 10,240 is its OPEN_MAX."""
+"""Limits to try in order. macOS reports no hard limit, but refuses more than kern.maxfilesperproc; 10,240 is OPEN_MAX."""
 
 
 def limit() -> int:
-    """The soft limit in force."""
+    """Returns the soft limit in force."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def raise_limit() -> int:
-    """Raise the soft limit towards the hard one, to at most ENOUGH; answers the limit in force.
+    """Raises the soft limit towards the hard one, to at most ENOUGH; returns the limit in force.
 
     Shells start programs with 1,024 files on Linux and 256 on macOS.
     """

@@ -1,4 +1,4 @@
-"""Lists the processes of exo-mesh on this machine, and ends them: also those that no node answers for any more."""
+"""Lists the exo-mesh processes of this machine, and ends them: also leftovers whose node is gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 HOME_VARIABLE = "EXO_MESH_HOME"
 KILL_WAIT_S = 5.0
-"""A process that was killed is gone at once, unless it is stuck in a driver."""
+"""A killed process is gone at once, unless it is stuck in a driver."""
 
 _NODE_MODULE = "exo_mesh.cli.main"
 _CHILD_MODULES = ("exo_mesh.runner", "exo_mesh.text.", "exo_mesh.fetcher")
@@ -21,7 +21,7 @@ _NODE_VERBS = ("serve", "demo")
 
 @dataclass(frozen=True, slots=True)
 class OwnProcess:
-    """One process. kind: "node", "runner" or "helper". home: of its node, "" if nobody can tell.
+    """One process. kind: "node", "runner" or "helper". home: of its node, "" if unknown.
 
     leftover: it is a child of a node that has gone.
     """
@@ -35,7 +35,7 @@ class OwnProcess:
 
 
 def kind_of(cmdline: Sequence[str]) -> str:
-    """What this command line runs: "node", "runner" or "helper"; "" if it is no process of a node. Pure."""
+    """Returns what a command line runs: "node", "runner" or "helper"; "" if it is not a process of a node. Pure."""
     words = list(cmdline)
     program = Path(words[0]).name.lower() if words else ""
     if program == "exo-mesh":
@@ -57,7 +57,7 @@ def _node_kind(arguments: Sequence[str]) -> str:
 
 
 def home_of(cmdline: Sequence[str], environ: Mapping[str, str], default: str) -> str:
-    """The home that a node with this command line uses. Pure."""
+    """Returns the home that a node with this command line uses. Pure."""
     words = list(cmdline)
     for index, word in enumerate(words):
         if word == "--home" and index + 1 < len(words):
@@ -68,7 +68,7 @@ def home_of(cmdline: Sequence[str], environ: Mapping[str, str], default: str) ->
 
 
 def own_processes(default_home: Path, home: Path | None = None) -> list[OwnProcess]:
-    """Every process of exo-mesh but this one, nodes first; with `home` those of that node only."""
+    """Lists every exo-mesh process but this one, nodes first; with `home` only those of that node."""
     found = {process.pid: process for process in _found(str(default_home))}
     listed = []
     for process in found.values():
@@ -95,9 +95,9 @@ def _found(default_home: str) -> Iterator[OwnProcess]:
 
 
 def end_processes(processes: Iterable[OwnProcess], grace_s: float) -> dict[int, str]:
-    """SIGTERM, and SIGKILL for what is there after grace_s; by pid: "ended", "killed", "not permitted" or "stuck".
+    """Sends SIGTERM, and SIGKILL after grace_s; returns "ended", "killed", "not permitted" or "stuck" by pid.
 
-    A node that gets SIGTERM ends its own children: only nodes and leftovers are asked.
+    A node that gets SIGTERM ends its own children, so only nodes and leftovers get the signal.
     """
     handles: dict[int, psutil.Process] = {}
     outcome: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""The parts of a node that know this computer."""
+"""Builds the parts of a node that deal with this computer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from exo_mesh.settings.config import Settings
 
 @dataclass(frozen=True, slots=True)
 class MachineParts:
-    """disk: the volume of the node's home. system_memory: of the whole machine. memory: of the device that engines
-    compute on, once that is known. nvidia: the driver of NVIDIA's GPUs. meter: power, temperature and load."""
+    """The parts. disk: the volume of the node's home. system_memory: of the whole machine. memory: of the device that
+    engines compute on, once that is known. nvidia: the driver of NVIDIA's GPUs. meter: power, temperature and load."""
 
     disk: Disk
     system_memory: MemoryReader
@@ -32,7 +32,7 @@ class MachineParts:
         return MachineParts(Disk(settings.home), read_memory, memory, nvidia, meter)
 
     def close(self) -> None:
-        """End the threads and the tool; nobody waits for a driver that does not answer."""
+        """Ends the threads and the tool, without waiting for a driver that does not answer."""
         self.meter.close()
         self.memory.close()
         self.nvidia.close()

@@ -1,4 +1,4 @@
-"""How short of memory this machine is: readings at a steady beat, and the levels that defences hang on."""
+"""Watches how short of memory this machine is: periodic readings, and the levels that defences react to."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from exo_mesh.machine.wired_leak import WiredLeak
 
 POLL_S = 1.5
 KEPT = 60
-"""Readings that are kept: a minute and a half."""
+"""Number of readings that are kept: a minute and a half."""
 
 WARN_BELOW = 0.05
-"""Where somebody has set a critical share in use, the warning comes so much earlier."""
+"""If the critical share in use is set by the user, the warning comes this much earlier."""
 
 _log = logging.getLogger(__name__)
 
 
 class PressureLevel(IntEnum):
-    """OK: work. WARN: take no new requests on beside those that run. CRITICAL: let the newest one wait."""
+    """How short memory is. OK: work normally. WARN: accept no new requests beside those that run. CRITICAL: pause the
+    newest request."""
 
     OK = 0
     WARN = 1
@@ -34,10 +35,11 @@ class PressureLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Bytes that must stay free: below critical_bytes the system itself runs short, below warn_bytes soon.
+    """Bytes that must stay free: below critical_bytes the system itself runs short, below warn_bytes it soon will.
 
-    How much is in use says nothing: a laptop with 70 % of 24 GB in use has 7 GB for a model. A plan leaves `headroom`
-    free; once a quarter of that is gone something takes more than it said, once half is gone it is critical.
+    The share in use is no measure: a laptop with 70 % of 24 GB in use has 7 GB for a model. A plan leaves `headroom`
+    free. Once a quarter of that is used, some process takes more than it reserved; once half is used, memory is
+    critical.
     """
 
     critical_bytes: int
@@ -45,7 +47,7 @@ class Floors:
 
     @staticmethod
     def of(total_bytes: int, threshold: float | None = None) -> Floors:
-        """threshold: the share in use that is critical, where somebody has set it."""
+        """Computes the limits. threshold: the share in use that is critical, if the user has set it."""
         if threshold is not None:
             return Floors(
                 total_bytes - int(threshold * total_bytes), total_bytes - int((threshold - WARN_BELOW) * total_bytes)
@@ -54,7 +56,8 @@ class Floors:
         return Floors(left_free // 2, left_free * 3 // 4)
 
     def level(self, available_bytes: int, loading_bytes: int) -> PressureLevel:
-        """loading_bytes: weights on their way into memory; those are still counted as available."""
+        """Returns the level. loading_bytes: weights that are still being loaded, which the system counts as
+        available."""
         if available_bytes <= self.critical_bytes:
             return PressureLevel.CRITICAL
         return PressureLevel.WARN if available_bytes - loading_bytes <= self.warn_bytes else PressureLevel.OK
@@ -62,8 +65,8 @@ class Floors:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the stages of this machine still need. loading_bytes: weights to come. pending_bytes: these, and KV up to
-    what their plans have reserved. num_runners: that live."""
+    """What the stages of this machine still need. loading_bytes: weights to be loaded. pending_bytes: these, and KV up
+    to what their plans have reserved. num_runners: live runners."""
 
     loading_bytes: int = 0
     pending_bytes: int = 0
@@ -72,7 +75,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One reading. time: Unix seconds. used_share: of the total, in use by anybody. wired_bytes: see MemoryReading."""
+    """One reading. time: Unix seconds. used_share: of the total, in use by any process. wired_bytes: see
+    MemoryReading."""
 
     time: float
     total_bytes: int
@@ -93,9 +97,9 @@ class Snapshot:
 
 
 class MemoryMonitor:
-    """Reads every poll_s. `tell` is awaited with the level and the bytes that KV may still take, when the level has
-    changed, and with each reading that is not OK or that leaves less than the stages may come to need. threshold: the
-    share in use that is critical, where somebody has set it."""
+    """Reads memory every poll_s. `tell` is awaited with the level and the bytes that KV may still use: when the level
+    has changed, and at each reading that is not OK or that leaves less than the stages may need. threshold: the share
+    in use that is critical, if the user has set it."""
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class MemoryMonitor:
 
     @property
     def floors(self) -> Floors:
-        """What must stay free of this machine."""
+        """What must stay free on this machine."""
         return Floors.of(self.last.total_bytes, self._threshold)
 
     @property
@@ -135,11 +139,11 @@ class MemoryMonitor:
 
     @property
     def peak_share(self) -> float:
-        """The most that was in use in the last KEPT readings."""
+        """The highest share in use among the last KEPT readings."""
         return max(snapshot.used_share for snapshot in self._kept)
 
     async def run(self) -> None:
-        """Until cancelled. A reading that fails is told once and tried again: it must not end the node."""
+        """Runs until cancelled. A failed reading is logged once and retried; it must not end the node."""
         failing = False
         while True:
             await next_beat(self._poll_s)
@@ -156,12 +160,13 @@ class MemoryMonitor:
 
     @property
     def free_bytes(self) -> int:
-        """What KV may still take: what is available without the weights to come, down to where the warning begins."""
+        """Bytes that KV may still use: what is available without the weights to be loaded, down to the warning
+        limit."""
         return max(0, self.last.available_bytes - self._needs().loading_bytes - self.floors.warn_bytes)
 
     def describe(self) -> dict[str, object]:
-        """The last reading, what must stay free, and the worst of the last minute and a half. headroom_bytes: what
-        could still be taken before it is critical, after what is being loaded."""
+        """Describes the last reading, what must stay free, and the worst of the last minute and a half. headroom_bytes:
+        what could still be used before memory is critical, after everything that is being loaded."""
         floors, needs, total = self.floors, self._needs(), self.last.total_bytes
         critical_share = 1 - floors.critical_bytes / total if total else 1.0
         return {
@@ -178,17 +183,17 @@ class MemoryMonitor:
 
     @property
     def headroom_bytes(self) -> int:
-        """What could still be taken before it is critical, after what is being loaded."""
+        """Bytes that could still be used before memory is critical, after everything that is being loaded."""
         return self.last.available_bytes - self._needs().loading_bytes - self.floors.critical_bytes
 
     @property
     def leaked_bytes(self) -> int:
-        """Memory that is wired though no runner lives here; 0 if there is none."""
+        """Memory that stays wired although no runner lives here; 0 if there is none."""
         return self._leak.num_bytes
 
     @property
     def loading_bytes(self) -> int:
-        """Weights on their way into memory, which the system still counts as available."""
+        """Weights that are still being loaded, which the system counts as available."""
         return self._needs().loading_bytes
 
     @property
@@ -208,7 +213,7 @@ class MemoryMonitor:
             was, self.level = self.level, level
             _log.log(
                 logging.WARNING if level > was else logging.INFO,
-                "memory: %s (%.2f of %.1f GB are free, weights still need %.2f GB, critical below %.2f GB)",
+                "memory pressure is %s: %.2f of %.1f GB are free, weights still need %.2f GB, critical below %.2f GB",
                 level.name.lower(), snapshot.available_bytes / 1e9, snapshot.total_bytes / 1e9,
                 needs.loading_bytes / 1e9, floors.critical_bytes / 1e9,
             )  # fmt: skip

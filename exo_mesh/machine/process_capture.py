@@ -1,4 +1,4 @@
-"""What the system says of a process now: its threads, its memory by mapping, and on macOS what Apple's tools say.
+"""Captures what the system reports about a process: threads, memory by mapping, and on macOS Apple's tools.
 
 Names and numbers only. Blocking, except `run_tools`.
 """
@@ -18,22 +18,22 @@ import psutil
 MAX_MAPS = 40
 MAX_THREADS = 256
 MAX_LINES = 1000
-"""Of the output of one tool."""
+"""Most lines of one tool's output."""
 
 MAX_OUTPUT_BYTES = 256 * 1024
 TOOL_S = 8.0
-"""`sample` looks for 2 s and then reads symbols; the others take 1 to 5 s on a large process."""
+"""Time limit. `sample` runs for 2 s and then reads symbols; the others take 1 to 5 s on a large process."""
 
 TOOLS: tuple[tuple[str, ...], ...] = (
     ("sample", "{pid}", "2"),
     ("vmmap", "-summary", "{pid}"),
     ("footprint", "-p", "{pid}"),
 )
-"""Apple's, each with the process in its place."""
+"""Apple's tools, with a placeholder for the process id."""
 
 
 def threads_of(pid: int) -> list[dict[str, Any]]:
-    """Each thread: its id, its CPU time, and on Linux its name, its state and the kernel function it waits in."""
+    """Lists each thread: its id, its CPU time, and on Linux its name, its state and the kernel function it waits in."""
     with contextlib.suppress(psutil.Error):
         return [
             _thread(pid, one.id, one.user_time + one.system_time) for one in psutil.Process(pid).threads()[:MAX_THREADS]
@@ -52,13 +52,13 @@ def _thread(pid: int, thread_id: int, cpu_s: float) -> dict[str, Any]:
 
 
 def memory_of(pid: int) -> dict[str, Any]:
-    """Bytes of the process as a whole, and its largest mappings by resident bytes; the rest of them as one."""
+    """Returns the bytes of the whole process, and its largest mappings by resident bytes; the other mappings as one."""
     shown: dict[str, Any] = {"total": {}, "maps": []}
     with contextlib.suppress(psutil.Error):
         shown["total"] = {
             f"{name}_bytes": value for name, value in psutil.Process(pid).memory_full_info()._asdict().items()
         }
-    with contextlib.suppress(psutil.Error, AttributeError):  # macOS has no such list; vmmap says it
+    with contextlib.suppress(psutil.Error, AttributeError):  # macOS has no such list; vmmap gives it
         shown["maps"] = _largest([_mapping(one) for one in psutil.Process(pid).memory_maps()])
     return shown
 
@@ -80,7 +80,7 @@ def _largest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def run_tools(
     pid: int, tools: Sequence[Sequence[str]] | None = None, limit_s: float = TOOL_S
 ) -> list[dict[str, Any]]:
-    """What each tool prints about a process; by default Apple's on macOS and none elsewhere. Never raises."""
+    """Runs each tool on a process; by default Apple's tools on macOS and none elsewhere. Never raises."""
     if tools is None:
         tools = TOOLS if sys.platform == "darwin" else ()
     return list(await asyncio.gather(*(_run([part.format(pid=pid) for part in tool], limit_s) for tool in tools)))

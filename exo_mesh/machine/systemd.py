@@ -1,4 +1,4 @@
-"""What systemd is told of a node: ready, alive, stopping, and how it is. See sd_notify(3); nothing without systemd."""
+"""Notifies systemd of a node's state: ready, alive, stopping, and a status line; see sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from dataclasses import dataclass
 from exo_mesh.clock import next_beat
 
 STATUS_EVERY_S = 5.0
-"""`systemctl status` is at most this old."""
+"""How old the line in `systemctl status` may become."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Notifier:
-    """address: of systemd's socket, empty if nobody listens. watchdog_s: it restarts us after so long a silence."""
+    """The connection to systemd. address: of its socket, empty without systemd. watchdog_s: systemd restarts the node
+    after this much silence."""
 
     address: str = ""
     watchdog_s: float | None = None
 
     def tell(self, **fields: str | int) -> None:
-        """Send `KEY=value` lines in one datagram. What cannot be sent is not worth stopping for."""
+        """Sends `KEY=value` lines in one datagram. A failure is logged and otherwise ignored."""
         if not self.address:
             return
         message = "\n".join(f"{key}={str(value).replace(chr(10), ' ')}" for key, value in fields.items())
@@ -38,11 +39,11 @@ class Notifier:
                 sock.connect(address)
                 sock.send(message.encode())
         except OSError as exc:
-            _log.warning("systemd cannot be told at %s: %s", self.address, exc)
+            _log.warning("systemd cannot be notified at %s: %s", self.address, exc)
 
 
 def take_notifier(environ: MutableMapping[str, str], pid: int) -> Notifier:
-    """From what systemd put into the environment; takes it out, since it is not for our children."""
+    """Reads what systemd put into the environment, and removes it so that child processes do not see it."""
     address = environ.pop("NOTIFY_SOCKET", "")
     microseconds, for_pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
     ours = for_pid in ("", str(pid)) and microseconds.isascii() and microseconds.isdigit() and int(microseconds) > 0
@@ -55,9 +56,10 @@ def take_notifier(environ: MutableMapping[str, str], pid: int) -> Notifier:
 async def supervised(
     notifier: Notifier, status: Callable[[], str], comes_back: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[None]:
-    """Ready when entered, stopping when left; between, the event loop shows that it turns, and how the node is.
+    """Notifies systemd: ready when entered, stopping when left; in between, periodically alive with the node's status.
 
-    comes_back: whether the process goes on as a new node. Then systemd is not told of the stop: it would end it.
+    comes_back: whether the process continues as a new node. Then systemd is not notified of the stop, or it would end
+    the process.
     """
     if not notifier.address:
         yield
@@ -76,7 +78,7 @@ async def supervised(
 
 
 async def _keep_telling(notifier: Notifier, status: Callable[[], str]) -> None:
-    # a third of the limit: two beats may be late before systemd acts
+    # a third of the limit, so that two notifications may be late
     every_s = min(STATUS_EVERY_S, notifier.watchdog_s / 3) if notifier.watchdog_s else STATUS_EVERY_S
     while True:
         await next_beat(every_s)

@@ -1,4 +1,4 @@
-"""What this machine is: its addresses, its device, and which engines can run here."""
+"""Describes this machine: its addresses, its device, and which engines can run here."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _DEVICE_NODES = {
     "rocm": ("/dev/kfd", "/dev/dxg"),
     "xpu": ("/dev/dri",),
 }
-"""Files of which one is there if the system has such a GPU: of its driver, of a Jetson's, of WSL's."""
+"""Files by GPU type; one of them exists if the system has such a GPU: of its driver, of a Jetson's, of WSL's."""
 
 
 def addresses(host: str, port: int, types: Collection[str] = ()) -> tuple[str, ...]:
-    """ "host:port" at which peers may reach a server bound to `host`, best first. types: the only kinds of interfaces
-    that count, as LINK_WORDS names them; () for all."""
+    """Returns the "host:port" addresses of a server bound to `host`, best first. types: the kinds of interfaces to use,
+    as in LINK_WORDS; () for all."""
     kinds = {LINK_WORDS[word] for word in types}
     return advertised(host, port, [item for item in read_interfaces() if not kinds or item.kind in kinds])
 
 
 def device(registry: Registry, preference: str, find: Callable[[Compute], Accelerator]) -> Device:
-    """Blocking. This machine with every engine that can run on it; `engine` is "" if none can be chosen.
+    """Blocking. Describes this machine with every engine that can run on it; `engine` is "" if none can be chosen.
 
-    find: the accelerator behind what the chosen engine computes on.
+    find: returns the accelerator that the chosen engine computes on.
     """
     able = sorted(name for name, provider in registry.providers.items() if provider.availability().available)
     try:
@@ -46,14 +46,14 @@ def device(registry: Registry, preference: str, find: Callable[[Compute], Accele
 
 
 def engine_info(registry: Registry, engine: str) -> EngineInfo:
-    """What this machine tells of an engine that can run on it."""
+    """Describes an engine that can run on this machine."""
     provider = registry.providers[engine]
     availability = provider.availability()
     return EngineInfo(engine, shown_compute(availability), provider.version(), availability.dtypes)
 
 
 def shown_compute(availability: Availability, exists: Callable[[str], bool] = os.path.exists) -> Compute:
-    """What an engine computes on: a GPU only if the engine says so and the system shows one."""
+    """Returns what an engine computes on: a GPU only if the engine says so and the system shows one."""
     nodes = _DEVICE_NODES.get(availability.compute)
     if availability.compute == "metal":
         return "metal" if platform.system() == "Darwin" else "cpu"
@@ -61,10 +61,10 @@ def shown_compute(availability: Availability, exists: Callable[[str], bool] = os
 
 
 def engines_for(registry: Registry, preference: str, wanted: str | None, architecture: str) -> tuple[str, ...]:
-    """Engines that run an architecture here, the first choice first; empty if none does.
+    """Returns the engines that run an architecture here, the first choice first; empty if none does.
 
-    An engine that was named (`preference`, and `wanted` for this one model) is used wherever it can; others only for
-    what it cannot run. With "auto", all that may be chosen automatically, the best first.
+    A named engine (`preference`, and `wanted` for this one model) is used wherever it can run; other engines only for
+    what it cannot run. With "auto", all engines that may be chosen automatically, the best first.
     """
     looks = {name: provider.availability() for name, provider in registry.providers.items()}
     able = [name for name, look in looks.items() if look.available and registry.providers[name].supports(architecture)]
@@ -76,7 +76,7 @@ def engines_for(registry: Registry, preference: str, wanted: str | None, archite
 
 
 def why_not(registry: Registry, engine: str, architecture: str) -> str:
-    """Why an engine cannot run an architecture here; "" if it can."""
+    """Returns why an engine cannot run an architecture here; "" if it can."""
     try:
         provider = registry.provider(engine)
     except MeshError as exc:

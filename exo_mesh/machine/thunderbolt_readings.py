@@ -1,4 +1,4 @@
-"""Asks macOS's own tools for Thunderbolt ports and RDMA."""
+"""Reads Thunderbolt ports and RDMA with macOS's own tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from exo_mesh.domain.thunderbolt import ThunderboltReading
 
 TOOL_S = 8.0
-"""system_profiler takes about a second on a busy Mac."""
+"""Time limit per tool. system_profiler takes about a second on a busy Mac."""
 
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "ibv_devices": ("ibv_devices",),
@@ -20,16 +20,16 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
     "hardware_ports": ("networksetup", "-listallhardwareports"),
     "sw_vers": ("sw_vers",),
 }
-"""All of them only read."""
+"""All of these commands only read."""
 
 
 def read_thunderbolt() -> ThunderboltReading:
-    """Blocking, for up to TOOL_S a tool. What is not installed, fails or hangs has nothing to say."""
+    """Blocking, for up to TOOL_S per tool. The text of a tool that is missing, fails or hangs is empty."""
     return ThunderboltReading(**{name: _words(command) for name, command in TOOLS.items()})
 
 
 def has_thunderbolt_tools() -> bool:
-    """Is this a machine that can be asked?"""
+    """Whether this machine has the tools."""
     return shutil.which(TOOLS["thunderbolt"][0]) is not None
 
 

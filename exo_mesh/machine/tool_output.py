@@ -1,4 +1,4 @@
-"""Ask a command line tool, within a deadline."""
+"""Runs a command line tool within a deadline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import subprocess
 from collections.abc import Sequence
 
 TOOL_DEADLINE_S = 3.0
-"""nvidia-smi takes 0.1 s as a rule, and a second or two where the driver has to wake up first."""
+"""nvidia-smi usually takes 0.1 s, and a second or two if the driver has to wake up first."""
 
 
 def ask(command: Sequence[str], deadline_s: float = TOOL_DEADLINE_S) -> str:
-    """Standard output of a tool; "" if it is not there, fails, or does not end in time."""
+    """Returns the standard output of a tool; "" if it is missing, fails, or does not end in time."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False, text=True

@@ -1,1 +1,1 @@
-"""Which models there are, where their files come from, and what engines say of them."""
+"""The models of the mesh, the sources of their files, and what engines know about them."""

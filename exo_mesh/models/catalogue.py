@@ -1,4 +1,4 @@
-"""Every model that some live peer has on disk, and its card."""
+"""Lists every model that a live peer has on disk, and its card."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
-from exo_mesh.printable import printable_values
+from exo_mesh.printable import printable_values, quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.fetched import read_manifest
 from exo_mesh.weights.store import ModelStore
@@ -25,13 +25,13 @@ from exo_mesh.weights.store import ModelStore
 MAX_REMOTE_CARDS = 1024
 
 LOOK_S = 2.0
-"""How long a node waits for a look at its models; what is not read by then is served a little later."""
+"""How long a node waits for a scan of its models; models that take longer are served later."""
 
 MAX_LOGGED = 16
-"""Unusable models that get a log line each, of those that one look finds; a log shows 20 lines of a kind a minute."""
+"""Most unusable models per scan that get a log line each; a log shows 20 lines of a kind a minute."""
 
 CLOSE_S = 3.0
-"""How long a node that stops waits for the one model that is being read."""
+"""How long a stopping node waits for the model that is being read."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,22 +41,22 @@ def card_to_json(card: ModelCard) -> bytes:
 
 
 def card_from_json(text: bytes) -> ModelCard:
-    """Raises ModelError if it is no card: every field is checked, because placement computes with them."""
+    """Reads a card from a peer. Raises ModelError if it is not valid: placement computes with every field."""
     try:
         card = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelCard)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"a peer described a model in a way this version cannot read: {exc}") from exc
+        raise ModelError(f"a peer sent a model card that this version cannot read: {exc}") from exc
     sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)
     kv_bytes = (card.kv_bytes_per_token, *card.kv_layer_bytes, *card.kv_fixed_bytes)
     if min(sizes) < 1 or min(card.embed_bytes, card.head_bytes, *kv_bytes) < 0:
-        raise ModelError(f"a peer described {card.name[:80]!r} with sizes that no model has")
+        raise ModelError(f"a peer sent a card of {quoted(card.name, 80)} with impossible sizes")
     return card
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look at the models on this machine, filled in by a thread. partial: those whose weights are not all there.
-    unusable: (why, where) by name."""
+    """One scan of the models on this machine, filled in by a thread. partial: models without all of their weights.
+    unusable: (reason, place) by name."""
 
     cards: dict[str, ModelCard] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class _Look:
 
 
 class Catalogue:
-    """Models here and at the peers. Names are resolved here first, unless the files here cannot be used."""
+    """Models here and on peers. A name means the model here first, unless its files cannot be used."""
 
     def __init__(self, store: ModelStore, membership: Membership, shelf: CardShelf | None = None) -> None:
         """shelf: the cards whose ids and aliases are names of models; by default there are none."""
@@ -81,7 +81,7 @@ class Catalogue:
 
     @property
     def local_names(self) -> tuple[str, ...]:
-        """Models that are whole on this machine."""
+        """Models that are complete on this machine."""
         return tuple(name for name in self._local if name not in self._partial)
 
     @property
@@ -91,7 +91,7 @@ class Catalogue:
 
     @property
     def unusable(self) -> dict[str, str]:
-        """Why each model on this machine that cannot be used is so, by name; without paths."""
+        """The reason why a model on this machine cannot be used, by name; without paths."""
         return dict(self._unusable)
 
     @property
@@ -100,7 +100,7 @@ class Catalogue:
         return {name: card.architecture for name, card in self._local.items()}
 
     def names(self) -> dict[str, list[str]]:
-        """Peer ids that have each model, or parts of it, for every model whose card is known here, by name."""
+        """Returns the ids of the peers that have each model or parts of it, by name, for models with known cards."""
         found: dict[str, list[str]] = {name: [self._membership.own.id] for name in self._local}
         for peer in self._membership.peers:
             for name in (*peer.info.models, *peer.info.partial_models):
@@ -109,13 +109,13 @@ class Catalogue:
         return dict(sorted(found.items()))
 
     def known_card(self, name: str) -> ModelCard:
-        """The card of one of `names()`."""
+        """Returns the card of one of `names()`."""
         return self._local[name] if name in self._local else self._remote[name]
 
     async def card(self, name: str) -> ModelCard:
-        """The card of any model of the mesh, by its first name or by what else stands for the model (see names.py).
+        """Returns the card of any model in the mesh, by its name there or by another name for it (see names.py).
 
-        Raises UnknownModelError with near names, ModelError if the files here cannot be used and no peer has others,
+        Raises UnknownModelError with similar names, ModelError if the files here cannot be used and no peer has others,
         and TransportError.
         """
         if (found := await self._find(name)) is not None:
@@ -129,12 +129,12 @@ class Catalogue:
         raise unknown_model(meant, known)
 
     async def reference(self, text: str) -> ModelReference:
-        """What a name stands for; a model need not be in the mesh for that. Raises UnknownModelError."""
-        # the nearest of some thousand names take milliseconds
+        """Resolves a name to a model, which need not be in the mesh. Raises UnknownModelError."""
+        # searching for similar names among thousands takes milliseconds
         return await asyncio.to_thread(find_reference, text, self._known_names())
 
     async def _find(self, name: str) -> ModelCard | None:
-        """The card of a model by its name in the mesh; None if no peer has the model."""
+        """Returns the card of a model by its name in the mesh; None if no peer has the model."""
         unusable: ModelError | None = None
         try:
             return await asyncio.to_thread(self._store.card, name)
@@ -151,24 +151,24 @@ class Catalogue:
         return self._remote[name]
 
     async def name_at(self, path: Path) -> str:
-        """The name of the model in a directory of this machine. Raises UnknownModelError."""
+        """Returns the name of the model in a directory of this machine. Raises UnknownModelError."""
         return await asyncio.to_thread(self._store.name_at, path)
 
     def local_card(self, name: str) -> ModelCard:
-        """Blocking. The card of a model on this machine. Raises UnknownModelError or ModelError."""
+        """Blocking. Returns the card of a model on this machine. Raises UnknownModelError or ModelError."""
         return self._store.card(name)
 
     def local_dir(self, name: str) -> Path:
-        """Blocking. Where a model of this machine lies. Raises UnknownModelError, or ModelError if it is unusable."""
+        """Blocking. Returns a model's directory here. Raises UnknownModelError, or ModelError if it is unusable."""
         self._store.card(name)
         return self._store.find(name)
 
     def holders(self, name: str) -> list[str]:
-        """Other live peers that have the model on disk, or at least config, tokenizer and headers."""
+        """Returns the other live peers that have the model on disk, or at least config, tokenizer and headers."""
         return [peer.id for peer in self._membership.peers if peer.info.knows(name)]
 
     async def describe(self, name: str) -> pb.DescribeModelReply:
-        """Answer a peer that asks for a card."""
+        """Answers a peer that asks for a card."""
         try:
             card = await asyncio.to_thread(self._store.card, name)
         except MeshError as exc:
@@ -176,9 +176,9 @@ class Catalogue:
         return pb.DescribeModelReply(found=True, card_json=card_to_json(card))
 
     async def rescan(self) -> bool:
-        """Look at the disk again, for at most LOOK_S; True if the models there are others than before.
+        """Scans the disk again, for at most LOOK_S; True if the models there have changed.
 
-        A look that takes longer goes on, and the next call waits for that look.
+        A longer scan goes on, and the next call waits for it.
         """
         if self._look is None:
             self._is_stale = False
@@ -191,7 +191,7 @@ class Catalogue:
             self._look = None
             task.result()
             self._local, self._partial = look.cards, frozenset(look.partial)
-        else:  # what was known stays known until the look is over
+        else:  # until the scan ends, models that were known stay known
             self._local = {**self._local, **dict(look.cards)}
             self._partial = self._partial | frozenset(list(look.partial))
         self._note_unusable(dict(look.unusable), is_all=task.done())
@@ -199,15 +199,15 @@ class Catalogue:
 
     @property
     def is_due(self) -> bool:
-        """Whether `rescan` finds news at once: something was fetched or deleted, or a look that took longer is over."""
+        """Whether `rescan` would find news at once: a model was fetched or deleted, or a long scan has ended."""
         return self._is_stale or (self._look is not None and self._look[1].done())
 
     def look_soon(self) -> None:
-        """Files of models here have changed."""
+        """Marks the models here as changed, so that the next `rescan` is due."""
         self._is_stale = True
 
     async def close(self) -> None:
-        """End a look that is under way, after the model that is being read."""
+        """Ends a running scan, after the model that is being read."""
         self._closed.set()
         if self._look is not None:
             await asyncio.wait({self._look[1]}, timeout=CLOSE_S)
@@ -219,7 +219,7 @@ class Catalogue:
             reason, where = found[name]
             _log.warning("model %s in %s cannot be used: %s", name, where, reason)
         if more := news[MAX_LOGGED:]:
-            _log.warning("%d more models cannot be used; `exo-mesh models` lists all with their reasons", len(more))
+            _log.warning("%d more models cannot be used; `exo-mesh models` lists them with the reasons", len(more))
         reasons = {name: reason for name, (reason, _) in found.items()}
         self._unusable = reasons if is_all else {**self._unusable, **reasons}
 
@@ -228,7 +228,7 @@ class Catalogue:
         return {name for peer in self._membership.peers for name in (*peer.info.models, *peer.info.partial_models)}
 
     async def learn(self) -> None:
-        """Ask peers for the cards of models that were not seen before, so that `names` can list them."""
+        """Asks peers for the cards of new models, so that `names` can list them."""
         announced = self._announced()
         for name in list(self._remote.keys() - announced):
             del self._remote[name]
@@ -239,7 +239,7 @@ class Catalogue:
                 _log.debug("no card of %s: %s", name, exc)
 
     def _scan(self, look: _Look) -> None:
-        """Blocking. Read the cards of all models on this machine, the shipped one first."""
+        """Blocking. Reads the cards of all models on this machine, the shipped model first."""
         found = self._store.found()
         for name, reason in found.misnamed.items():
             look.unusable[name] = (reason, "a directory of that name")
@@ -256,7 +256,7 @@ class Catalogue:
         self._store.forget(found)
 
     async def _ask_peers(self, name: str) -> None:
-        """Put the card of a model into `_remote`, from the first peer that has it."""
+        """Stores the card of a model in `_remote`, from the first peer that has it."""
         failure: MeshError | None = None
         for peer_id in self.holders(name):
             peer = self._membership.peer(peer_id)
@@ -273,7 +273,7 @@ class Catalogue:
         raise failure or unknown_model(name, self._known_names())
 
     def _known_names(self) -> KnownNames:
-        """Copies: a thread may use them."""
+        """Returns copies, so that a thread may use them."""
         announced = self._announced()
         cards = {} if self._shelf is None else self._shelf.ids()
         return KnownNames(tuple(self._local), announced, cards)

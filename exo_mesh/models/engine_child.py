@@ -1,4 +1,4 @@
-"""Questions that only an engine's library can answer, put to a short-lived child process: a node imports none."""
+"""Asks an engine's library in a short-lived child process, because a node imports no engine library."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from exo_mesh.errors import EngineError
 from exo_mesh.settings.config import SECRET_VARIABLE
 
 MAX_ANSWER_BYTES = 64 * 2**20
-"""A self-test of the most ranges is a fifth of this."""
+"""Most bytes of an answer; a self-test of the most ranges takes a fifth of this."""
 
 NICE = 5
-"""Questions must not slow down the stages that run here."""
+"""Priority of the child: it must not slow down the stages that run here."""
 
 
 async def ask_child(command: Sequence[str], deadline_s: float, what: str) -> Mapping[str, object]:
-    """The JSON object in the last line of the child's output; the library may have written anything before.
+    """Returns the JSON object in the last line of the child's output; the library may write anything before it.
 
-    The child ends with this call, however it ends. Raises EngineError, with the child's last words, if it does not
-    answer in time or not with an object.
+    The child always ends with this call. Raises EngineError, with the child's last line of errors, if the child does
+    not answer in time or its answer is not an object.
     """
     child = await asyncio.create_subprocess_exec(
         *command,
@@ -46,12 +46,12 @@ async def ask_child(command: Sequence[str], deadline_s: float, what: str) -> Map
     answer = _last_object(output)
     if not answer:
         last_words = noise.decode(errors="replace").strip().rpartition("\n")[2][:300]
-        raise EngineError(f"{what}: {last_words or 'the child process said nothing'}")
+        raise EngineError(f"{what}: {last_words or 'the child process ended without output'}")
     return answer
 
 
 async def _read_all(child: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    """Output and errors; its input stays open meanwhile, because that is what keeps the child alive."""
+    """Reads output and errors. The child's input stays open meanwhile, because the child ends when it closes."""
     assert child.stdout is not None and child.stderr is not None
     output, noise = await asyncio.gather(_read_bounded(child.stdout), _read_bounded(child.stderr))
     await child.wait()
@@ -63,7 +63,7 @@ async def _read_bounded(stream: asyncio.StreamReader) -> bytes:
     while piece := await stream.read(2**16):
         read += piece
         if len(read) > MAX_ANSWER_BYTES:
-            raise EngineError(f"a child process said more than {MAX_ANSWER_BYTES} bytes")
+            raise EngineError(f"a child process wrote more than {MAX_ANSWER_BYTES} bytes")
     return bytes(read)
 
 

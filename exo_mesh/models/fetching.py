@@ -1,6 +1,6 @@
-"""The node's side of its fetcher: a child process that is started when something is to be fetched.
+"""The node's side of its fetcher: a child process that starts at the first download.
 
-The child ends after 5 idle minutes. If it crashes, the requests that it was at are given to a new one, once.
+The child ends after 5 idle minutes. If it crashes, a new child gets its unfinished requests once.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ HUB_SOURCE = Source()
 
 IDLE_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 1.0
-"""A child ends at once when its input does; after that it is killed."""
+"""How long a child may take to end after its input was closed; then it is killed."""
 
 RESOLVE_LIMIT_S = 600.0
-"""For config, tokenizer and headers: up to 150 MB, and the link may have 2 Mbit/s. A client waits for it."""
+"""For config, tokenizer and headers: up to 150 MB, on a link of maybe 2 Mbit/s, while a client waits."""
 
 SEARCH_LIMIT_S = 60.0
 
 MAX_STARTS = 2
-"""Of one request: with a child, and with another one if the first crashes."""
+"""Attempts per request: a second child gets the request if the first one crashes."""
 
 NICE = 5
 _LAST_WORDS = 5
 
 OnBytes = Callable[[int, int, Mapping[str, int]], None]
-"""(bytes that are there, bytes asked for, bytes received by peer id, "" for the hub); at most twice a second."""
+"""(bytes present, bytes requested, bytes received by peer id, "" for the hub); called at most twice a second."""
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A request that runs. starts: children that it was given to."""
+    """A running request. starts: number of children that it was sent to."""
 
     request: Resolve | Fetch | Search
     answer: asyncio.Future[Answer]
@@ -82,13 +82,13 @@ class _Child:
     last_words: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
 
     def send(self, request: Request) -> None:
-        """Send a request. If the child has ended, `_listen` notices."""
+        """Sends a request. If the child has ended, `_listen` notices."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, RuntimeError):
             self.process.stdin.write(msgspec.json.encode(request) + b"\n")
 
     async def end(self) -> None:
-        """By closing its input; by force if it does not end."""
+        """Ends the child by closing its input, or by force if it does not end."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -101,7 +101,7 @@ class _Child:
 
 
 class Fetcher:
-    """Fetches for this node; every method may be called while others run."""
+    """Fetches for this node; all methods may be called concurrently."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Fetcher:
         environ: Mapping[str, str] = os.environ,
         idle_limit_s: float = IDLE_LIMIT_S,
     ) -> None:
-        """floor_bytes: left free on the disk. tls: credentials for peers. Nothing is started before the first call."""
+        """floor_bytes: to leave free on the disk. tls: credentials for peers. No process starts before it is needed."""
         self._tasks = tasks
         self._is_offline = is_offline
         self._setup = Setup(tls, floor_bytes)
@@ -129,24 +129,24 @@ class Fetcher:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, None while there is none."""
+        """Process id of the child, None without a child."""
         return self._child.process.pid if self._child is not None else None
 
     def renew(self, tls: Tls | None) -> None:
-        """Use other credentials for the connections that are opened from now on."""
+        """Uses other credentials for the connections that are opened from now on."""
         self._setup = Setup(tls, self._setup.floor_bytes, self._setup.hub_token)
-        self._tell(self._setup)
+        self._send(self._setup)
 
     def authorize(self, hub_token: str) -> None:
-        """Use another token for the hub from now on; "" for none."""
+        """Uses another token for the hub from now on; "" for none."""
         self._setup = Setup(self._setup.tls, self._setup.floor_bytes, hub_token)
-        self._tell(self._setup)
+        self._send(self._setup)
 
     def pace(self, *, is_busy: bool) -> None:
-        """Take less of the machine while streams run on it."""
+        """Limits the fetcher's share of the machine while streams run on it."""
         if is_busy != self._pace.is_busy:
             self._pace = FetchPace(is_busy)
-            self._tell(self._pace)
+            self._send(self._pace)
 
     async def resolve(
         self,
@@ -158,9 +158,10 @@ class Fetcher:
         sources: Sequence[Source] = (HUB_SOURCE,),
         trust_remote_code: bool = False,
     ) -> dict[str, int]:
-        """Make a directory with config, tokenizer, headers and manifest of a model; bytes by source.
+        """Creates a directory with config, tokenizer, headers and manifest of a model; returns the bytes by source.
 
-        Nothing happens if it is there. Raises FetchError, UnknownModelError, and ModelError if it cannot be used.
+        Does nothing if the directory exists. Raises FetchError, UnknownModelError, and ModelError if the model cannot
+        be used.
         """
         allowed = self._allowed(name, tuple(sources))
         resolve = Resolve(next(self._ids), name, repo, revision, str(model_dir), allowed, trust_remote_code)
@@ -170,7 +171,7 @@ class Fetcher:
     async def fetch(
         self, model_dir: Path, shares: Sequence[Share], on_progress: OnBytes | None = None
     ) -> dict[str, int]:
-        """Bring bytes into a directory that `resolve` has made; bytes by source. A cancelled call keeps what came.
+        """Fetches bytes into a directory that `resolve` created; returns the bytes by source. Cancelling keeps them.
 
         Raises FetchError.
         """
@@ -180,25 +181,25 @@ class Fetcher:
         return answer.num_bytes if isinstance(answer, Fetched) else {}
 
     async def search(self, query: str, limit: int) -> tuple[HubModel, ...]:
-        """Models of the hub. Raises FetchError."""
+        """Searches models on the hub. Raises FetchError."""
         self._allowed("the hub", (HUB_SOURCE,))
         search = Search(next(self._ids), query, limit)
         answer = await self._ask_within(SEARCH_LIMIT_S, search, "the search")
         return answer.models if isinstance(answer, SearchResult) else ()
 
     async def close(self) -> None:
-        """End the child, and every call that waits for it."""
+        """Ends the child, and every call that waits for it."""
         self._is_closed = True
         self._not_idle()
         async with self._starting:
             child, self._child = self._child, None
         for asked in self._asked.values():
-            _fail(asked, FetchError("this node stops; what was fetched is kept"))
+            _fail(asked, FetchError("this node stops; the fetched files are kept"))
         if child is not None:
             await child.end()
 
     def _allowed(self, what: str, sources: tuple[Source, ...]) -> tuple[Source, ...]:
-        """The sources that this node may use. Raises FetchError if it is offline and that leaves none."""
+        """Returns the sources that this node may use. Raises FetchError if none is left."""
         allowed = tuple(source for source in sources if source.peer) if self._is_offline else sources
         if not allowed:
             offline = self._is_offline and sources
@@ -211,13 +212,13 @@ class Fetcher:
         return allowed
 
     async def _ask_within(self, limit_s: float, request: Resolve | Search, what: str) -> Answer:
-        """Raises FetchError if the answer does not come in time, besides what the answer says."""
+        """Sends a request and waits. Raises FetchError if no answer comes in time, and the error of the answer."""
         try:
             async with asyncio.timeout(limit_s):
                 return await self._ask(_Asked(request, asyncio.get_running_loop().create_future()))
         except TimeoutError as exc:
             raise FetchError(
-                f"{what} took longer than {limit_s:g} s", remedy="try again, or check the way to the hub"
+                f"{what} took longer than {limit_s:g} s", remedy="try again, or check the network path to the hub"
             ) from exc
 
     async def _ask(self, asked: _Asked) -> Answer:
@@ -228,7 +229,7 @@ class Fetcher:
             await self._give(asked)
             answer = await asked.answer
         except asyncio.CancelledError:
-            self._tell(CancelFetch(request.id))
+            self._send(CancelFetch(request.id))
             raise
         finally:
             del self._asked[request.id]
@@ -239,7 +240,7 @@ class Fetcher:
         return answer
 
     async def _give(self, asked: _Asked) -> None:
-        """Hand a request to the child; start one if there is none."""
+        """Sends a request to the child; starts a child if there is none."""
         async with self._starting:
             if self._is_closed:
                 raise FetchError("this node stops")
@@ -263,7 +264,7 @@ class Fetcher:
                 start_new_session=True,
             )
         except OSError as exc:
-            raise FetchError(f"the process that fetches models cannot be started: {exc.strerror or exc}") from exc
+            raise FetchError(f"the fetcher process cannot be started: {exc.strerror or exc}") from exc
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
         child = _Child(process)
@@ -274,12 +275,12 @@ class Fetcher:
         return child
 
     async def _listen(self, child: _Child) -> None:
-        """Pass on what the child says until it ends; then see to what it has left."""
+        """Handles the child's answers until it ends; then handles its unfinished requests."""
         assert child.process.stdout is not None
         try:
             while line := await child.process.stdout.readline():
                 self._heard(_answers.decode(line))
-        except (ValueError, msgspec.DecodeError, OSError):  # a line that is too long, or none of ours
+        except (ValueError, msgspec.DecodeError, OSError):  # a line that is too long or is not an answer
             _log.warning("the fetcher sent a line that cannot be decoded; restarting it")
             with contextlib.suppress(ProcessLookupError):
                 child.process.kill()
@@ -291,7 +292,7 @@ class Fetcher:
     def _heard(self, answer: Answer) -> None:
         asked = self._asked.get(answer.id)
         if asked is None:
-            return  # cancelled meanwhile
+            return  # cancelled in the meantime
         if isinstance(answer, FetchProgress):
             if asked.on_progress is not None:
                 asked.on_progress(answer.done, answer.total, answer.num_bytes)
@@ -299,21 +300,21 @@ class Fetcher:
             asked.answer.set_result(answer)
 
     async def _go_on_without(self, child: _Child) -> None:
-        """After a crash: give what it was at to another child, or fail what was given to too many."""
+        """Sends the requests of a crashed child to another child, or fails those that were sent too often."""
         code = child.process.returncode
         if self._asked:
             words = f": {child.last_words[-1][:300]}" if child.last_words else ""
-            _log.warning("the fetcher ended (exit code %s)%s", code, words)
+            _log.warning("the fetcher process ended (exit code %s)%s", code, words)
         for asked in [asked for asked in self._asked.values() if not asked.answer.done() and asked.starts]:
             if asked.starts >= MAX_STARTS:
-                _fail(asked, FetchError(f"the process that fetches models crashed twice (exit code {code})"))
+                _fail(asked, FetchError(f"the fetcher process crashed twice (exit code {code})"))
                 continue
             try:
                 await self._give(asked)
             except FetchError as exc:
                 _fail(asked, exc)
 
-    def _tell(self, request: Request) -> None:
+    def _send(self, request: Request) -> None:
         if self._child is not None:
             self._child.send(request)
 

@@ -1,4 +1,4 @@
-"""What a machine has of a model's files, and what peers fetch of them, to protobuf and back."""
+"""Converts a machine's model files, and the files that peers want, to protobuf and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.fetched import FetchedFile
 
 MAX_SPANS = 1024
-"""Of one file. A stage of 80 layers has about as many; a plan of the fetch cuts the file at each of them."""
+"""Most spans of one file. A stage of 80 layers has about this many; the fetch plan cuts the file at each of them."""
 
 
 def holding_to_proto(holding: Holding) -> pb.DescribeFilesReply:
@@ -31,7 +31,7 @@ def holding_to_proto(holding: Holding) -> pb.DescribeFilesReply:
 
 
 def holding_from_proto(reply: pb.DescribeFilesReply) -> Holding:
-    """A peer with files that are cut into too many spans counts as one without these files."""
+    """Reads a peer's files. Files that are cut into too many spans are ignored."""
     files = {
         file.name: FetchedFile(file.size, file.sha256[:64], list(_spans(file)))
         for file in reply.files
@@ -50,16 +50,16 @@ def wants_to_proto(wants: Wants) -> list[pb.PeerLayers]:
 
 
 def wants_from_proto(messages: Sequence[pb.PeerLayers]) -> dict[str, Layers]:
-    """Raises InputError for layers that are no range, and for more peers than a mesh has."""
+    """Reads what peers want. Raises InputError for an empty layer range, or for more peers than a mesh may have."""
     if len(messages) > MAX_PEERS:
-        raise InputError(f"files are wanted for {len(messages)} peers; a mesh has {MAX_PEERS} at most")
+        raise InputError(f"files are wanted for {len(messages)} peers; a mesh has at most {MAX_PEERS}")
     for one in messages:
         if not one.whole and one.layers.start >= one.layers.stop:
-            raise InputError(f"layers {one.layers.start} to {one.layers.stop} are wanted, which is no range")
+            raise InputError(f"layers {one.layers.start} to {one.layers.stop} are wanted, which is an empty range")
     return {one.peer: None if one.whole else (one.layers.start, one.layers.stop) for one in messages}
 
 
 def _spans(file: pb.FileSpans) -> Spans:
-    """As spans have to be: in order, apart, inside the file."""
+    """Puts spans in the required form: in order, separate, inside the file."""
     pairs = zip(file.spans[::2], file.spans[1::2], strict=False)
     return common(merged(pairs), ((0, file.size),))

@@ -1,4 +1,4 @@
-"""The two ends at which a node exchanges files of models with its peers: its file server, and its fetcher."""
+"""Exchanges model files with peers: the node's file server and its fetcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileExchange:
-    """Serves what is here, and fetches what is not; both give way to streams that run on this machine."""
+    """Serves the models that are here, and fetches others; both slow down while streams run on this machine."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class FileExchange:
         floor_bytes: int,
         root: Path,
     ) -> None:
-        """root: below it are the models that were fetched."""
+        """root: the directory of the fetched models."""
         self._catalogue = catalogue
         self._root = root
         self._credentials = credentials
         self._host = settings.host
         first, last = settings.data_ports or (0, 0)
-        # runners take theirs from the other end; a single port is for a runner
+        # runners take their ports from the other end of the range; a single port is for a runner
         self._ports = range(last, first, -1) or range(1)
         self._is_busy = False
         self._tasks = TaskOwner()
@@ -61,7 +61,7 @@ class FileExchange:
         return self._tasks.ended
 
     async def start(self, is_busy: Callable[[], bool]) -> None:
-        """Serve on `port`, one of --data-ports if there are several; it is 0 if that is not possible. is_busy:
+        """Starts serving on `port`, one of --data-ports if there are several; `port` is 0 if that fails. is_busy:
         whether streams run here."""
         failure = ""
         for port in self._ports:
@@ -71,7 +71,7 @@ class FileExchange:
             except (OSError, ValueError) as exc:
                 failure = str(exc)
         else:
-            _log.warning("peers cannot copy models from this node: %s", failure)
+            _log.warning("the file server did not start, so peers cannot copy models from this node: %s", failure)
         self._tasks.keep(lambda: self._keep_pace(is_busy), "pace of copies")
 
     async def stop(self) -> None:
@@ -79,7 +79,7 @@ class FileExchange:
         await self._tasks.close()
 
     def renew(self) -> None:
-        """The credentials of this node were renewed."""
+        """Uses the node's renewed credentials."""
         assert self._credentials is not None, "an open mesh has none"
         self._fetcher.renew(_tls_of(self._credentials.current))
 
@@ -90,7 +90,7 @@ class FileExchange:
             await next_beat(PACE_EVERY_S)
 
     def _find(self, name: str) -> tuple[Path, str] | None:
-        """Directory and digest of a model, for the file server's threads; GGUF files have no card and no digest."""
+        """Returns directory and digest of a model, for the file server's threads; GGUF files have no digest."""
         try:
             return self._catalogue.local_dir(name), self._catalogue.local_card(name).digest
         except (UnknownModelError, ModelError):

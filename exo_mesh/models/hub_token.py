@@ -1,7 +1,7 @@
-"""The token of this node for gated and private models of the hub, as an admin gave it over the API.
+"""This node's token for gated and private models of the hub, set by an admin over the API.
 
-It is kept in the node's home, sent to the hub by the fetcher only, and never shown, logged or told to a peer. HF_TOKEN
-in the environment of the node is stronger; a token that `hf auth login` has stored is weaker.
+It is kept in the node's home, sent to the hub by the fetcher only, and never shown, logged or sent to a peer. HF_TOKEN
+in the node's environment takes precedence; a token stored by `hf auth login` is used last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class HubToken:
-    """use: told the token at the start and after each change, "" for none. path: of the file that keeps it."""
+    """Stores the token. use: called with the token at the start and after each change, "" for none. path: its file."""
 
     def __init__(self, path: Path, use: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
         self._path = path
@@ -34,18 +34,18 @@ class HubToken:
 
     @property
     def origin(self) -> str:
-        """Where the token came from; "" if neither the environment nor an admin gave one."""
+        """The source of the token; "" if neither the environment nor an admin set one."""
         return f"environment {self._variable}" if self._variable else FILE_NAME if self._text else ""
 
     async def change(self, text: str) -> None:
-        """Keep and use another token; "" forgets it. Raises InputError for a text that can be none, and OSError."""
+        """Stores and uses another token; "" removes it. Raises InputError for an invalid token, and OSError."""
         text = text.strip()
         if text and not _TEXT.fullmatch(text):
             raise InputError("hf_token: a token of the hub has 8 to 512 characters without spaces", param="hf_token")
         await asyncio.to_thread(self._write, text)
         self._text = text
         self._use(text)
-        _log.info("the token for the hub was %s", "changed" if text else "removed")
+        _log.info("the hub token was %s", "changed" if text else "removed")
 
     def _read(self) -> str:
         try:

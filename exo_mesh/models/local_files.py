@@ -1,4 +1,4 @@
-"""The files of models on this machine: which bytes are there, what stages need, what may be deleted. All block."""
+"""The model files on this machine: which bytes are present, what stages need, what may be deleted. All calls block."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
+from exo_mesh.printable import quoted
 from exo_mesh.weights.card import read_json, text_config
 from exo_mesh.weights.fetched import (
     MANIFEST_FILE,
@@ -32,26 +33,26 @@ from exo_mesh.weights.names import is_model_name
 from exo_mesh.weights.safetensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
-"""In the directory of a fetched model; its time says when the model was last used."""
+"""A file in the directory of a fetched model; its time is the last use of the model."""
 
 GONE_PREFIX = f"{SCRATCH_PREFIX}gone-"
 
 Layers = tuple[int, int] | None
-"""Half-open layer range; None: all files, whatever engines need."""
+"""Half-open layer range; None: all files, whatever the engines need."""
 
 Wants = Mapping[str, Layers]
-"""What each peer is to have, by peer id."""
+"""The layers that each peer must have, by peer id."""
 
 MAX_HOLDINGS = 256
-"""Models that nobody fetched of which is kept what files they have; above this number the oldest are forgotten."""
+"""Most models outside the fetched ones whose file lists are cached; beyond that the oldest are dropped."""
 
 MAX_PULLS = 16
-"""Unfinished pulls of one model that are remembered; above this number the oldest are forgotten."""
+"""Most unfinished pulls of one model that are stored; beyond that the oldest are dropped."""
 
 
 class _Use(msgspec.Struct, frozen=True):
-    """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged.
-    pulls: the layers of pulls that are not finished."""
+    """The use record of a model. is_pinned: the model was pulled by its name. store: id of the peer from whose store it
+    is staged. pulls: the layers of unfinished pulls."""
 
     is_pinned: bool = False
     store: str = ""
@@ -60,9 +61,9 @@ class _Use(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a machine has of the checkpoint files of a model.
+    """The checkpoint files of a model that a machine has.
 
-    repo, revision: where they are from, "" if only the mesh has them.
+    repo, revision: their origin on the hub, "" if only the mesh has them.
     """
 
     digest: str
@@ -75,7 +76,7 @@ class Holding:
         return {name: tuple(file.present) for name, file in self.files.items()}
 
     def same_files(self, other: Holding) -> Pieces:
-        """What `other` has of the files that are the same there: of one name, size and, where both know it, digest."""
+        """Returns what `other` has of equal files: with equal name, size and, where both know it, digest."""
         return {
             name: tuple(theirs.present)
             for name, theirs in other.files.items()
@@ -87,8 +88,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
-    """A model that was fetched. num_bytes: that it takes on disk. used_at: Unix seconds. store: id of the peer from
-    whose model store it is staged; "" if it is no staged copy."""
+    """A fetched model. num_bytes: its size on disk. used_at: Unix seconds. store: id of the peer from whose model store
+    it is staged; "" if it is not a staged copy."""
 
     name: str
     model_dir: Path
@@ -100,8 +101,8 @@ class FetchedModel:
 
 
 class LocalFiles:
-    """root: below it are the models that were fetched; is_store: and others of the model store, which may be deleted as
-    well. card, find: of any model on this machine, see Catalogue."""
+    """Manages the model files below `root`, the directory of fetched models. is_store: other models there belong to the
+    model store and may be deleted too. card, find: of any model on this machine, see Catalogue."""
 
     def __init__(
         self,
@@ -122,19 +123,19 @@ class LocalFiles:
         self._using = threading.Lock()
 
     def target(self, name: str) -> Path:
-        """Where a model of this name goes. Raises FetchError if no model can have the name."""
+        """Returns the directory for a model of this name. Raises FetchError if the name is not a model name."""
         if not is_model_name(name):
-            raise FetchError(f"{name[:80]!r} is not the name of a model that can be fetched", is_final=True)
+            raise FetchError(f"{quoted(name, 80)} is not the name of a model that can be fetched", is_final=True)
         return self.root / name
 
     def model_dir(self, name: str) -> Path:
-        """Where a model is, also one that was fetched and cannot be used. Raises UnknownModelError or ModelError."""
+        """Returns the directory of a model, even of an unusable one. Raises UnknownModelError or ModelError."""
         if is_model_name(name) and (self.root / name / MANIFEST_FILE).exists():
             return self.root / name
         return self._find(name)
 
     def holding(self, name: str) -> Holding:
-        """Raises UnknownModelError or ModelError."""
+        """Returns the files that this machine has of a model. Raises UnknownModelError or ModelError."""
         model_dir, digest = self.model_dir(name), ""
         manifest = _manifest_of(name, model_dir)
         try:
@@ -162,7 +163,7 @@ class LocalFiles:
             return known[1]
 
     def pieces(self, name: str, layers: Layers) -> Pieces:
-        """What a stage of these layers needs. Raises UnknownModelError or ModelError."""
+        """Returns the bytes that a stage of these layers needs. Raises UnknownModelError or ModelError."""
         if layers is None:
             return {file: ((0, one.size),) for file, one in self.holding(name).files.items()}
         model_dir, card = self.model_dir(name), self._card(name)
@@ -172,7 +173,7 @@ class LocalFiles:
         return pieces_of_layers(table, card.num_layers, start, stop, tied=tied if isinstance(tied, bool) else None)
 
     def missing(self, name: str, layers: Layers) -> Pieces:
-        """What is not here of what a stage of these layers needs. Raises UnknownModelError or ModelError."""
+        """Returns the bytes that a stage of these layers needs and that are missing. Raises as `pieces`."""
         manifest = _manifest_of(name, self.model_dir(name))
         if manifest is None or manifest.is_whole:
             return {}
@@ -180,16 +181,16 @@ class LocalFiles:
         missing = {file: minus(merged(spans), _present(manifest, file)) for file, spans in wanted.items()}
         return {file: spans for file, spans in missing.items() if spans}
 
-    # use, and what may go
+    # use and deletion
 
     def touch(self, name: str, *, is_pinned: bool = False, store: str = "") -> None:
-        """A model was used just now, or pulled by its name, or staged."""
+        """Records that a model was used just now, or pulled by its name, or staged."""
         self._change_use(
             name, lambda before: replace(before, is_pinned=is_pinned or before.is_pinned, store=store or before.store)
         )
 
     def note_pull(self, name: str, layers: Layers) -> None:
-        """Somebody has pulled these layers of a model by its name: remember that until `forget_pulls`."""
+        """Records a pull of these layers by the model's name, until `forget_pulls`."""
 
         def note(before: _Use) -> _Use:
             pulls = (*(one for one in before.pulls if one != layers), layers)
@@ -198,7 +199,7 @@ class LocalFiles:
         self._change_use(name, note)
 
     def forget_pulls(self, name: str, *ended: Layers) -> None:
-        """The pulls of these layers have ended; without any, all pulls of the model."""
+        """Removes the records of ended pulls of these layers; without layers, of all pulls of the model."""
 
         def forget(before: _Use) -> _Use:
             return replace(before, pulls=tuple(one for one in before.pulls if ended and one not in ended))
@@ -206,11 +207,11 @@ class LocalFiles:
         self._change_use(name, forget)
 
     def unfinished_pulls(self) -> list[tuple[str, Layers]]:
-        """(model, layers) of the pulls that have not ended, also before this process began."""
+        """Returns (model, layers) of the pulls that have not ended, earlier processes included."""
         return [(one.name, layers) for one in self.fetched() for layers in _read_use(one.model_dir).pulls]
 
     def _change_use(self, name: str, change: Callable[[_Use], _Use]) -> None:
-        """The time of the file says when the model was used. A model that nobody fetched is left alone."""
+        """Changes the use record and its time. Only fetched models have one."""
         with self._using, contextlib.suppress(UnknownModelError, ModelError):
             model_dir = self.model_dir(name)
             if not model_dir.is_relative_to(self.root) or read_manifest(model_dir) is None:
@@ -219,7 +220,7 @@ class LocalFiles:
             self._disk.write(model_dir / USE_FILE, use, "when models were used")
 
     def fetched(self) -> list[FetchedModel]:
-        """All that was fetched, the one that was not used for longest first."""
+        """Returns all fetched models, the least recently used first."""
         return sorted(self._fetched(), key=lambda one: (one.used_at, one.name))
 
     def _fetched(self) -> Iterator[FetchedModel]:
@@ -241,8 +242,8 @@ class LocalFiles:
                     )
 
     def delete(self, name: str) -> int | None:
-        """Delete what was fetched of a model, also if its manifest is damaged, and what is left of deletions that a
-        kill has ended. Answers the bytes that it took on the disk; None if nothing was fetched.
+        """Deletes a fetched model, even with a damaged manifest, and the rests of interrupted deletions. Returns the
+        freed bytes on the disk; None if nothing was fetched.
 
         Raises FetchError if the files cannot be deleted.
         """
@@ -266,7 +267,7 @@ class LocalFiles:
             return None
         freed_bytes = _disk_bytes(model_dir)
         scratch = self.root / f"{GONE_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
-        model_dir.rename(scratch)  # so that nobody finds half a model
+        model_dir.rename(scratch)  # renamed first, so that no reader finds half a model
         shutil.rmtree(scratch, ignore_errors=True)
         with contextlib.suppress(OSError):
             if model_dir.parent != self.root:
@@ -274,7 +275,7 @@ class LocalFiles:
         return freed_bytes
 
     def room(self, max_bytes: int | None, models: Collection[FetchedModel]) -> int:
-        """Bytes that may be fetched now, where `models` are there."""
+        """Returns how many bytes may be fetched now, given the `models` that are there."""
         free = max(0, self._disk.free_bytes - self._disk.floor_bytes)
         if max_bytes is None:
             return free
@@ -282,7 +283,7 @@ class LocalFiles:
 
 
 def gguf_dir(root: Path, name: str) -> Path | None:
-    """Where the GGUF files are that were fetched under a name; None if it is the name of none."""
+    """Returns the directory of GGUF files that were fetched under a name; None if the name has none."""
     with contextlib.suppress(ModelError, OSError):
         manifest = read_manifest(root / name) if is_model_name(name) else None
         if manifest is not None and manifest.files and all(file.endswith(".gguf") for file in manifest.files):
@@ -295,7 +296,7 @@ def size_of_pieces(pieces: Pieces) -> int:
 
 
 def _manifest_of(name: str, model_dir: Path) -> Manifest | None:
-    """As read_manifest, with what a person can do about a damaged one."""
+    """Like read_manifest, with the remedy for a damaged manifest."""
     try:
         return read_manifest(model_dir)
     except ModelError as exc:
@@ -315,13 +316,13 @@ def _read_use(model_dir: Path) -> _Use:
 
 
 def _disk_bytes(model_dir: Path) -> int:
-    """What a directory takes; of a file with holes, what is in it."""
+    """Returns the bytes that a directory takes on the disk; holes in files do not count."""
     with os.scandir(model_dir) as entries:
         return sum(512 * entry.stat(follow_symlinks=False).st_blocks for entry in entries)
 
 
 def _directories(root: Path) -> Iterator[Path]:
-    """`<name>` and `<org>/<name>`."""
+    """Yields `<name>` and `<org>/<name>`."""
     for top in _below(root):
         yield top
         yield from _below(top)

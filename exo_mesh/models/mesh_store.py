@@ -1,4 +1,4 @@
-"""The optional model store: one peer keeps the canonical copies of models, and the others stage theirs from it."""
+"""The optional model store: one peer keeps the canonical copies of models, and the other peers stage theirs from it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """is_here: this node is the store's host. host: name or id of the peer that is; "" is any that says so.
-    may_ask_hub: models that the store does not have may be fetched from the hub. keep_bytes: that idle staged copies
-    may take, None: any number."""
+    """The rules for the store. is_here: this node hosts the store. host: name or id of the peer that hosts it; ""
+    accepts any peer with a store. may_ask_hub: models that the store does not have may be fetched from the hub.
+    keep_bytes: limit for idle staged copies, None: no limit."""
 
     is_enabled: bool = True
     is_here: bool = False
@@ -27,13 +27,16 @@ class StoreRules:
 
     @staticmethod
     def of(settings: Settings, own_id: str) -> StoreRules:
-        """store_host may name a node of another name: then --store, which may be in a shared config.toml, means nothing
-        here. Raises ConfigError if the directory of the store is not there: its disk may not be mounted, and an empty
-        store would make all peers delete their copies."""
+        """Reads the rules from the settings. If store_host names another node, --store has no effect here, because it
+        may stand in a shared config.toml. Raises ConfigError if the directory of the store does not exist: its disk may
+        not be mounted, and an empty store would make all peers delete their copies."""
         is_named = settings.store_host in ("", settings.name, own_id)
         is_here = settings.store_enabled and settings.store is not None and is_named
         if is_here and settings.store is not None and not settings.store.is_dir():
-            raise ConfigError(f"--store {settings.store}: there is no such directory; make it first", param="store")
+            raise ConfigError(
+                f"--store {settings.store}: the directory does not exist; create it or mount its disk first",
+                param="store",
+            )
         return StoreRules(
             is_enabled=settings.store_enabled,
             is_here=is_here,
@@ -44,7 +47,7 @@ class StoreRules:
 
 
 class MeshStore:
-    """Which peer the store's host is now."""
+    """Finds the peer that hosts the store at the moment."""
 
     def __init__(self, membership: Membership, rules: StoreRules) -> None:
         self._membership = membership
@@ -52,17 +55,17 @@ class MeshStore:
 
     @property
     def is_configured(self) -> bool:
-        """Whether the settings name a store, or a live peer has one. The store's host may be away."""
+        """Whether the settings name a store, or a live peer has one. The host itself may be unreachable."""
         return self.rules.is_enabled and (bool(self.rules.host) or self.host is not None)
 
     @property
     def may_ask_hub(self) -> bool:
-        """Whether a model may come from the hub without that somebody asked for it to be fetched into the store."""
+        """Whether a model may come from the hub without an explicit request to fetch it into the store."""
         return self.rules.may_ask_hub or self.rules.is_here or not self.is_configured
 
     @property
     def host(self) -> PeerInfo | None:
-        """This node or a live peer; of several stores, the one of the lowest peer id."""
+        """This node or a live peer; of several stores, the store of the lowest peer id."""
         if self.rules.is_here:
             return self._membership.own
         peer = self.remote
@@ -70,7 +73,7 @@ class MeshStore:
 
     @property
     def remote(self) -> Peer | None:
-        """The host, if that is another peer."""
+        """The host, if it is another peer."""
         if self.rules.is_here or not self.rules.is_enabled:
             return None
         stores = [peer for peer in self._membership.peers if peer.info.has_store]
@@ -78,13 +81,13 @@ class MeshStore:
         return min(named, key=lambda peer: peer.id, default=None)
 
     def staged_from(self, model: str) -> str:
-        """The id of the host, if a copy of this model that is made here now is a staged one; else ""."""
+        """Returns the id of the host, if a copy of this model made here now would be a staged one; else ""."""
         peer = self.remote
         return peer.id if peer is not None and peer.info.knows(model) else ""
 
     async def has_lost(self, host_id: str, model: str) -> bool:
-        """Whether that host is here and its store no longer has the model. It is asked, since what a peer tells of its
-        models may be cut short."""
+        """Whether that host is reachable and its store no longer has the model. The host is asked, because the list of
+        models in a peer's record may be truncated."""
         host = next((peer for peer in self._membership.peers if peer.id == host_id), None)
         if host is None or not host.info.has_store or host.info.knows(model):
             return False

@@ -1,4 +1,4 @@
-"""Whether engines may share a ring of a model: the engines themselves are tried, once per model and pair of builds."""
+"""Tests whether engines may share a ring of a model, by running them, once per model and pair of builds."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2
 
 MAX_KEPT = 512
-"""Verdicts on disk and in memory; the oldest go first."""
+"""Most verdicts on disk and in memory; the oldest are deleted first."""
 
 FAILURE_S = 60.0
-"""How long a self-test that could not be done stands in the way of mixing: its peer may have been busy."""
+"""How long a failed self-test prevents mixing before it is repeated: its peer may have been busy."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A verdict on two builds, and the dtype of the activations that each hands on in a ring of its own."""
+    """A verdict on two builds, and the dtype of the activations that each passes on in a ring of its own."""
 
     verdict: AgreementVerdict
     native: dict[str, str]
@@ -54,14 +54,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class MixingOutcome:
-    """unmixable: why pairs of builds must not share a ring; empty if all may, who then hand on activation_dtype."""
+    """The result for a ring. unmixable: why pairs of builds must not share it; if empty, they use activation_dtype."""
 
     unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
     activation_dtype: str = ""
 
 
 class Mixing:
-    """Asks one peer of each build to compute the same few layers, and compares."""
+    """Asks one peer of each build to compute the same few layers, and compares the results."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Mixing:
         self._turn = asyncio.Lock()
 
     async def of(self, card: ModelCard, ring: Sequence[Candidate]) -> MixingOutcome:
-        """May these peers share a ring with these engines, and what do they hand on? Never raises a MeshError."""
+        """Decides whether these peers may share a ring with these engines, and in which dtype. Raises no MeshError."""
         by_build = {candidate.build: candidate for candidate in reversed(ring)}
         refused: dict[frozenset[str], str] = {}
         native: dict[str, str] = {}
@@ -109,15 +109,15 @@ class Mixing:
         return found.dtypes if found is not None else tuple(DTYPE_TAGS)
 
     async def _tried(self, card: ModelCard, one: Candidate, other: Candidate) -> Tried | str:
-        """What is known of two builds or is found out now; or why it cannot be."""
+        """Returns the verdict on two builds, tested now if it is unknown; or the reason why it cannot be tested."""
         for candidate in (one, other):
             if not self._accepted(candidate):
-                return f"{candidate.build} takes no activations of another engine"
+                return f"{candidate.build} accepts no activations from another engine"
         key = _key(card, one.build, other.build)
         if key in self._known:
             return self._known[key]
         async with self._turn:
-            if key in self._known:  # the second to ask finds the first one's answer
+            if key in self._known:  # the first caller may have found the answer meanwhile
                 return self._known[key]
             kept = self._cache_dir / f"{key}.json"
             tried = await asyncio.to_thread(_read, kept)
@@ -129,7 +129,7 @@ class Mixing:
                 try:
                     tried = await self._try(card, one, other)
                 except MeshError as exc:
-                    failure = f"whether {one.build} and {other.build} agree on it is not known: {exc}"
+                    failure = f"{one.build} and {other.build} could not be compared: {exc}"
                     self._failed[key] = (failure, now + FAILURE_S)
                     _trim(self._failed)
                     _log.warning("%s: %s", card.name, failure)
@@ -145,7 +145,7 @@ class Mixing:
         cuts = set(surveys[0].legal_cuts) & set(surveys[1].legal_cuts)
         ranges = ranges_to_test(card.num_layers, cuts, [survey.layer_kinds for survey in surveys], MAX_RANGES)
         asked = (self._report(card, one, ranges), self._report(card, other, ranges))
-        answers = await asyncio.gather(*asked, return_exceptions=True)  # both have ended when this goes on
+        answers = await asyncio.gather(*asked, return_exceptions=True)  # waits until both have ended
         reports = []
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -173,11 +173,11 @@ class Mixing:
 
 
 def _report(build: str, reply: pb.SelfTestReply) -> Report:
-    """Raises TransportError if the values of a reply are no float32."""
+    """Raises TransportError if the values of a reply are not float32."""
     ranges = []
     for result in reply.results:
         if any(len(values.values) % 4 for values in result.outputs):
-            raise TransportError(f"a self-test of {build} has values that are no float32")
+            raise TransportError(f"a self-test of {build} has values that are not float32")
         outputs = {values.name: np.frombuffer(values.values, "<f4") for values in result.outputs}
         inputs, given = (tuple(_shape(spec) for spec in specs) for specs in (result.inputs, result.given))
         ranges.append(RangeReport(result.range.start, result.range.stop, outputs, inputs, given))

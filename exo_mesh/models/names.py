@@ -1,4 +1,4 @@
-"""What a name of a model stands for: a model here or at a peer, an alias of a card, or a hub repository. Pure."""
+"""Resolves a model's name: a model here or on a peer, an alias of a card, or a hub repository. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from exo_mesh.errors import UnknownModelError
+from exo_mesh.printable import quoted
 from exo_mesh.weights.names import MAX_NAME, PART
 
 NUM_NEAR = 3
@@ -15,16 +16,16 @@ NUM_NEAR = 3
 _HUB_PREFIX = re.compile(r"(?:https://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _GIVEN = re.compile(rf"(?P<base>{PART}(?:/{PART})?)(?:@(?P<revision>{PART}))?(?::(?P<tag>{PART}))?", re.ASCII)
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q[1-8]|TQ[12]|BF16|FP?16|FP?32|MXFP4)(?:_[A-Z0-9]+)*", re.IGNORECASE)
-"""How GGUF files name their quantisation: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, F16."""
+"""Names of quantisations in GGUF files: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, F16."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """A model that a name stands for.
+    """The model that a name refers to.
 
-    name: how the mesh names the model: `org/name`, `org/name@revision`, or the name of a directory.
-    repo: its hub id, "" if the name is none. revision: a branch, tag or commit, "" for main. quant: which files of a
-    GGUF repository, such as Q4_K_M; "" if the name does not say.
+    name: the model's name in the mesh: `org/name`, `org/name@revision`, or the name of a directory. repo: its hub id,
+    "" if the name is not one. revision: a branch, tag or commit, "" for main. quant: which files of a GGUF repository,
+    such as Q4_K_M; "" if the name does not say.
     """
 
     name: str
@@ -35,10 +36,10 @@ class ModelReference:
 
 @dataclass(frozen=True, slots=True)
 class KnownNames:
-    """Names that a node knows. cards: the id of the card by its id and each alias, in lower case.
+    """The names that a node knows. cards: the id of the card by its id and each alias, in lower case.
 
-    A name as it is written stands for a model on this machine, else at a peer, else of a card, so that a name that no
-    machine has as a directory stands for the same model everywhere. Only then case and organisation may differ.
+    An exact name refers to a model on this machine, else on a peer, else of a card. So a name that no machine uses for
+    a directory means the same model everywhere. Only if no exact name fits may case and organisation differ.
     """
 
     local: Collection[str] = ()
@@ -47,14 +48,14 @@ class KnownNames:
 
     @property
     def every(self) -> list[str]:
-        """All names that may be given, each once; of cards, ids as they are written and aliases."""
+        """All known names, each once; for cards, their ids as written and their aliases."""
         return list(dict.fromkeys([*self.local, *self.peers, *self.cards.values(), *self.cards]))
 
 
 def find_reference(text: str, known: KnownNames) -> ModelReference:
-    """What a name stands for. A hub id that nobody knows stands for itself: the hub may have it.
+    """Resolves a name. An unknown hub id refers to itself, because the hub may have it.
 
-    Raises UnknownModelError, with the nearest names, if it is neither that nor a known name.
+    Raises UnknownModelError, with the most similar names, if the text is neither a hub id nor a known name.
     """
     given, parts = _parsed(text)
     if given in known.local or given in known.peers:
@@ -74,19 +75,19 @@ def find_reference(text: str, known: KnownNames) -> ModelReference:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form of a name, whatever it stands for."""
+    """Whether a text has the form of a model name, known or not."""
     return _parsed(text)[1] is not None
 
 
 def unknown_model(text: str, known: KnownNames) -> UnknownModelError:
-    """The error for a name that stands for nothing, with the names that are nearest to it."""
+    """Returns the error for an unknown name, with the most similar known names."""
     near = near_names(text, known.every)
     hint = f"; near: {', '.join(near)}" if near else ""
-    return UnknownModelError(f"no peer has a model {text[:MAX_NAME]!r}{hint}", param="model")
+    return UnknownModelError(f"no peer has a model {quoted(text, MAX_NAME)}{hint}", param="model")
 
 
 def near_names(wanted: str, known: Iterable[str], most: int = NUM_NEAR) -> list[str]:
-    """The known names that are most like `wanted`, with or without their organisation, nearest first."""
+    """Returns the known names that are most similar to `wanted`, with or without their organisation, best first."""
     by_text: dict[str, str] = {}
     for name in known:
         for text in (name.lower(), name.rpartition("/")[2].lower()):
@@ -96,15 +97,15 @@ def near_names(wanted: str, known: Iterable[str], most: int = NUM_NEAR) -> list[
 
 
 def _parsed(text: str) -> tuple[str, re.Match[str] | None]:
-    """(the name without the hub's address, its parts); None if it has not the form of a name."""
+    """Returns (the name without the hub's address, its parts); the parts are None if the text is not a name."""
     given = _HUB_PREFIX.sub("", text.strip(), count=1)
     return given, _GIVEN.fullmatch(given) if len(given) <= MAX_NAME else None
 
 
 def _same_name(text: str, base: str, known: KnownNames) -> str | None:
-    """The one known name that differs at most in case and in a missing organisation; a hub id itself if there is none.
+    """Returns the one known name that differs at most in case and in a missing organisation; else a hub id itself.
 
-    Raises UnknownModelError if there are several.
+    Raises UnknownModelError if there are several such names.
     """
     is_bare = "/" not in base
     for names in (known.local, known.peers, set(known.cards.values())):
@@ -113,14 +114,14 @@ def _same_name(text: str, base: str, known: KnownNames) -> str | None:
             same = {name for name in names if name.partition("@")[0].rpartition("/")[2].lower() == base.lower()}
         if len(same) > 1:
             several = ", ".join(sorted(same)[:NUM_NEAR])
-            raise UnknownModelError(f"{text[:MAX_NAME]!r} may be one of several models: {several}", param="model")
+            raise UnknownModelError(f"{quoted(text, MAX_NAME)} may be one of several models: {several}", param="model")
         if same:
             return same.pop()
     return None if is_bare else base
 
 
 def _reference(name: str, revision: str = "", quant: str = "") -> ModelReference:
-    """The reference to a model by its full name, which may have a revision of its own."""
+    """Makes the reference to a model by its full name, which may contain a revision."""
     repo, _, of_name = name.partition("@")
     revision = revision or of_name
     revision = "" if revision == "main" else revision

@@ -1,4 +1,4 @@
-"""The parts of a node that know models."""
+"""Builds the parts of a node that deal with models."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from exo_mesh.weights.store import ModelStore
 LOOK_EVERY_S = 10.0
 
 SHIPPED_AFTER_S = 1.0
-"""The shipped cards are read this long after the start, unless somebody asks for one before: it takes some 20 ms."""
+"""The shipped cards are read this long after the start, unless they are needed before: reading takes some 20 ms."""
 
 RESUME_AFTER_S = 5.0
-"""Unfinished pulls go on this long after the start, or when a peer is known: it may have the files."""
+"""Unfinished pulls resume this long after the start, or as soon as a peer is known: it may have the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """Which models there are, how more get here, their text files, and what engines say of them, alone and together."""
+    """The parts of a node that deal with models: names, downloads, text files, and what engines know about models."""
 
     catalogue: Catalogue
     exchange: FileExchange
@@ -51,7 +51,7 @@ class ModelParts:
     profiles: Profiles
 
     async def keep_cards(self) -> None:
-        """Look again every LOOK_EVERY_S at the files of cards, and at the chat templates of new models, for ever."""
+        """Reads the card files and the chat templates of new models every LOOK_EVERY_S, for ever."""
         await self.shelf.rescan()
         await asyncio.sleep(SHIPPED_AFTER_S)
         await asyncio.to_thread(shipped_cards)
@@ -61,8 +61,7 @@ class ModelParts:
             await self.shelf.rescan()
 
     async def resume_pulls(self, membership: Membership) -> None:
-        """Go on with the pulls that this node has not finished when it ended. A node that asks no hub waits for a
-        peer."""
+        """Resumes the pulls that were unfinished when this node ended. Without a hub it waits for a peer."""
         loop = asyncio.get_running_loop()
         resume_at = loop.time() + RESUME_AFTER_S
         while not membership.peers and (self.downloads.rules.fetches != "hub" or loop.time() < resume_at):

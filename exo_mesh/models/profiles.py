@@ -1,4 +1,4 @@
-"""The capability profiles of the models of the mesh, kept so that listing models reads no file."""
+"""Caches the capability profiles of the mesh's models, so that listing models reads no file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exo_mesh.text.template import find_template, read_json
 
 
 class Profiles:
-    """Templates are known by the digest of a model's text files, and forgotten with the model."""
+    """The cached profiles. Templates are kept by the digest of a model's text files, as long as the model exists."""
 
     def __init__(self, catalogue: Catalogue, shelf: CardShelf, texts: TextCache) -> None:
         self._catalogue = catalogue
@@ -26,8 +26,8 @@ class Profiles:
         self._resolved_from: tuple[object, object] = (None, None)
 
     def of(self, card: ModelCard) -> tuple[tuple[str, ...], CapabilityProfile]:
-        """(aliases, profile) of a model. Its template counts from the first `learn` on that finds its text files here,
-        those of a peer's model from its first request here on."""
+        """Returns (aliases, profile) of a model. The profile includes the chat template after the first `learn` that
+        finds the text files here; for a peer's model that is after its first request on this node."""
         sources = (self._shelf.cards(), self._facts)
         if any(now is not before for now, before in zip(sources, self._resolved_from, strict=True)):
             self._resolved, self._resolved_from = {}, sources
@@ -41,7 +41,7 @@ class Profiles:
         return aliases, resolve_profile(card.architecture, written, self._facts.get(card.text_digest))
 
     async def learn(self) -> None:
-        """Read the templates of models that are new."""
+        """Reads the templates of new models."""
         cards = [self._catalogue.known_card(name) for name in self._catalogue.names()]
         digests = {card.text_digest for card in cards}
         if not self._facts.keys() <= digests:
@@ -51,7 +51,7 @@ class Profiles:
             self._facts = {**self._facts, **found}
 
     def _read(self, cards: list[ModelCard]) -> dict[str, TemplateFacts | None]:
-        """Blocking."""
+        """Blocking. Returns the templates' facts by text digest."""
         found: dict[str, TemplateFacts | None] = {}
         local = set(self._catalogue.local_architectures)
         for card in cards:
@@ -68,7 +68,7 @@ class Profiles:
 
 
 def facts_in(directory: Path) -> TemplateFacts | None:
-    """What the template of a model shows; None if there is none that can be read."""
+    """Returns what the template of a model shows; None if there is no readable template."""
     try:
         template = find_template(directory, read_json(directory / "tokenizer_config.json"))
     except (ModelError, OSError):

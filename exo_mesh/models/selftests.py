@@ -1,4 +1,4 @@
-"""What an engine of this machine makes of a few layers: run in a child process, for this node or a peer that asks."""
+"""Computes a few layers with an engine of this machine in a child process, for this node or for a peer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from exo_mesh.transport.control_client import SELF_TEST_S
 SELF_TEST_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.selftest", "--tied")
 
 MAX_RANGES = 8
-"""First, last, and one of each further kind of layer: no architecture that we know has more than five kinds."""
+"""Most ranges: the first, the last, and one per further layer kind; no known architecture has more than five."""
 
 MAX_WAITING = 4
-"""Peers that may wait here for a self-test; more are refused."""
+"""Most requests that may wait here for a self-test; more are refused."""
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ async def _bring_nothing(model: str, digest: str, ranges: Sequence[tuple[int, in
 
 
 class SelfTests:
-    """Runs one at a time: a self-test loads layers, and nobody has reserved memory for them."""
+    """Runs one self-test at a time, because it loads layers for which no memory is reserved."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SelfTests:
         disk: Disk | None = None,
         bring: Bring = _bring_nothing,
     ) -> None:
-        """bring: gets what is not here of a model, by name and digest: its headers, and these layer ranges."""
+        """bring: fetches what is missing of a model here, by name and digest: its headers, and these layer ranges."""
         self._bring = bring
         self._disk = disk or Disk(scratch)
         self._registry = registry
@@ -77,24 +77,25 @@ class SelfTests:
         self._waiting = 0
 
     async def run(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
-        """Raises InputError for a request out of bounds, UnknownModelError or ModelError for a model that is not here
-        or is another one, EngineError if the engine cannot run here or fails."""
+        """Runs a self-test. Raises InputError for a request out of bounds, UnknownModelError or ModelError if the model
+        is not here or has another digest, EngineError if the engine cannot run here or fails."""
         ranges = [(item.start, item.stop) for item in request.ranges]
         await self._bring(request.model, request.model_digest, ())
         card = await asyncio.to_thread(self._catalogue.local_card, request.model)
         if card.digest != request.model_digest:
             raise ModelError(f"the files of {request.model} here have digest {card.digest[:12]}, not the one asked for")
         if not 0 < len(ranges) <= MAX_RANGES or any(not 0 <= a < b <= card.num_layers for a, b in ranges):
-            raise InputError(f"a self-test is of 1 to {MAX_RANGES} layer ranges of {card.name}, not {ranges[:9]}")
+            given = [list(one) for one in ranges[:9]]
+            raise InputError(f"a self-test needs 1 to {MAX_RANGES} layer ranges of {card.name}, not {given}")
         provider = self._registry.providers.get(request.engine)
         if provider is None or not provider.availability().available:
             raise EngineError(f"engine {request.engine} cannot run here")
         if self._waiting >= MAX_WAITING:
-            raise EngineError("too many self-tests wait here already")
-        # what the child writes: these layers in float32, which are half as large on disk as a rule
+            raise EngineError("{self._waiting} self-tests wait here already; try again later")
+        # the child writes these layers in float32, usually twice their size on disk
         need = 2 * sum(card.shard_bytes(start, stop) for start, stop in ranges)
         if not await asyncio.to_thread(self._disk.has_room, need):
-            raise EngineError(f"a self-test of {card.name} writes up to {need / 1e9:.1f} GB, and the disk has no room")
+            raise EngineError(f"a self-test of {card.name} writes up to {need / 1e9:.1f} GB; the disk is too full")
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, request.model)
         self._waiting += 1
         try:

@@ -1,4 +1,4 @@
-"""What engines know of a model before they load it: asked in a short-lived child process, and kept on disk."""
+"""Asks engines what they know about a model before they load it: in a short-lived child process, cached on disk."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from exo_mesh.weights.store import SHIPPED
 SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.survey", "--tied")
 
 MAX_KEPT = 512
-"""Answers on disk, and in memory: one per model, engine, version and options; the oldest go first."""
+"""Most answers on disk and in memory: one per model, engine, version and options; the oldest are deleted first."""
 
 UNABLE_S = 60.0
-"""How long "cannot run it" is believed: the files may just not have been complete."""
+"""How long the answer "cannot run it" is cached: the files may just not have been complete."""
 
 MAX_BYTES = 2**50
-"""More than this no layer has."""
+"""Upper bound of a layer's size, to reject impossible surveys."""
 
 _log = logging.getLogger(__name__)
 
 
 def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
-    """The model as an engine holds it; what the survey leaves open is as the files have it."""
+    """Returns the card of a model as an engine holds it; figures that the survey leaves open are those of the files."""
     held = replace(
         card,
         legal_cuts=survey.legal_cuts,
@@ -57,19 +57,19 @@ def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
 
 
 def survey_from_json(text: bytes, num_layers: int) -> ModelSurvey:
-    """Raises ModelError if it is no survey of such a model: all is checked, because placement computes with it."""
+    """Reads a survey. Raises ModelError if it does not fit the model: placement computes with every field."""
     try:
         survey = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelSurvey)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"an engine described a model in a way this version cannot read: {exc}") from exc
+        raise ModelError(f"an engine returned a survey that this version cannot read: {exc}") from exc
     per_layer = (survey.layer_bytes, survey.kv_bytes_per_token, survey.kv_fixed_bytes)
     sizes = [survey.embed_bytes, survey.head_bytes, *(size for sizes in per_layer for size in sizes)]
     if any(len(values) not in (0, num_layers) for values in (*per_layer, survey.layer_kinds)):
-        raise ModelError(f"an engine described a model of {num_layers} layers with another number of them")
+        raise ModelError(f"an engine returned a survey with another number of layers than the model's {num_layers}")
     if not 0 <= min(sizes) <= max(sizes) < MAX_BYTES or (survey.layer_bytes and min(survey.layer_bytes) < 1):
-        raise ModelError("an engine described a model with sizes that no model has")
+        raise ModelError("an engine returned a survey with impossible sizes")
     if not set(survey.legal_cuts) <= set(range(num_layers)):
-        raise ModelError(f"an engine would cut a model of {num_layers} layers at {survey.legal_cuts[:8]}")
+        raise ModelError(f"an engine returned illegal cuts of {num_layers} layers: {list(survey.legal_cuts[:8])}")
     return survey
 
 
@@ -78,7 +78,7 @@ def survey_to_json(survey: ModelSurvey) -> bytes:
 
 
 class Surveys:
-    """Answers for this machine and, by asking a peer, for models and engines that only others have."""
+    """Answers for this machine, and asks a peer about models and engines that only other peers have."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Surveys:
         disk: Disk | None = None,
         options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """options: the engine settings that stages of this node are loaded with."""
+        """options: the engine settings with which this node loads stages."""
         self._disk = disk or Disk(cache_dir)
         self._registry = registry
         self._catalogue = catalogue
@@ -103,9 +103,9 @@ class Surveys:
         self._turn = asyncio.Lock()
 
     async def of(self, card: ModelCard, engine: str) -> ModelSurvey:
-        """What an engine says of a model. What cannot be found out is as the files have it: loading checks it again.
+        """Returns what an engine reports about a model. Unknown figures are those of the files; loading checks all.
 
-        Raises ModelError if the engine says that it cannot run the model.
+        Raises ModelError if the engine reports that it cannot run the model.
         """
         key = (card.digest, engine)
         now = asyncio.get_running_loop().time()
@@ -120,30 +120,31 @@ class Surveys:
                 _forget_oldest(self._unable)
                 raise
             except MeshError as exc:
-                _log.warning("what %s makes of %s is unknown: %s", engine, card.name, exc)
+                _log.warning("no survey by %s of %s: %s", engine, card.name, exc)
                 return ModelSurvey(card.legal_cuts)
             _forget_oldest(self._known)
         return self._known[key]
 
     async def here(self, card: ModelCard, engine: str) -> ModelSurvey:
-        """As this machine's engine says.
+        """Returns what this machine's engine reports.
 
-        Raises UnknownModelError without its files, EngineError without an answer, ModelError if it cannot run it.
+        Raises UnknownModelError without the model's files, EngineError without an answer, ModelError if the engine
+        cannot run it.
         """
         provider = self._registry.providers.get(engine)
         if provider is None or not provider.availability().available:
             raise EngineError(f"engine {engine} cannot run here")
         if not isinstance(provider, Surveyor) or card.name == SHIPPED:
-            return ModelSurvey(card.legal_cuts)  # a test asks each engine about the shipped model
+            return ModelSurvey(card.legal_cuts)  # a test asks each engine about the shipped model instead
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
         version = re.sub(r"[^A-Za-z0-9.]+", "-", f"{engine}-{provider.version()}")[:64]
         settings = hashlib.sha256(self._options.encode()).hexdigest()[:8]
         kept = self._cache_dir / f"{card.digest[:32]}-{version}-{settings}.json"
-        async with self._turn:  # one child at a time, and the second to ask finds the first one's answer
+        async with self._turn:  # one child at a time; later callers find the first one's answer
             survey = await asyncio.to_thread(_read, kept, card.num_layers)
             if survey is None:
                 survey = await self._ask_child(card, engine, model_dir)
-                if survey.legal_cuts:  # "in one piece only" may also be a file that is not complete yet
+                if survey.legal_cuts:  # "in one piece only" may also mean that a file is not complete yet
                     text = json.dumps(asdict(survey))
                     await asyncio.to_thread(write_kept, self._disk, kept, text, "what engines say of models", MAX_KEPT)
         return survey
@@ -160,7 +161,7 @@ class Surveys:
                     theirs = card_from_json(reply.card_json)
                     if theirs.digest != card.digest:
                         continue
-                    if not reply.survey_json:  # a peer of an older version knows cuts only
+                    if not reply.survey_json:  # a peer of an older version sends cuts only
                         return ModelSurvey(theirs.legal_cuts)
                     return survey_from_json(reply.survey_json, card.num_layers)
                 except MeshError as exc:
@@ -168,7 +169,7 @@ class Surveys:
         raise failure
 
     async def _ask_child(self, card: ModelCard, engine: str, model_dir: Path) -> ModelSurvey:
-        what = f"engine {engine} cannot say what {card.name} takes"
+        what = f"engine {engine} cannot survey {card.name}"
         answer = await ask_child([*self._command, engine, str(model_dir), self._options], SURVEY_S, what)
         if "unable" in answer:
             raise ModelError(str(answer["unable"]))
@@ -176,7 +177,7 @@ class Surveys:
             raise EngineError(f"{what}: {answer.get('error')}")
         survey = survey_from_json(json.dumps(answer["survey"]).encode(), card.num_layers)
         if not survey.legal_cuts:
-            _log.info("%s runs in one piece only: %s", card.name, survey.reason)
+            _log.info("%s cannot be split over peers: %s", card.name, survey.reason)
         return survey
 
 
@@ -193,7 +194,7 @@ def _read(file: Path, num_layers: int) -> ModelSurvey | None:
 
 
 def write_kept(disk: Disk, file: Path, text: str, what: str, max_files: int) -> None:
-    """Keep a file if there is room for it, and delete the oldest ones beside it beyond so many."""
+    """Writes a cache file if there is room for it, and deletes the oldest of more than `max_files` files beside it."""
     if not disk.write(file, text, what):
         return
     with contextlib.suppress(OSError):

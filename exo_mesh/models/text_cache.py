@@ -1,4 +1,4 @@
-"""The small text files of models that only other peers have, kept under the home directory."""
+"""Caches the small text files of models that only other peers have, below the home directory."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import read_model_file
 from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.card import TEXT_FILES, text_file_limit
 
 CHUNK_BYTES = 1024 * 1024
 ROOM_BYTES = 48 * 1024 * 1024
-"""What must be free to try at all; most tokenizers have less than 20 MB."""
+"""Free space that is needed before a fetch starts; most tokenizers have less than 20 MB."""
 MAX_BYTES = 256 * 1024 * 1024
-"""Of all text files of one model together; the largest tokenizers have about 40 MB."""
+"""Most bytes of all text files of one model together; the largest tokenizers have about 40 MB."""
 
 
 class TextCache:
-    """One directory per digest of text files: models of equal weights may differ in their chat template."""
+    """Keeps one directory per digest of text files: models with equal weights may differ in their chat template."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class TextCache:
         disk: Disk | None = None,
         spare_root: Path | None = None,
     ) -> None:
-        """spare_root: where files go while the disk of `root` is full; by default a directory for temporary files."""
+        """spare_root: where files are written while the disk of `root` is full; by default a temporary directory."""
         self._root = root
         self._disk = disk or Disk(root)
         self._spare_root = spare_root
@@ -50,16 +51,16 @@ class TextCache:
         self._turn = asyncio.Lock()
 
     def fetched(self, card: ModelCard) -> Path | None:
-        """Where the text files of a peer's model are, if they were fetched already."""
+        """Returns the directory of the text files of a peer's model, if they were fetched already."""
         directory = self._root / _directory_name(card)
         return directory if directory.is_dir() else None
 
     async def directory(self, name: str) -> Path:
-        """Where the text files of a model are; fetched from a peer if they are not here. Raises MeshErrors."""
+        """Returns the directory of a model's text files, fetched from a peer if necessary. Raises MeshErrors."""
         card = await self._catalogue.card(name)
         try:
             return await asyncio.to_thread(self._catalogue.local_dir, name)
-        except (UnknownModelError, ModelError):  # then a peer has described it
+        except (UnknownModelError, ModelError):  # then a peer has the card
             pass
         digest = _directory_name(card)
         async with self._turn:
@@ -77,11 +78,11 @@ class TextCache:
                 self._spare_root = spare
                 self._spared[digest] = await self._fetch(name, spare / digest)
             except OSError as exc:
-                raise ModelError(f"there is no room for the tokenizer of {name}: {exc.strerror or exc}") from exc
+                raise ModelError(f"the tokenizer of {name} cannot be stored: {exc.strerror or exc}") from exc
             return self._spared[digest]
 
     def close(self) -> None:
-        """Leave nothing in the spare place."""
+        """Deletes everything in the spare directory."""
         for directory in self._spared.values():
             shutil.rmtree(directory, ignore_errors=True)
         if self._spare_root is not None:
@@ -89,7 +90,7 @@ class TextCache:
                 self._spare_root.rmdir()
 
     async def _fetch(self, name: str, target: Path) -> Path:
-        """Raises OSError if it cannot be written, and MeshErrors."""
+        """Fetches the files from the first peer that has them. Raises OSError if writing fails, and MeshErrors."""
         failure: MeshError = TransportError(f"no live peer has the text files of {name}")
         for peer_id in self._catalogue.holders(name):
             peer = self._membership.peer(peer_id)
@@ -109,14 +110,14 @@ class TextCache:
 
 
 def _directory_name(card: ModelCard) -> str:
-    """The digest of a model's text files, hashed once more: a peer's word must not become a path."""
+    """The digest of a model's text files, hashed again, because a peer's text must not become a path."""
     return hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
 
 
 async def send(model_dir: Path) -> AsyncIterator[pb.TextFile]:
-    """The text files of a model as messages, each in chunks; an empty one as one empty chunk.
+    """Yields the text files of a model as messages, each in chunks; an empty file is one empty chunk.
 
-    Nothing but regular files inside the model's directory is sent, whatever links it has. Raises ModelError.
+    Only regular files inside the model's directory are sent, whatever links it has. Raises ModelError.
     """
     for name in TEXT_FILES:
         try:
@@ -128,12 +129,13 @@ async def send(model_dir: Path) -> AsyncIterator[pb.TextFile]:
 
 
 async def _receive(client: PeerClient, name: str, directory: Path) -> None:
-    """Raises TransportError if the peer sends anything but the files it may."""
+    """Receives the files. Raises TransportError if the peer sends anything but the allowed files."""
     num_bytes = 0
     async for item in client.read_text_files(name):
         num_bytes += len(item.chunk)
         if item.name not in TEXT_FILES or num_bytes > MAX_BYTES:
-            raise TransportError(f"a peer sent {item.name[:80]!r} ({num_bytes} bytes in all) as a text file of {name}")
+            sent = f"{quoted(item.name, 80)} ({num_bytes} bytes in all)"
+            raise TransportError(f"a peer sent {sent} as a text file of {name}")
         with (directory / item.name).open("ab") as file:
             file.write(item.chunk)
     if not (directory / "tokenizer.json").is_file():

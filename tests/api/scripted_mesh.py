@@ -101,7 +101,7 @@ class ScriptedMesh:
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
         if not self.offline and name in self.at_hub:
             if not may_download:
-                raise NotFetchedError(f"no peer has a model {name!r}", param="model")
+                raise NotFetchedError(f'no peer has a model "{name}"', param="model")
             self.names += (name,)
             self.at_hub = tuple(one for one in self.at_hub if one != name)
         return await self.model(name)

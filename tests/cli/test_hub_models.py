@@ -66,7 +66,7 @@ def test_a_model_of_the_hub_answers_and_is_listed_and_deleted(
         run(["stop", DEMO, *here], home)
         assert eventually(lambda: run(["rm", DEMO, *here], home).stdout == f"deleted {DEMO} from alpha; 6.6 MB freed\n")
         assert DEMO not in run(["list", *here], home).stdout
-        for name, complaint in (("org/gated", "set HF_TOKEN"), ("org/none", "there is no model 'org/none'")):
+        for name, complaint in (("org/gated", "set HF_TOKEN"), ("org/none", 'there is no model "org/none"')):
             refused = run(["run", name, "Hi", *here], home)
             assert (refused.returncode, refused.stdout) == (exit_codes.FAILED, "") and complaint in refused.stderr
         stranger = run(["run", DEMO, "Hi", *here], home / "other")

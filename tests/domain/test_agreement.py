@@ -42,7 +42,7 @@ def test_what_differs_by_rounding_may_be_mixed_and_the_difference_is_told() -> N
 def test_one_value_that_is_off_is_enough_to_refuse_and_its_layer_is_named() -> None:
     assert not compare(report("a", 0.9 * MAX_DIFFERENCE), report("b"), KINDS).reason
     verdict = compare(report("a", 0.02), report("b"), KINDS)
-    assert verdict.reason == "a and b differ by 2.0e-02 of the typical value in layer 4 (window) (1e-03 is allowed)"
+    assert verdict.reason == "a and b differ by 2.0e-02 of the root mean square in layer 4 (window) (1e-03 is allowed)"
 
 
 def test_the_difference_is_relative_to_the_typical_value() -> None:
@@ -60,7 +60,7 @@ def test_other_tensors_other_sizes_and_other_layers_are_refused() -> None:
     assert "not tested with the same layers" in compare(report("a"), report("b", start=5), KINDS).reason
     wide, narrow = (("hidden", (64,)),), (("hidden", (64,)), ("v_first", (64,)))
     reason = compare(report("a", given=wide), report("b", given=narrow), KINDS).reason
-    assert reason == "a and b hand on different tensors: hidden[64] and hidden[64], v_first[64] in layer 4 (window)"
+    assert reason == "a and b pass on different tensors: hidden[64] and hidden[64], v_first[64] in layer 4 (window)"
     assert not compare(report("a", given=wide), report("b"), KINDS).reason, "one that declares nothing is believed"
 
 
@@ -68,7 +68,10 @@ def test_a_boundary_fits_by_name_and_shape_in_any_order() -> None:
     both = (("hidden", (64,)), ("v_first", (64,)))
     assert not boundary_defect(both, both[::-1])
     assert not boundary_defect((), both) and not boundary_defect(both, ())
-    assert boundary_defect(both[:1], (("hidden", (128,)),)) == "one hands on hidden[64], the other takes hidden[128]"
+    assert (
+        boundary_defect(both[:1], (("hidden", (128,)),))
+        == "one stage passes on hidden[64], the next one takes hidden[128]"
+    )
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_pins_may_name_groups_in_any_place() -> None:
 
 def test_a_ring_with_a_group_is_placed_anew_when_it_breaks() -> None:
     plan = placed(macs(16, 16, 16), GroupWish(2, backend="ring"), min_peers=3)
-    with pytest.raises(PlacementError, match="placed anew"):
+    with pytest.raises(PlacementError, match="placed again"):
         recover(
             FLAT, plan, holding={}, usable_bytes={"a": 16 * GB, "c": 16 * GB}, spares=[], ballot=Ballot(2, "a"),
             around=Surroundings(),

@@ -37,7 +37,7 @@ def test_a_rank_is_told_who_it_is_and_where_the_others_are() -> None:
     assert rank_from_proto(rank_to_proto(wiring)) == wiring
     assert not wiring.is_leader
     assert replace(wiring, rank=0).is_leader
-    with pytest.raises(ValueError, match="rank 2 of 2"):
+    with pytest.raises(ValueError, match="rank 2 is outside a group of 2"):
         replace(wiring, rank=2)
 
 
@@ -46,8 +46,8 @@ def test_a_rank_is_told_who_it_is_and_where_the_others_are() -> None:
     [
         ("ring", ("a",), (), "at least two"),
         ("ring", ("a", "a"), (), "different"),
-        ("ring", ("a", "b"), RDMA, "belong to the backends"),
-        ("jaccl", ("a", "b"), (), "belong to the backends"),
+        ("ring", ("a", "b"), RDMA, "exactly if its backend"),
+        ("jaccl", ("a", "b"), (), "exactly if its backend"),
         ("jaccl", ("a", "b", "c"), RDMA, "3 x 3"),
         ("mpi", ("a", "b"), (), "unknown backend"),
     ],

@@ -151,5 +151,5 @@ def test_where_mlx_has_no_wheel_the_engine_says_so_and_what_else_there_is(monkey
 def test_an_old_python_is_named_with_what_to_do() -> None:
     assert exo_mesh.python_fault((3, 11, 0)) == "" == exo_mesh.python_fault((4, 0))
     assert exo_mesh.python_fault((3, 10, 9)).startswith(
-        "exo-mesh needs Python 3.11 or newer, and this is Python 3.10.9"
+        "exo-mesh needs Python 3.11 or newer, but this is Python 3.10.9"
     )

@@ -154,7 +154,7 @@ def test_two_processes_do_not_write_one_directory(tmp_path: Path) -> None:
         other = "from pathlib import Path; from exo_mesh.fetcher import writing; writing.LOCK_LIMIT_S = 0.1; "
         other += f"writing.ModelWriter(Path({str(directory)!r}), 0)"
         said = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False).stderr
-        assert "another process fetches m into the same directory" in said
+        assert "another process is already fetching m into this directory" in said
     with Writers().opened(directory) as writer:
         assert writer.missing(FILE, ((0, SIZE),)) == ((0, SIZE),)
 

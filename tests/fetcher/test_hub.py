@@ -146,7 +146,7 @@ def test_a_file_that_stays_corrupted_is_an_error_and_gets_no_name(
     child.resolve(REPO, model_dir)
     hub.faults.corrupt = {"model-00002-of-00003.safetensors": 2}
     answer = failed(child.fetch(model_dir))
-    assert "model-00002-of-00003.safetensors is not what its sha256 says" in answer.message and answer.is_final
+    assert "model-00002-of-00003.safetensors does not match its sha256" in answer.message and answer.is_final
     assert not (model_dir / "model-00002-of-00003.safetensors").exists() and not wrong_files(model_dir, original)
     assert isinstance(child.fetch(model_dir), Fetched), "once the hub is well"
     assert is_same_model(model_dir, original)
@@ -180,14 +180,14 @@ def test_retry_after_is_waited_for(tmp_path: Path, hub: LoopbackHub, child: Fetc
     assert time.monotonic() - began >= 1
     hub.faults.refusals = [Refusal(429, 1, {"Retry-After": "4000"}, "/api/")]
     answer = failed(child.resolve(REPO, tmp_path / "other"))
-    assert "limits how often it may be asked (429)" in answer.message and not answer.is_final
+    assert "limits the rate of requests (429)" in answer.message and not answer.is_final
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, hub: LoopbackHub, child: FetcherChild) -> None:
     missing = failed(child.resolve("org/none", tmp_path / "m"))
-    assert missing.code == "model_not_found" and "no model 'org/none'" in missing.message
+    assert missing.code == "model_not_found" and 'no model "org/none"' in missing.message
     revision = failed(child.resolve(REPO, tmp_path / "m", revision="v9"))
-    assert revision.code == "model_not_found" and f"{REPO} has no revision 'v9'" in revision.message
+    assert revision.code == "model_not_found" and f'{REPO} has no revision "v9"' in revision.message
     assert failed(child.resolve("a/b/../c", tmp_path / "m")).code == "model_not_found"
     assert not list(tmp_path.iterdir())
 
@@ -226,7 +226,7 @@ def test_the_token_goes_to_the_hub_alone_and_into_no_message(tmp_path: Path, hub
         ("tokenizer.json", {}, "", r"has no tokenizer\.json", "save_pretrained"),
         ("config.json", {}, "", r"has no config\.json", "config.json"),
         ("", {"quantization_config": {"quant_method": "eetq"}}, "", "quantisation 'eetq' is not supported", ""),
-        ("", {"model_file": "mine.py"}, "", r"asks to run code of its own \('mine\.py'\)", "support themselves"),
+        ("", {"model_file": "mine.py"}, "", r'asks to run code of its own \("mine\.py"\)', "support themselves"),
         ("model-00003*", {}, "", r"has no model-00003-of-00003\.safetensors", ""),
     ],
     ids=["pickle", "gguf", "other-names", "no-tokenizer", "no-config", "quantisation", "code", "missing-shard"],
@@ -307,7 +307,7 @@ def test_a_cancelled_fetch_keeps_what_came(
 def test_a_full_disk_is_seen_before_anything_is_fetched(tmp_path: Path, hub: LoopbackHub) -> None:
     with FetcherChild(fetcher_environ(hub, tmp_path / "hf"), floor_bytes=2**60) as fetcher:
         answer = failed(fetcher.resolve(REPO, tmp_path / "models" / "m"))
-    assert "there is no room on the disk" in answer.message and "are kept free" in answer.message
+    assert "there is no room on the disk" in answer.message and "must stay free" in answer.message
     assert "free disk space" in answer.remedy and answer.is_final
     assert hub.sent_of(".safetensors") == 0
 
@@ -373,8 +373,8 @@ def test_a_hub_that_is_not_there_or_says_nothing_is_given_up_in_seconds(tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda info: "hello", "does not answer as a hub does"),
-        (lambda info: info | {"sha": "../../.."}, "a repository or a commit that cannot be one"),
+        (lambda info: "hello", "gave an answer that is not a hub's"),
+        (lambda info: info | {"sha": "../../.."}, "an invalid repository or commit"),
         (lambda info: info | {"siblings": [{"rfilename": None}]}, "it has no weights"),
         (lambda info: info | {"siblings": [one | {"size": -1} for one in info["siblings"]]}, "has -1 bytes"),
         (lambda info: info | {"siblings": [one | {"size": 2**70} for one in info["siblings"]]}, f"has {2**70} bytes"),

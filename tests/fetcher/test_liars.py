@@ -41,7 +41,7 @@ def test_names_that_lead_elsewhere_are_dropped() -> None:
 
 @pytest.mark.parametrize("size", [-1, MAX_FILE_BYTES + 1, 2**62, "9", None, 1.5])
 def test_sizes_that_cannot_be_are_refused(size: int) -> None:
-    with pytest.raises(FetchError, match=r"says that model\.safetensors has"):
+    with pytest.raises(FetchError, match=r"gave model\.safetensors an impossible size"):
         checked(listing(WEIGHTS, size=size))
 
 
@@ -49,7 +49,7 @@ def test_listings_without_end_and_false_origins_are_refused() -> None:
     with pytest.raises(FetchError, match="lists 100001 files"):
         checked(listing(*(f"f{number}.json" for number in range(MAX_FILES + 1))))
     for repo, revision in (("../..", COMMIT), ("org/m", "../../etc"), ("org/m", "\0"), ("a/b/c", COMMIT), ("", "x")):
-        with pytest.raises(FetchError, match="cannot be one"):
+        with pytest.raises(FetchError, match="invalid repository or commit"):
             checked(listing("config.json", repo=repo, revision=revision))
     assert checked(listing("config.json", repo="", revision="")).files
 
@@ -98,7 +98,7 @@ def test_answers_of_a_hub_are_bounded() -> None:
         return httpx2.Response(200, content=pieces, headers={"Content-Encoding": request.url.path[1:]})
 
     with bounded(httpx2.Client(transport=httpx2.MockTransport(answer))) as client:
-        with pytest.raises(FetchError, match="answers with more than 16777216 bytes"):
+        with pytest.raises(FetchError, match="has more than 16777216 bytes"):
             client.get("http://hub/identity")
         with pytest.raises(FetchError, match="compresses"):
             client.get("http://hub/gzip")

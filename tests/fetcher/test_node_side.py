@@ -61,7 +61,7 @@ async def test_a_model_is_resolved_and_fetched_with_progress(
     fetcher = Fetcher(tasks, environ=environ)
     assert fetcher.pid is None, "nothing is started before it is needed"
     told: list[tuple[int, int, Mapping[str, int]]] = []
-    with pytest.raises(UnknownModelError, match="no model 'org/none'"):
+    with pytest.raises(UnknownModelError, match='no model "org/none"'):
         await fetcher.resolve("org/none", tmp_path / "none", repo="org/none")
     await fetcher.resolve(REPO, tmp_path / "m", repo=REPO)
     assert fetcher.pid is not None

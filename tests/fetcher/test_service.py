@@ -145,7 +145,7 @@ def test_a_skeleton_is_copied_from_a_peer_that_has_no_more(tmp_path: Path, origi
 
 def test_a_skeleton_that_is_not_what_its_source_said_is_refused(tmp_path: Path, original: Path) -> None:
     failed = Asked(DirectoryPeer("a", original, "0" * 64)).resolve(tmp_path / "m", "a")
-    assert isinstance(failed, FetchFailed) and "is not the model that its source says" in failed.message
+    assert isinstance(failed, FetchFailed) and "do not have the digest that their source gave" in failed.message
     assert not (tmp_path / "m").exists()
 
 
@@ -153,12 +153,12 @@ def test_a_hub_is_not_asked_for_a_model_of_the_mesh_alone(tmp_path: Path, origin
     asked = Asked(DirectoryPeer("a", original))
     assert isinstance(asked.resolve(tmp_path / "m", "a"), Resolved)
     failed = asked.fetch(tmp_path / "m", "")
-    assert isinstance(failed, FetchFailed) and "m is in no hub" in failed.message
+    assert isinstance(failed, FetchFailed) and "m is not on the hub" in failed.message
 
 
 @pytest.mark.parametrize("place", ["taken", "taken/name"])
 def test_a_file_in_the_place_of_a_model_is_named_as_the_reason(tmp_path: Path, place: str) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(FetchError, match="is taken by a file") as caught:
+    with pytest.raises(FetchError, match="a file has the place of") as caught:
         is_made(tmp_path / place)
     assert caught.value.is_final and caught.value.remedy == "move the file away"

@@ -52,7 +52,7 @@ async def test_layers_can_be_pinned_by_the_names_of_peers(tmp_path: Path) -> Non
         ]
         with pytest.raises(InputError, match='no peer is called "n7"; known peers: n0, n1'):
             await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n7", 0, 8),)))
-        with pytest.raises(InputError, match="layer 3 was due"):
+        with pytest.raises(InputError, match="layer 3 must come next"):
             await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n1", 0, 3), Pin("n0", 4, 8))))
 
 

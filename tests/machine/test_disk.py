@@ -139,7 +139,7 @@ def test_a_node_serves_on_a_full_disk_says_so_and_recovers(small_volume: Path, t
         assert answers(api), "the model is placed, its engine asked and a runner started without a byte written"
         assert "make room" in reasons(api)["disk_full"]["remedy"]
         shown = run(["status", "--api-url", api.url], tmp_path / "elsewhere").stdout
-        assert "degraded: " in shown and "-> make room on that volume" in shown
+        assert "degraded: " in shown and "-> free space on that volume" in shown
         assert api.get("/health")["status"] == "degraded" and api.get("/readyz")["ready"]
         assert "exo_mesh_disk_free_bytes" in api.text("/metrics")
         filler.unlink()

@@ -91,7 +91,7 @@ def test_an_error_does_not_end_the_readings(tmp_path: Path, caplog: pytest.LogCa
     meter._read_system = read
     meter._every_s = 0.001
     assert "exo_mesh_cpu_utilization_ratio 0.5" in shown(meter)
-    assert "they are tried again" in caplog.text
+    assert "it will be retried" in caplog.text
 
 
 def test_the_load_of_this_machine_is_a_share() -> None:

@@ -229,7 +229,7 @@ async def test_the_fetches_of_a_node_have_a_bound(tmp_path: Path, monkeypatch: p
     bench.fetcher.gate.clear()
     for name in "ab":
         await bench.downloads.pull(name, "", {"own": None})
-    with pytest.raises(FetchError, match="2 downloads are under way here"):
+    with pytest.raises(FetchError, match="this node runs 2 downloads"):
         await bench.downloads.pull("c", "", {"own": None})
     bench.fetcher.gate.set()
     await until(lambda: [name for name, _ in bench.files.unfinished_pulls()] == ["c"])
@@ -322,7 +322,7 @@ async def test_a_failure_stays_to_be_seen_until_it_is_tried_again(bench: Bench) 
 
 async def test_without_room_nothing_is_fetched_and_the_numbers_are_said(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "m", free_bytes=10**6)
-    with pytest.raises(FetchError, match="there is room for 0 MB") as caught:
+    with pytest.raises(FetchError, match="only 0 MB may be used") as caught:
         await bench.ensure("m", (0, 2))
     assert caught.value.is_final and "exo-mesh rm" in caught.value.remedy and not bench.fetcher.asked
     await bench.downloads.close()

@@ -64,7 +64,7 @@ def test_what_is_no_name_is_unknown(text: str) -> None:
 
 
 def test_a_wrong_name_gets_the_three_nearest() -> None:
-    with pytest.raises(UnknownModelError, match=r"no peer has a model 'qwen3:0.6c'; near: qwen3:0.6b, .*Qwen3-0.6B"):
+    with pytest.raises(UnknownModelError, match=r'no peer has a model "qwen3:0.6c"; near: qwen3:0.6b, .*Qwen3-0.6B'):
         find_reference("qwen3:0.6c", KNOWN)
     assert len(near_names("twin", KNOWN.every)) == 3
     assert near_names("zzzzzzzz", KNOWN.every) == []

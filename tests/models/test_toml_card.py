@@ -55,7 +55,7 @@ def test_all_cards_of_a_file_share_its_defaults() -> None:
             "f.toml: x is a name of a/b",
         ),
         ('extra = 1\n[[cards]]\nid = "a/b"', "f.toml: unknown field 'extra' beside [[cards]]"),
-        ("cards = 1", "f.toml: `cards` is to be a list"),
+        ("cards = 1", "f.toml: `cards` must be a list"),
         ("id = ", "f.toml is not valid TOML"),
     ],
 )

@@ -72,7 +72,7 @@ async def test_a_request_can_prefer_engines_by_name_or_tag_or_insist(nodes: list
 
 async def test_an_engine_that_stands_in_no_mixed_ring_is_refused_there(nodes: list[Node]) -> None:
     pins = (Pin("a", 0, 3, "dummy"), Pin("b", 3, 8))
-    with pytest.raises(PlacementError, match="dummy-cpu 1 takes no activations of another engine") as refused:
+    with pytest.raises(PlacementError, match="dummy-cpu 1 accepts no activations from another engine") as refused:
         await nodes[0].create_instance(InstanceSpec(MODEL, pins=pins))
     assert refused.value.reason == "mixing"
     with pytest.raises(InputError, match="would run numpy"):

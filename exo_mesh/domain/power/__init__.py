@@ -1,1 +1,1 @@
-"""What machines draw, and what a token costs. Pure values and arithmetic."""
+"""Power of machines, and energy per token. Pure values and arithmetic."""

@@ -1,7 +1,7 @@
-"""What a machine and its accelerators draw, how hot and how busy they are. Pure values.
+"""Power, temperature and utilization of a machine and its accelerators. Pure values.
 
-None means that nobody could read the value; it is never written as 0. `sources` says where each value comes from, by
-the name of the value: "nvml", "nvidia-smi", "amdgpu", "rapl", "macmon", … Several sources are joined by "+".
+None means that the value could not be read; it is never written as 0. `sources` names the source of each value, by the
+value's name: "nvml", "nvidia-smi", "amdgpu", "rapl", "macmon", … Several sources are joined by "+".
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ VALUES = (
 """Names of the values, in the order of their numbers in protos/exo_mesh/proto/control.proto."""
 
 DIGITS = {"utilization": 3, "power_w": 2, "temperature_c": 1, "clock_hz": 0, "energy_j": 1}
-"""Decimals of the values that are no whole numbers; more would be noise."""
+"""Decimals of the values that are not whole numbers; more decimals would be noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceValues:
     """The values of one device. utilization: 0 to 1. mapped: system memory that a GPU may map, besides its own (GTT).
-    energy_j: a counter that only grows; when it began depends on its source. sources: by name of the value."""
+    energy_j: a counter that only grows; its start depends on the source. sources: by name of the value."""
 
     utilization: float | None = None
     power_w: float | None = None
@@ -38,12 +38,12 @@ class DeviceValues:
 
     @staticmethod
     def of(source: str, **values: float | None) -> DeviceValues:
-        """Values that come from one source, rounded; those that are None have none."""
+        """Makes rounded values that all come from one source; a value of None has no source."""
         known = {name: _rounded(name, value) for name, value in values.items() if value is not None}
         return DeviceValues(**known, sources=dict.fromkeys(known, source))  # type: ignore[arg-type]
 
     def merged(self, other: DeviceValues) -> DeviceValues:
-        """These values, and those of `other` where there are none."""
+        """Returns these values, completed by the values of `other`."""
         missing = [name for name in VALUES if getattr(self, name) is None and getattr(other, name) is not None]
         if not missing:
             return self
@@ -51,7 +51,7 @@ class DeviceValues:
         return DeviceValues(**values, sources={**other.sources, **self.sources})
 
     def describe(self) -> dict[str, Any]:
-        """As JSON values; what is not known is absent."""
+        """Returns the known values as JSON values; unknown values are absent."""
         known = {name: value for name in VALUES if (value := getattr(self, name)) is not None}
         return {**known, "sources": {name: self.sources[name] for name in known if name in self.sources}}
 
@@ -61,8 +61,8 @@ UNKNOWN = DeviceValues()
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorReading:
-    """One GPU or NPU. id: "gpu0", "npu0", unique on its machine. kind: gpu or npu. in_processor: it sits in the package
-    of the processor, so that the package's counter has its energy too; only its own node knows."""
+    """One GPU or NPU. id: "gpu0", "npu0", unique on its machine. kind: gpu or npu. in_processor: it is part of the
+    processor package, so the package's energy counter includes it; only its own node knows this."""
 
     id: str
     kind: str
@@ -77,7 +77,7 @@ class AcceleratorReading:
 
 @dataclass(frozen=True, slots=True)
 class PartPower:
-    """What a part of a machine draws, and its energy since the node started. name: "cpu", "memory", "machine" (all of
+    """Power of one part of a machine, and its energy since the node started. name: "cpu", "memory", "machine" (all of
     it), or the id of an accelerator."""
 
     name: str
@@ -88,8 +88,9 @@ class PartPower:
 
 @dataclass(frozen=True, slots=True)
 class HardwareReading:
-    """machine: of the whole machine; its energy_j counts from the start of the node. machine_digest: equal for nodes on
-    one machine, so that nobody counts its energy twice; 0: unknown. parts: only this node knows its own."""
+    """The readings of one machine. machine: of the whole machine; its energy_j counts from the start of the node.
+    machine_digest: equal for nodes on one machine, so that its energy is not counted twice; 0: unknown. parts: not sent
+    to other peers."""
 
     machine: DeviceValues = UNKNOWN
     accelerators: tuple[AcceleratorReading, ...] = ()
@@ -97,7 +98,7 @@ class HardwareReading:
     parts: tuple[PartPower, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Returns the readings as JSON values, without the parts."""
         return {
             "machine": self.machine.describe(),
             "accelerators": [accelerator.describe() for accelerator in self.accelerators],
@@ -108,7 +109,7 @@ NO_HARDWARE = HardwareReading()
 
 
 def joined(sources: Iterable[str]) -> str:
-    """Each source once, in order: "rapl+nvml"."""
+    """Joins the sources, each once and in order: "rapl+nvml"."""
     return "+".join(dict.fromkeys(source for source in sources if source))
 
 

@@ -1,7 +1,8 @@
-"""The energy of rings, apportioned by tokens. Pure; docs/reference/power.md has the formula and its limits.
+"""Divides the energy of machines among rings by tokens. Pure; docs/reference/power.md has the formula.
 
 In each window, the energy that a machine used is divided equally among all tokens that the rings on it computed in this
-window, prompt tokens and output tokens alike. What a machine uses while its rings compute nothing belongs to no token.
+window, prompt tokens and output tokens alike. Energy that a machine uses while its rings compute nothing is assigned to
+no token.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MachineEnergy:
-    """What a peer's machine has used since that peer started. machine_digest: equal for peers on one machine; 0: its
-    own."""
+    """Energy that a peer's machine has used since the peer started. machine_digest: equal for peers on one machine; 0:
+    the peer has a machine of its own."""
 
     energy_j: float
     machine_digest: int = 0
@@ -21,7 +22,7 @@ class MachineEnergy:
 
 @dataclass(frozen=True, slots=True)
 class RingCounts:
-    """What a ring has computed so far. members: ids of its peers. is_here: its driver runs on this node."""
+    """Token counts of a ring so far. members: ids of its peers. is_here: its driver runs on this node."""
 
     instance_id: str
     model: str
@@ -38,7 +39,7 @@ class RingCounts:
 
 @dataclass(slots=True)
 class RingEnergyTotals:
-    """Of one ring, over all windows in which the energy of all its machines was known."""
+    """Energy of one ring, over all windows in which the energy of all its machines was known."""
 
     model: str
     prompt_j: float = 0.0
@@ -49,7 +50,7 @@ class RingEnergyTotals:
 
 
 class RingEnergy:
-    """Give `take` what is known at the end of each window. `totals` has the rings whose driver runs here."""
+    """Adds up the energy per ring. Call `take` at each window's end; `totals` has the rings whose driver runs here."""
 
     def __init__(self) -> None:
         self.totals: dict[str, RingEnergyTotals] = {}
@@ -57,7 +58,7 @@ class RingEnergy:
         self._rings: dict[str, RingCounts] = {}
 
     def take(self, machines: Mapping[str, MachineEnergy], rings: Iterable[RingCounts]) -> None:
-        """machines: by peer; those whose energy is unknown are absent. rings: all that are placed."""
+        """Adds one window. machines: energy by peer; peers whose energy is unknown are absent. rings: all placed."""
         now = {ring.instance_id: ring for ring in rings}
         gained = self._gained(machines)
         done = {name: counts for name, ring in now.items() if (counts := self._done(ring)) is not None}
@@ -73,7 +74,7 @@ class RingEnergy:
             del self.totals[name]
 
     def _gained(self, machines: Mapping[str, MachineEnergy]) -> dict[str | int, float]:
-        """By machine, from the first of its peers: they all read the same counters."""
+        """Energy used in this window by machine, from the first of its peers: all of them read the same counters."""
         gained: dict[str | int, float] = {}
         for peer_id in sorted(machines):
             energy, before = machines[peer_id], self._machines.get(peer_id)
@@ -83,7 +84,7 @@ class RingEnergy:
         return gained
 
     def _done(self, ring: RingCounts) -> RingCounts | None:
-        """What a ring computed in this window; None in its first, and after its driver was started again."""
+        """Tokens of a ring in this window; None in the ring's first window, and after its driver restarted."""
         before = self._rings.get(ring.instance_id)
         if before is None or ring.prompt_tokens < before.prompt_tokens or ring.output_tokens < before.output_tokens:
             return None
@@ -106,7 +107,7 @@ class RingEnergy:
     ) -> None:
         used_by = _machines_of(done, machines)
         if any(peer_id not in machines for peer_id in done.members) or not used_by <= gained.keys():
-            return  # of a member nobody knows the energy, so nobody knows that of the ring
+            return  # without the energy of one member, the energy of the ring is unknown
         joules = sum(gained[machine] * done.tokens / tokens[machine] for machine in used_by)
         total = self.totals.setdefault(done.instance_id, RingEnergyTotals(done.model))
         total.prompt_j += joules * done.prompt_tokens / done.tokens
@@ -116,7 +117,7 @@ class RingEnergy:
         total.prompts += done.prompts
 
     def samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """For Prometheus; see exo_mesh/telemetry/hardware_metrics.py."""
+        """Yields (metric, labels, value) for Prometheus; see exo_mesh/telemetry/hardware_metrics.py."""
         for name, total in list(self.totals.items()):
             ring = (total.model, name)
             yield "ring_energy_joules_total", (*ring, "prompt"), total.prompt_j

@@ -1,4 +1,4 @@
-"""Settings that the whole mesh shares: one text for each name, merged in any order to the same result. Pure.
+"""Settings that the whole mesh shares: one text per name, merged in any order to the same result. Pure.
 
 A change gets a counter above every counter seen, so no clock decides which of two changes is the newer one.
 """
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MAX_SETTINGS = 32
-"""Names in one table. This version shares a dozen."""
+"""Most names in one table. This version shares a dozen."""
 MAX_TEXT_BYTES = 4096
-"""Of one text. The only long one is the system prompt."""
+"""Longest text of one setting. The only long one is the system prompt."""
 MAX_COUNTER = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSetting:
-    """text: the value as a variable would have it; None: taken back, so that each node uses its own value again.
-    author: the id of the peer that made the change."""
+    """One shared setting. text: the value as an environment variable would hold it; None: withdrawn, so that each node
+    uses its own value again. author: the id of the peer that made the change."""
 
     name: str
     text: str | None
@@ -27,19 +27,19 @@ class SharedSetting:
 
     @property
     def rank(self) -> tuple[int, str, bool, str]:
-        """Of two versions, the one with the higher rank is in force."""
+        """The order of versions: of two versions, the one with the higher rank is in force."""
         return self.counter, self.author, self.text is not None, self.text or ""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSettings:
-    """A table of them, by name. What was taken back stays in it, because an older peer may still have the value."""
+    """A table of shared settings, by name. Withdrawn settings stay in it: an older peer may still have the value."""
 
     entries: tuple[SharedSetting, ...] = ()
 
     @classmethod
     def of(cls, entries: Iterable[SharedSetting]) -> SharedSettings:
-        """The table with the highest-ranked entry of each name."""
+        """Builds the table with the highest-ranked entry of each name."""
         best: dict[str, SharedSetting] = {}
         for entry in entries:
             held = best.get(entry.name)
@@ -48,20 +48,20 @@ class SharedSettings:
         return cls(tuple(best[name] for name in sorted(best)))
 
     def merged(self, *others: SharedSettings) -> SharedSettings:
-        """This table and others as one."""
+        """Merges this table and others to one."""
         return SharedSettings.of(entry for table in (self, *others) for entry in table.entries)
 
     def changed(self, texts: Mapping[str, str | None], author: str) -> SharedSettings:
-        """The table after a change; None takes a value back."""
+        """Returns the table after a change; None withdraws a value."""
         counter = 1 + max((entry.counter for entry in self.entries), default=0)
         return self.merged(SharedSettings.of(SharedSetting(*item, counter, author) for item in texts.items()))
 
     def only(self, names: Iterable[str]) -> SharedSettings:
-        """Without other names."""
+        """Returns the table with these names only."""
         wanted = frozenset(names)
         return SharedSettings(tuple(entry for entry in self.entries if entry.name in wanted))
 
     @property
     def texts(self) -> dict[str, str]:
-        """The values, without those that were taken back."""
+        """The values, without withdrawn settings."""
         return {entry.name: entry.text for entry in self.entries if entry.text is not None}

@@ -1,1 +1,1 @@
-"""What this machine and its accelerators draw, how hot and how busy they are; see docs/reference/power.md."""
+"""Power, temperature and utilization of this machine and its accelerators; see docs/reference/power.md."""

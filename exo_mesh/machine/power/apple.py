@@ -1,7 +1,7 @@
-"""Apple silicon: what mactop or macmon measure, which need no root rights. They print a line of JSON for each sample.
+"""Apple silicon: figures from mactop or macmon, which need no root rights. They print a line of JSON per sample.
 
-mactop comes first: on some Macs macmon has stopped the GPU's driver under load (docs/reference/power.md). The tool is a
-child of the node: it ends with it, its lines are bounded, and where it fails nothing is known.
+mactop is preferred: on some Macs macmon has stopped the GPU's driver under load (docs/reference/power.md). The tool is a child of
+the node: it ends with the node, its lines are bounded, and if it fails the figures are unknown.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, Par
 from exo_mesh.machine.power.system_files import celsius_or_none, share_or_none, watts_or_none
 
 TOOLS = ("mactop", "macmon")
-"""In the order in which they are looked for."""
+"""In the order in which they are searched."""
 
 PLACES = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
-"""Where Homebrew and MacPorts put programs; launchd's PATH has none of them."""
+"""Directories of Homebrew and MacPorts programs; launchd's PATH has none of them."""
 
 INTERVAL_MS = 2000
 MAX_LINE_BYTES = 1 << 20
@@ -35,13 +35,13 @@ MAX_LINE_BYTES = 1 << 20
 
 STALE_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
-"""A tool that ends is started again after 10 s, then after twice as long each time."""
+"""A tool that ends is restarted after 10 s, then after twice as long each time."""
 
 _log = logging.getLogger(__name__)
 
 
 class AppleSample:
-    """One sample. parts: cpu, memory, gpu0, and machine where the sensor of the whole is there."""
+    """One sample. parts: cpu, memory, gpu0, and machine if there is a sensor for the whole machine."""
 
     __slots__ = ("accelerators", "machine", "parts")
 
@@ -54,7 +54,7 @@ class AppleSample:
 
 
 def parse_line(tool: str, line: bytes) -> AppleSample | None:
-    """A line of either tool; None if it holds no sample. mactop may print its samples as items of one long array."""
+    """Reads a line of either tool; None if it has no sample. mactop may print samples as items of a long array."""
     try:
         sample = json.loads(line.strip().strip(b"[],"))
     except ValueError:
@@ -65,8 +65,8 @@ def parse_line(tool: str, line: bytes) -> AppleSample | None:
 
 
 def parse_mactop(sample: Mapping[str, Any]) -> AppleSample:
-    """A sample of `mactop --headless --format json`: watts, °C, percent, MHz, bytes. total_power is that of the whole
-    machine; system_power is what is left of it without the parts."""
+    """Reads a sample of `mactop --headless --format json`: watts, °C, percent, MHz, bytes. total_power is the whole
+    machine's; system_power is what remains of it without the parts."""
     soc, memory, system = (_table(sample, name) for name in ("soc_metrics", "memory", "system_info"))
     gpu = DeviceValues.of(
         "mactop",
@@ -88,7 +88,7 @@ def parse_mactop(sample: Mapping[str, Any]) -> AppleSample:
 
 
 def parse_macmon(sample: Mapping[str, Any]) -> AppleSample:
-    """A sample of `macmon pipe`: watts, °C, bytes; shares are 0 to 1. It knows the names of 0.4 and of 0.8."""
+    """Reads a sample of `macmon pipe`: watts, °C, bytes; shares are 0 to 1. Knows the fields of 0.4 and of 0.8."""
     temp, memory = _table(sample, "temp"), _table(sample, "memory")
     hertz, usage = _pair(sample.get("gpu_usage"))
     gpu = DeviceValues.of(
@@ -123,7 +123,7 @@ def _sample(
 
 
 def find_tool(wanted: str) -> str:
-    """The program for --power-tool: "auto" looks for one on a Mac, "off" takes none, a path is taken as it is."""
+    """Returns the program for --power-tool: "auto" searches one on a Mac, "off" uses none, a path is used as it is."""
     if wanted == "off" or (wanted == "auto" and sys.platform != "darwin"):
         return ""
     if wanted != "auto":
@@ -133,7 +133,7 @@ def find_tool(wanted: str) -> str:
 
 
 def arguments_of(program: str) -> list[str]:
-    """The command line of a tool, by its name."""
+    """Returns the command line of a tool, by its name."""
     if "mactop" in Path(program).name:
         return [program, "--headless", "--format", "json", "--interval", str(INTERVAL_MS)]
     return [program, "pipe", "--interval", str(INTERVAL_MS)]
@@ -159,11 +159,11 @@ class AppleTool:
         return held[1] if held is not None and self._clock() - held[0] <= STALE_S else None
 
     def start(self) -> None:
-        """Start the tool, and start it again when it ends."""
+        """Starts the tool, and restarts it when it ends."""
         threading.Thread(target=self._keep, name="power tool", daemon=True).start()
 
     def close(self) -> None:
-        """End the tool, without waiting: it holds nothing that it would have to put in order."""
+        """Kills the tool, without waiting: it has nothing to clean up."""
         self._stop.set()
         with self._lock:
             if self._child is not None:
@@ -174,13 +174,13 @@ class AppleTool:
         while not self._stop.is_set():
             if self._run_once():
                 wait_s = self._first_retry_s
-            _log.debug("%s has ended; it is started again in %g s", self.program, wait_s)
+            _log.debug("%s has ended; restarting it in %g s", self.program, wait_s)
             if self._stop.wait(wait_s):
                 return
             wait_s = min(LAST_RETRY_S, 2 * wait_s)
 
     def _run_once(self) -> bool:
-        """Until the tool ends; whether it said anything."""
+        """Runs the tool until it ends; returns whether it gave a sample."""
         with self._lock:
             if self._stop.is_set():
                 return False
@@ -199,7 +199,7 @@ class AppleTool:
                 sample = parse_line(self._tool, line)
                 if sample is not None:
                     said, self._last = True, (self._clock(), sample)
-        child.kill()  # it may have closed its output and go on
+        child.kill()  # it may have closed its output and still run
         child.wait()
         return said
 
@@ -210,7 +210,7 @@ def _table(sample: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _first(table: Mapping[str, Any], *names: str) -> float | None:
-    """The first of these that is a figure."""
+    """Returns the first of these fields that is a finite number."""
     for name in names:
         value = table.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
@@ -219,7 +219,7 @@ def _first(table: Mapping[str, Any], *names: str) -> float | None:
 
 
 def _pair(value: object) -> tuple[float | None, float | None]:
-    """(MHz, share) as macmon writes them."""
+    """Returns (MHz, share) of a pair as macmon writes it."""
     if isinstance(value, list) and len(value) == 2:
         table = {"mhz": value[0], "share": value[1]}
         return _first(table, "mhz"), _first(table, "share")

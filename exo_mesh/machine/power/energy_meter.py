@@ -1,6 +1,6 @@
-"""Makes the power of each part and of the machine, and their energy since the start, from counters and watts.
+"""Computes the power and energy of each part and of the machine since the start, from counters and watts.
 
-Pure: it is given the time. The energy of a part is what its counter gained; without a counter its watts are added up
+Pure: the caller gives the time. The energy of a part is the gain of its counter; without a counter its watts are summed
 over the time between two readings, and the source of that energy ends in "*".
 """
 
@@ -14,8 +14,8 @@ from exo_mesh.domain.power.readings import UNKNOWN, AcceleratorReading, DeviceVa
 from exo_mesh.machine.power.system_files import MAX_W, EnergyZone, gained_uj, watts_or_none
 
 MAX_GAP_S = 120.0
-"""After a longer pause (the machine slept) the energy in between is not counted: the counter of a processor may have
-begun again several times, and nobody knows what was drawn."""
+"""After a longer pause (the machine slept) the energy in between is not counted: a processor's counter may have wrapped
+several times, and the consumption is unknown."""
 
 RAPL = "rapl"
 SUMMED = "*"
@@ -23,8 +23,8 @@ SUMMED = "*"
 
 @dataclass(frozen=True, slots=True)
 class RawReading:
-    """All that was read at one moment. parts: what else tells watts. whole: a sensor of the whole machine, where there
-    is one: then the parts are not added up. machine: what is known of the machine besides power."""
+    """Everything that was read at one moment. parts: further parts with watts. whole: a sensor of the whole machine, if
+    there is one: then the parts are not summed. machine: other figures of the machine."""
 
     accelerators: Sequence[AcceleratorReading] = ()
     zones: Sequence[EnergyZone] = ()
@@ -35,7 +35,7 @@ class RawReading:
 
 @dataclass(frozen=True, slots=True)
 class _Gain:
-    """A part since the last reading. gained_j: None where nothing says it. is_summed: it was added up from watts."""
+    """A part's gain since the last reading. gained_j: None if unknown. is_summed: it was summed from watts."""
 
     name: str
     source: str
@@ -46,7 +46,7 @@ class _Gain:
 
 
 class EnergyMeter:
-    """Give `take` every reading, in order."""
+    """Computes energy from readings; pass every reading to `take`, in order."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -56,7 +56,7 @@ class EnergyMeter:
         self._machine_j: float | None = None
 
     def take(self, now: float, raw: RawReading) -> HardwareReading:
-        """The figures after this reading."""
+        """Returns the figures after this reading."""
         elapsed_s = now - self._at if self._at is not None and 0 < now - self._at <= MAX_GAP_S else 0.0
         accelerators = with_ids(raw.accelerators)
         gains = [*self._processors(raw.zones, elapsed_s), *(_summed(part, elapsed_s) for part in raw.parts)]
@@ -81,7 +81,7 @@ class EnergyMeter:
             if before is None or not elapsed_s:
                 continue
             drawn_w = gained_uj(before, zone) / 1e6 / elapsed_s
-            if drawn_w < MAX_W:  # else the counter was set to zero, which is no wrap
+            if drawn_w < MAX_W:  # a higher figure means that the counter was reset, which is not a wrap
                 watts[zone.part] = watts.get(zone.part, 0.0) + drawn_w
         for part, drawn_w in watts.items():
             yield _Gain(part, RAPL, watts_or_none(drawn_w), drawn_w * elapsed_s)
@@ -96,14 +96,14 @@ class EnergyMeter:
             return _Gain(one.id, source, watts, watts * elapsed_s, is_summed=True, in_processor=one.in_processor)
         before = self._counters.get(one.id)
         gained_j = None if before is None or not elapsed_s else counter - before
-        if gained_j is not None and not 0 <= gained_j < MAX_W * elapsed_s:  # the driver was loaded again
+        if gained_j is not None and not 0 <= gained_j < MAX_W * elapsed_s:  # the driver was reloaded
             gained_j = None
         if watts is None and gained_j is not None:
             watts = watts_or_none(gained_j / elapsed_s)
         return _Gain(one.id, source, watts, gained_j, in_processor=one.in_processor)
 
     def _machine(self, counted: Sequence[_Gain]) -> DeviceValues:
-        """The sum of the parts that are counted."""
+        """Returns the sum of the counted parts."""
         gained = [gain for gain in counted if gain.gained_j is not None]
         if gained:
             self._machine_j = (self._machine_j or 0.0) + sum(gain.gained_j or 0.0 for gain in gained)
@@ -114,14 +114,14 @@ class EnergyMeter:
         return power.merged(DeviceValues.of(energy_source, energy_j=self._machine_j))
 
     def _part(self, gain: _Gain) -> PartPower:
-        """A part with all its energy since the start."""
+        """Returns a part with its whole energy since the start."""
         if gain.gained_j is not None:
             self._joules[gain.name] += gain.gained_j
         return PartPower(gain.name, gain.source, gain.power_w, self._joules.get(gain.name))
 
 
 def with_ids(accelerators: Iterable[AcceleratorReading]) -> list[AcceleratorReading]:
-    """gpu0, gpu1, npu0, … Those that have an id keep it."""
+    """Gives the accelerators ids: gpu0, gpu1, npu0, … Existing ids are kept."""
     found: list[AcceleratorReading] = []
     for one in accelerators:
         if not one.id:
@@ -138,7 +138,7 @@ def _summed(part: PartPower, elapsed_s: float) -> _Gain:
 
 
 def _with_power(one: AcceleratorReading, gain: _Gain | None) -> AcceleratorReading:
-    """An accelerator that has only a counter gets the watts that this comes to."""
+    """Adds the watts that follow from the counter to an accelerator that has only a counter."""
     if gain is None or one.values.power_w is not None or gain.power_w is None:
         return one
     return replace(one, values=one.values.merged(DeviceValues.of(gain.source, power_w=gain.power_w)))

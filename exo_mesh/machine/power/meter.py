@@ -1,6 +1,6 @@
 """Reads all sources every READ_EVERY_S in a thread of its own, and keeps the newest figures for the event loop.
 
-The event loop only takes what is there. A source that hangs, ends or says nothing leaves its values absent.
+The event loop only takes the stored figures. The values of a source that hangs, ends or gives nothing are absent.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 READ_EVERY_S = 2.0
 
 STALE_S = 10.0
-"""Figures that are older than this are no longer shown: a file or a driver hangs."""
+"""Figures that are older than this are not shown any more: a file or a driver hangs."""
 
 _log = logging.getLogger(__name__)
 
 
 class HardwareMeter:
-    """`last` is what was read last. nvidia: shared with whoever follows the memory of its GPUs."""
+    """The hardware meter; `last` is the newest reading. nvidia: shared with the reader of GPU memory."""
 
     def __init__(
         self,
@@ -58,25 +58,25 @@ class HardwareMeter:
 
     @property
     def last(self) -> HardwareReading:
-        """Never blocks. Empty before the first reading, and when the thread hangs."""
+        """The newest reading, without blocking. Empty before the first reading, and when the thread hangs."""
         at, reading = self._held
         return reading if self._clock() - at <= STALE_S else NO_HARDWARE
 
     def start(self, metrics: HardwareMetrics) -> None:
-        """Begin to read, and show the figures among the metrics."""
+        """Starts to read, and shows the figures among the metrics."""
         metrics.sources.append(lambda: hardware_samples(self.last))
         if self._tool is not None:
             self._tool.start()
         threading.Thread(target=self._keep, name="hardware meter", daemon=True).start()
 
     def close(self) -> None:
-        """Let the threads end, and end the tool."""
+        """Ends the threads and the tool."""
         self._stop.set()
         if self._tool is not None:
             self._tool.close()
 
     def read(self) -> HardwareReading:
-        """Blocking: read everything once."""
+        """Blocking. Reads everything once."""
         raw = self._read_all()
         self._digest = self._digest or machine_digest()
         now = self._clock()
@@ -85,14 +85,14 @@ class HardwareMeter:
         return reading
 
     def _keep(self) -> None:
-        told = False
+        logged = False
         while True:
             try:
                 self.read()
-            except Exception:  # noqa: BLE001  a strange file must not end the readings for good
-                if not told:
-                    told = True
-                    _log.exception("the readings of power and temperature failed; they are tried again")
+            except Exception:  # noqa: BLE001  an unexpected file must not end the readings for good
+                if not logged:
+                    logged = True
+                    _log.exception("reading power and temperature failed; it will be retried")
             if self._stop.wait(self._every_s):
                 return
 
@@ -107,7 +107,7 @@ class HardwareMeter:
 
 
 def read_files(root: Path) -> RawReading:
-    """What the files below /sys say."""
+    """Reads the files below /sys."""
     battery_w = system_files.read_battery_w(root)
     whole = None if battery_w is None else PartPower("machine", "battery", battery_w)
     hottest = system_files.read_temperature(root)
@@ -117,7 +117,7 @@ def read_files(root: Path) -> RawReading:
 
 
 def with_sample(raw: RawReading, sample: AppleSample) -> RawReading:
-    """What was read, with a sample of macmon or mactop: its figures come first."""
+    """Adds a sample of macmon or mactop; its figures take precedence."""
     whole = next((part for part in sample.parts if part.name == "machine"), raw.whole)
     parts = [part for part in sample.parts if part.name not in ("machine", "gpu0")]
     return replace(
@@ -130,7 +130,7 @@ def with_sample(raw: RawReading, sample: AppleSample) -> RawReading:
 
 
 class SystemLoad:
-    """How busy the processors were since the last call, and the memory in use, as the system says it."""
+    """The load of the processors since the last call, and the memory in use, as the system reports them."""
 
     def __init__(self) -> None:
         self._times: tuple[float, float] | None = None
@@ -145,10 +145,10 @@ class SystemLoad:
         )
 
     def _utilization(self) -> float | None:
-        """None at first, since nothing is known of the time before."""
+        """None at first, because there is no earlier reading."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        total = sum(times[:8])  # after these Linux has those of guests, which it has counted already
+        total = sum(times[:8])  # the fields after these are of guests, which Linux has counted already
         before, self._times = self._times, (total, idle)
         if before is None or total <= before[0]:
             return None
@@ -156,7 +156,7 @@ class SystemLoad:
 
 
 def machine_digest() -> int:
-    """A number that all nodes on this machine share until it is started again; 0 where the system has no such id."""
+    """Returns a number that all nodes on this machine share until it restarts; 0 if the system has no such id."""
     if sys.platform == "darwin":
         asked = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, timeout=3, check=False)
         boot = asked.stdout.decode(errors="replace").strip()

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs: by NVML, the driver's own library, through nvidia-ml-py where that is installed; else by nvidia-smi.
+"""NVIDIA's GPUs: through NVML (the driver's library) with nvidia-ml-py if it is installed, else through nvidia-smi.
 
-NVML is opened once and answers within a millisecond or so, but a driver in trouble may keep a caller waiting for ever.
-So one thread does all the calls, and whoever asks waits for it no longer than a deadline.
+NVML is opened once and answers within about a millisecond, but a broken driver may block its caller for ever. So one
+thread makes all calls, and callers wait for it no longer than a deadline.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from exo_mesh.machine.power.system_files import celsius_or_none, share_or_none, 
 from exo_mesh.machine.tool_output import ask
 
 DEADLINE_S = 3.0
-"""A driver that has to wake its GPUs up takes a second or two."""
+"""How long a caller waits. A driver that has to wake its GPUs takes a second or two."""
 
 FRESH_S = 1.0
-"""Whoever asks within this time gets the same answer."""
+"""Callers within this time get the same answer."""
 
 SMI_EVERY_S = 15.0
-"""A process of nvidia-smi takes 30 to 100 ms of a core, so it is not started more often than this."""
+"""Shortest time between two runs of nvidia-smi, because a run takes 30 to 100 ms of a core."""
 
 REOPEN_S = 30.0
-"""After a driver was lost, or had no GPUs, NVML is tried again so often."""
+"""How long to wait before NVML is tried again after the driver was lost or had no GPUs."""
 
 SMI_QUERY = (
     "--query-gpu=index,name,memory.total,memory.used,memory.free,utilization.gpu,power.draw,temperature.gpu,clocks.sm",
@@ -41,19 +41,19 @@ SMI_QUERY = (
 """Arguments of nvidia-smi whose output `parse_smi` reads."""
 
 _DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Any of them is there if there is a driver; the last is that of WSL."""
+"""At least one of these exists if there is a driver; the last is WSL's."""
 
 _MIB = 2**20
 _log = logging.getLogger(__name__)
 
 
 def has_driver() -> bool:
-    """Whether this machine looks as if it had NVIDIA's driver; asks nobody."""
+    """Whether this machine seems to have NVIDIA's driver, judged without calling it."""
     return shutil.which("nvidia-smi") is not None or any(file.exists() for file in _DRIVER_FILES)
 
 
 def import_nvml() -> ModuleType | None:
-    """nvidia-ml-py, whose module is called pynvml; None where it is not installed."""
+    """Imports nvidia-ml-py, whose module is called pynvml; None if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -61,9 +61,9 @@ def import_nvml() -> ModuleType | None:
 
 
 class NvmlSession:
-    """NVML with the handles of its GPUs, opened when first needed. Raises nothing: a driver that is gone has no GPUs.
+    """NVML with the handles of its GPUs, opened when first needed. Never raises: a lost driver has no GPUs.
 
-    nvml: the module pynvml, or whatever has its functions.
+    nvml: the module pynvml, or an object with its functions.
     """
 
     def __init__(self, nvml: Any) -> None:
@@ -72,7 +72,7 @@ class NvmlSession:
         self._is_open = False
 
     def read(self) -> list[AcceleratorReading]:
-        """All GPUs of the driver; none if it does not answer."""
+        """Reads all GPUs of the driver; none if it does not answer."""
         try:
             if not self._is_open:
                 self._open()
@@ -82,11 +82,11 @@ class NvmlSession:
             found = []
         if any(reading.values.sources for reading in found):
             return found
-        self.close()  # no GPU says anything: the driver is gone
+        self.close()  # no GPU gave a value: the driver is gone
         return []
 
     def close(self) -> None:
-        """Let go of the driver; the next reading opens it again."""
+        """Releases the driver; the next reading opens it again."""
         if self._is_open:
             self._is_open = False
             self._handles.clear()
@@ -123,7 +123,7 @@ class NvmlSession:
         return self._ask(call, handle, *args)
 
     def _ask(self, call: Callable[..., Any], *args: Any) -> Any:
-        """None for what this GPU or this driver does not say."""
+        """Calls NVML; None for values that this GPU or this driver does not report."""
         try:
             return call(*args)
         except self._nvml.NVMLError:
@@ -157,7 +157,7 @@ class NvidiaReader:
         self._last_at = float("-inf")
 
     def read(self) -> tuple[AcceleratorReading, ...]:
-        """Blocking, for DEADLINE_S at most. Empty where there is no GPU, or if the driver does not answer in time."""
+        """Blocking, for at most DEADLINE_S. Empty if there is no GPU, or if the driver does not answer in time."""
         if self._thread is None and not self._is_there():
             return ()
         with self._changed:
@@ -174,11 +174,11 @@ class NvidiaReader:
             return self._last if answered else ()
 
     def gpus(self) -> list[NvidiaGpu]:
-        """The same as `exo_mesh.machine.accelerators` counts memory; sizes are None where the GPU has no own memory."""
+        """Returns the GPUs as `exo_mesh.machine.accelerators` needs them; sizes are None without memory of its own."""
         return [_memory_of(reading) for reading in self.read()]
 
     def close(self) -> None:
-        """Let the thread end; nobody waits for a driver that does not answer."""
+        """Ends the thread, without waiting for a driver that does not answer."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -212,13 +212,13 @@ class NvidiaReader:
 
 
 def parse_smi(output: str) -> list[AcceleratorReading]:
-    """The GPUs in what nvidia-smi prints for SMI_QUERY; other lines (warnings) are left out, "[N/A]" is None."""
+    """Reads the GPUs from the output of nvidia-smi with SMI_QUERY; warnings are skipped, "[N/A]" is None."""
     found = []
     for line in output.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) < 9 or not fields[0].isdigit():
             continue
-        name = ", ".join(fields[1:-7])  # a name may hold a comma; the numbers are at the end
+        name = ", ".join(fields[1:-7])  # a name may contain commas; the numbers are at the end
         total, used, free, busy, watts, celsius, megahertz = map(_number, fields[-7:])
         if used is None and total is not None and free is not None:
             used = total - free

@@ -1,4 +1,4 @@
-"""A reading of the hardware as samples for exo_mesh/telemetry/hardware_metrics.py. Pure."""
+"""Turns a hardware reading into samples for exo_mesh/telemetry/hardware_metrics.py. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MACHINE = {
 
 
 def hardware_samples(reading: HardwareReading) -> Iterator[Sample]:
-    """One for each value that is known."""
+    """Yields one sample for each known value."""
     for name, metric in _MACHINE.items():
         if (value := getattr(reading.machine, name)) is not None:
             yield metric, (), value

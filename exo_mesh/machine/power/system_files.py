@@ -1,6 +1,6 @@
-"""Power, temperature and load from the files that Linux has below /sys. Nothing here asks a device; it reads files.
+"""Reads power, temperature and load from the files that Linux provides below /sys, without talking to a device.
 
-Every function takes the root of such a tree and answers what it finds there; a file that is missing or may not be read
+Every function takes the root of such a tree and returns what it finds there; a file that is missing or unreadable
 counts as absent. Sources: the kernel's documentation of hwmon, powercap, amdgpu, power_supply and devfreq.
 """
 
@@ -18,10 +18,10 @@ from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues
 SYS = Path("/sys")
 
 MIN_C, MAX_C = 1.0, 150.0
-"""A sensor outside is not connected, or broken."""
+"""Plausible temperatures. A sensor outside this range is not connected, or broken."""
 
 MAX_W = 20_000.0
-"""No machine that runs a node draws more; a larger figure is a broken sensor."""
+"""Most plausible power of a machine that runs a node; a larger figure means a broken sensor."""
 
 _MAX_FILE_BYTES = 256
 _AMD_VENDOR, _INTEL_VENDOR = "0x1002", "0x8086"
@@ -31,7 +31,7 @@ _INTEL_DRIVERS = ("i915", "xe")
 @dataclass(frozen=True, slots=True)
 class EnergyZone:
     """A counter of RAPL. part: "cpu" for the package of a processor, "memory" for its DRAM. uj: microjoules since some
-    time; the counter begins again at max_uj."""
+    time; the counter wraps at max_uj."""
 
     name: str
     part: str
@@ -39,12 +39,12 @@ class EnergyZone:
     max_uj: int
 
 
-# Processors: RAPL, which AMD's processors have too.
+# Processors: RAPL, which AMD's processors support too.
 
 
 def read_energy_zones(root: Path = SYS) -> list[EnergyZone]:
-    """The counters of processors and their memory. A package holds its cores, so those are left out; so is "psys",
-    which holds everything on some laptops and nothing on others."""
+    """Reads the energy counters of processors and their memory. A package includes its cores, so counters of cores are
+    left out; so is "psys", which includes everything on some laptops and nothing on others."""
     zones = []
     for folder in sorted((root / "class/powercap").glob("intel-rapl:*")):
         part = _part_of(folder.name, text(folder / "name"))
@@ -57,13 +57,13 @@ def read_energy_zones(root: Path = SYS) -> list[EnergyZone]:
 def locked_energy_zones(
     root: Path = SYS, may_read: Callable[[Path], bool] = lambda file: os.access(file, os.R_OK)
 ) -> list[Path]:
-    """Counters of processors that exist but that this user may not read: as a rule only root may."""
+    """Lists counters of processors that exist but that this user may not read: usually only root may."""
     found = (root / "class/powercap").glob("intel-rapl:*/energy_uj")
     return sorted(file for file in found if file.parent.name.count(":") == 1 and not may_read(file))
 
 
 def gained_uj(before: EnergyZone, now: EnergyZone) -> int:
-    """What a counter gained; it may have begun again once."""
+    """Returns a counter's gain; the counter may have wrapped once."""
     return (now.uj - before.uj) % max(1, now.max_uj)
 
 
@@ -77,7 +77,7 @@ def _part_of(folder: str, name: str) -> str:
 
 
 def read_battery_w(root: Path = SYS) -> float | None:
-    """What the machine takes from its batteries; None unless it runs on them."""
+    """Power that the machine draws from its batteries; None unless it runs on them."""
     watts = []
     for folder in sorted((root / "class/power_supply").glob("*")):
         if text(folder / "type") != "Battery" or text(folder / "status") != "Discharging":
@@ -86,12 +86,12 @@ def read_battery_w(root: Path = SYS) -> float | None:
         if power_uw is None and current_ua is not None and voltage_uv is not None:
             power_uw = current_ua * voltage_uv / 1e6
         if power_uw is not None:
-            watts.append(abs(power_uw) / 1e6)  # some drivers say it as a negative number
+            watts.append(abs(power_uw) / 1e6)  # some drivers report a negative number
     return watts_or_none(sum(watts))
 
 
 def read_temperature(root: Path = SYS) -> tuple[float, str] | None:
-    """(°C, source) of the hottest sensor of hwmon; of the thermal zones if there is none."""
+    """Returns (°C, source) of the hottest hwmon sensor; of the thermal zones if there is no such sensor."""
     for source, pattern in (
         ("hwmon", "class/hwmon/hwmon*/temp*_input"),
         ("thermal", "class/thermal/thermal_zone*/temp"),
@@ -102,11 +102,11 @@ def read_temperature(root: Path = SYS) -> tuple[float, str] | None:
     return None
 
 
-# Accelerators. Their ids are given later, since other sources have some too.
+# Accelerators. Their ids are assigned later, because other sources have accelerators too.
 
 
 def read_accelerators(root: Path = SYS) -> list[AcceleratorReading]:
-    """The GPUs of AMD and Intel, then the NPU of a Rockchip board."""
+    """Reads the GPUs of AMD and Intel, then the NPU of a Rockchip board."""
     cards = sorted((root / "class/drm").glob("card[0-9]*/device"), key=lambda device: _card_number(device.parent.name))
     found = [reading for device in cards if (reading := _gpu(device)) is not None]
     npu = read_rockchip_npu(root)
@@ -114,8 +114,8 @@ def read_accelerators(root: Path = SYS) -> list[AcceleratorReading]:
 
 
 def _is_apu(device: Path) -> bool:
-    """Whether an AMD GPU sits in the processor's package, so that the package's counter has its energy too. Its table
-    of figures begins with its size, then the revision of its format: 2 and 3 are of APUs."""
+    """Whether an AMD GPU is part of the processor package, so that the package's counter includes its energy. Its
+    gpu_metrics table begins with its size, then its format revision: 2 and 3 are of APUs."""
     with contextlib.suppress(OSError), (device / "gpu_metrics").open("rb") as table:
         head = table.read(4)
         return len(head) > 2 and head[2] in (2, 3)
@@ -158,7 +158,7 @@ def _amd(device: Path) -> AcceleratorReading | None:
 
 
 def _intel(device: Path) -> AcceleratorReading | None:
-    """A card of its own; the GPU in a processor has no sensors, and its energy is in that of the package."""
+    """Reads a separate card; the GPU in a processor has no sensors, and the package's counter includes its energy."""
     sensors = _hwmon(device, _INTEL_DRIVERS)
     if sensors is None:
         return None
@@ -175,7 +175,7 @@ def _hwmon(device: Path, names: Iterable[str]) -> Path | None:
 
 
 def read_rockchip_npu(root: Path = SYS) -> AcceleratorReading | None:
-    """The NPU of a Rockchip chip: its driver's load, which only root may read as a rule, else that of devfreq."""
+    """Reads the NPU of a Rockchip chip: the load from its driver, which usually only root may read, or devfreq."""
     scaling = next(iter(sorted((root / "class/devfreq").glob("*.npu"))), None)
     cores = parse_npu_load(text(root / "kernel/debug/rknpu/load"))
     if scaling is None and cores is None:
@@ -192,13 +192,13 @@ def read_rockchip_npu(root: Path = SYS) -> AcceleratorReading | None:
 
 
 def parse_npu_load(line: str) -> float | None:
-    """Mean of the cores, 0 to 1, in `NPU load:  Core0: 25%, Core1:  0%, Core2:  0%,`; chips of one core say one."""
+    """Mean of the cores, 0 to 1, in `NPU load:  Core0: 25%, Core1:  0%, Core2:  0%,`; chips with one core list one."""
     shares = [int(percent) for percent in re.findall(r"(\d{1,3})\s*%", line)]
     return min(1.0, sum(shares) / len(shares) / 100) if shares else None
 
 
 def parse_devfreq_load(line: str) -> float | None:
-    """`37@1000000000Hz` is 0.37; some kernels write only the number."""
+    """Reads `37@1000000000Hz` as 0.37; some kernels write only the number."""
     found = re.match(r"(\d{1,3})(@\d+Hz)?$", line)
     return min(1.0, int(found[1]) / 100) if found else None
 
@@ -210,33 +210,33 @@ def _zone_celsius(root: Path, kind: str) -> float | None:
     return None
 
 
-# Files and plausible figures.
+# Files and plausible values.
 
 
 def text(file: Path) -> str:
-    """The beginning of a file, without white space around it; "" if it cannot be read."""
+    """Returns the beginning of a file, without surrounding white space; "" if it cannot be read."""
     with contextlib.suppress(OSError), file.open("rb") as opened:
         return opened.read(_MAX_FILE_BYTES).decode(errors="replace").strip()
     return ""
 
 
 def number(file: Path) -> float | None:
-    """The one number in a file; None if there is none."""
+    """Returns the one number in a file; None if there is none."""
     with contextlib.suppress(ValueError):
         return float(text(file))
     return None
 
 
 def celsius_or_none(value: float | None, per_degree: float = 1.0) -> float | None:
-    """None for a sensor that is not connected, or broken."""
+    """Returns degrees; None for a sensor that is not connected, or broken."""
     return value / per_degree if value is not None and MIN_C <= value / per_degree <= MAX_C else None
 
 
 def watts_or_none(value: float | None) -> float | None:
-    """None for 0, which sensors say that do not measure, and for figures that no machine reaches."""
+    """Returns watts; None for 0, which sensors report that measure nothing, and for implausible values."""
     return value if value is not None and 0 < value < MAX_W else None
 
 
 def share_or_none(percent: float | None) -> float | None:
-    """0 to 1; None for a figure that is no percentage."""
+    """Returns a share from 0 to 1; None if the value is not a percentage."""
     return percent / 100 if percent is not None and 0 <= percent <= 100 else None

@@ -1,1 +1,1 @@
-"""Model cards: what people have written down about models, in TOML files, before any file of a model is here."""
+"""Model cards: descriptions of models in TOML files, which are known before any file of the model is here."""

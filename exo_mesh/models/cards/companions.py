@@ -1,4 +1,4 @@
-"""Repositories that a card names besides the model's own: they are fetched with it."""
+"""Repositories that a card names besides the model's own: they are fetched with the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from exo_mesh.models.cards.toml_card import TomlCard
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """repo: hub id, or ID@REVISION. field: of the card, for people. is_required: without it the model is not whole;
-    without the others it answers as well, only slower."""
+    """A repository that a card names. repo: hub id, or ID@REVISION. field: the card's field, for people. is_required:
+    the model is incomplete without it; without the others it gives the same answers, only slower."""
 
     repo: str
     field: str
@@ -18,7 +18,7 @@ class Companion:
 
 
 def companions_of(card: TomlCard) -> list[Companion]:
-    """The companions of a model, the required ones first, each repository once; the model itself is none."""
+    """Returns the companions of a model, the required ones first, each repository once, without the model itself."""
     vision, runtime = card.vision, card.runtime
     named = [
         ("vision.weights_repo", None if vision is None else vision.weights_repo, True),

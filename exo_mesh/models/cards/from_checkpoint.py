@@ -1,4 +1,4 @@
-"""Make a card of a model that has none, from its configuration and the headers of its files."""
+"""Makes a card for a model that has none, from its configuration and the headers of its files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from exo_mesh.weights.card import text_config
 def card_from_checkpoint(
     model: ModelCard, config: Mapping[str, Any], template: TemplateFacts | None = None
 ) -> TomlCard:
-    """A custom card of a model by its name in the mesh. config: the model's config.json, by a stranger.
+    """Makes a custom card for a model, by its name in the mesh. config: the model's config.json, from a stranger.
 
-    template: of the model's chat template, None if it has none. Nothing that a stranger wrote turns remote code on.
+    template: facts from the model's chat template, None if it has none. Nothing in these files can turn remote code on.
     """
     return TomlCard(
         id=model.name,
@@ -37,13 +37,13 @@ def card_from_checkpoint(
 
 
 def _family(architecture: str) -> str | None:
-    """That of the shipped cards of the architecture, else the architecture itself."""
+    """The family of the shipped cards with this architecture, else the architecture itself."""
     known = {card.architecture: card.family for card in shipped_cards()}
     return known.get(architecture) or _word(architecture)
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
-    """`4bit` as MLX says it, else the `quant_method` of other formats, with the number of bits if there is one."""
+    """Returns the quantisation: `4bit` in MLX's format, else the `quant_method` of other formats, with its bits."""
     ours, others = config.get("quantization"), text_config(config).get("quantization_config")
     if isinstance(ours, dict) and _count(ours.get("bits")):
         return f"{ours['bits']}bit"

@@ -1,4 +1,4 @@
-"""What a model can do, worked out from its card, its architecture and its chat template. Pure."""
+"""Resolves what a model can do, from its card, its architecture and its chat template. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _THINKS = re.compile(r"</?think>|\[/?THINK\]|<\|channel\|>|\breasoning_content\b
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What the text of a chat template shows of a model, without running the template."""
+    """What the text of a chat template shows about a model, found without running the template."""
 
     tools: bool = False
     thinks: bool = False
@@ -45,7 +45,7 @@ class TemplateFacts:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityProfile:
-    """What a model itself can do, whatever of it this version serves."""
+    """What a model itself can do, independent of what this version serves."""
 
     family: str
     supports_thinking: bool = False
@@ -69,7 +69,7 @@ class CapabilityProfile:
         return tuple(name for name, is_taken in given.items() if is_taken)
 
     def to_json(self) -> dict[str, Any]:
-        """As GET /v1/models shows it."""
+        """Returns the profile as GET /v1/models shows it."""
         return {
             "family": self.family,
             "thinking": {
@@ -96,9 +96,9 @@ class CapabilityProfile:
 
 
 def resolve_profile(architecture: str, card: TomlCard | None, template: TemplateFacts | None) -> CapabilityProfile:
-    """A section of the card wins, then the template, then the card's list of capabilities, then the architecture.
+    """Resolves a profile. The order is: a section of the card, the template, the card's capabilities, the architecture.
 
-    template: None if the model has none, or nobody has read it yet.
+    template: None if the model has none, or it was not read yet.
     """
     reasoning = (card and card.reasoning) or ReasoningSection()
     modalities = (card and card.modalities) or ModalitiesSection()
@@ -130,7 +130,7 @@ def resolve_profile(architecture: str, card: TomlCard | None, template: Template
 
 
 def _of_architecture(architecture: str) -> tuple[PromptRenderer, OutputParser, ToolCallFormat, ThinkingFormat]:
-    """How models of an architecture write prompts, output, tool calls and thoughts, if their card does not say."""
+    """The formats of an architecture's prompts, output, tool calls and thoughts, for a card that does not name them."""
     if architecture.startswith("gemma4"):
         return "gemma4", "gemma4", "gemma4", "channel_delimited"
     if architecture == "gpt_oss":

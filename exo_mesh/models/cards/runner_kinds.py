@@ -1,4 +1,4 @@
-"""Which program serves a model, by the tasks on its card."""
+"""Chooses the program that serves a model, by the tasks on its card."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ RUNNERS: Final[Mapping[Task, str | None]] = {
     "embeddings": None,
     "image_generation": None,
 }
-"""The module that a runner process executes; None: this version has none."""
+"""The module that a runner process executes for a task; None: this version has none."""
 
 
 def runner_of(name: str, tasks: Sequence[Task]) -> str:
-    """Of the first task that can be served. Raises InputError for a model of which none can."""
+    """Returns the module for the first task that can be served. Raises InputError if none can."""
     for task in tasks:
         if (module := RUNNERS[task]) is not None:
             return module

@@ -1,4 +1,4 @@
-"""All cards that a node knows: the shipped ones, those in files of this machine, and those of its peers."""
+"""All cards that a node knows: the shipped cards, cards in files of this machine, and cards of its peers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from exo_mesh.models.names import near_names
 
 MAX_FILE_BYTES = MAX_CARDS_PER_OWNER * MAX_CARD_BYTES
 MAX_FILES = 256
-"""Files in one directory that are looked at."""
+"""Most files that are read in one directory."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnCard:
-    """A card of this machine. is_alone: no other card is in its file, so the file can go with the card."""
+    """A card of this machine. is_alone: its file has no other card, so the file can be deleted with the card."""
 
     card: TomlCard
     file: Path
@@ -38,7 +38,7 @@ class _OwnCard:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Cards by id, and ids by name in lower case, as they followed from the view when it had this version of cards."""
+    """Cards by id, and ids by lower-case name, computed from the view at this version of its cards."""
 
     version: int
     own: Mapping[str, _OwnCard]
@@ -47,13 +47,13 @@ class _Joined:
 
 
 class CardShelf:
-    """Of two cards with one id, this machine's wins, then that of the peer with the lowest id, then the shipped one."""
+    """Merges cards by id: this machine's card wins, then that of the peer with the lowest id, then the shipped card."""
 
     def __init__(
         self, directories: Sequence[Path], membership: Membership, disk: Disk, *, allow_code: bool = False
     ) -> None:
-        """directories: where files of custom cards are; a card that is added is written into the first.
-        allow_code: whether this machine may run code that comes with a model, if the model's card asks for it."""
+        """directories: of custom card files; a new card is written into the first one. allow_code: whether this machine
+        may run code that comes with a model, if the model's card asks for it."""
         self._directories = tuple(directories)
         self._membership = membership
         self._disk = disk
@@ -64,16 +64,16 @@ class CardShelf:
         self._joined: _Joined | None = None
         self._turn = asyncio.Lock()
         self.unusable: dict[str, str] = {}
-        """Why each file of custom cards that cannot be used is so, by its name."""
+        """The reason why a file of custom cards cannot be used, by file name."""
 
-    # what is known
+    # known cards
 
     def cards(self) -> Mapping[str, TomlCard]:
         """All cards by id."""
         return self._join().cards
 
     def ids(self) -> Mapping[str, str]:
-        """The id of the card by its id and each alias, all in lower case."""
+        """Card ids by id and by each alias, both in lower case."""
         return self._join().names
 
     def card(self, name: str) -> TomlCard | None:
@@ -83,24 +83,24 @@ class CardShelf:
         return None if card_id is None else joined.cards[card_id]
 
     def runner_of(self, name: str) -> str:
-        """The module that serves a model. Raises InputError for one that is for other tasks than those of this version;
-        a model without a card is for text."""
+        """Returns the module that serves a model. Raises InputError if this version serves none of the model's tasks; a
+        model without a card is a text model."""
         card = self.card(name)
         return runner_of(name, ("text_generation",) if card is None else card.tasks)
 
     def allows_code(self, name: str) -> bool:
-        """Whether code of the model's repository may run here: this machine's operator allows it, and a card of this
-        machine or a shipped one asks for it. What a peer says is not enough."""
+        """Whether code of the model's repository may run here: this machine's operator allows it, and a shipped card or
+        a card of this machine asks for it. A peer's card is not enough."""
         card = self.card(name)
         own = card is not None and (card.id in self._own or card in shipped_cards())
         return self._allow_code and card is not None and own and card.trust_remote_code
 
-    # what changes
+    # changes
 
     async def add_card(self, card: TomlCard) -> TomlCard:
-        """Keep a card in a file here and send it to all peers; it replaces this machine's card of the same model.
+        """Stores a card in a file here and sends it to all peers; it replaces this machine's card of the same model.
 
-        Raises InputError if it cannot be kept, ModelError if it cannot be written.
+        Raises InputError if the card is not acceptable, ModelError if it cannot be written.
         """
         card = replace(card, is_custom=True)
         text = card_to_toml(card)
@@ -108,21 +108,26 @@ class CardShelf:
             await self._read_files()
             held = self._own.get(card.id)
             if held is not None and not held.is_alone:
-                raise InputError(f"{held.file.name} has cards besides {card.id}: change the file", param="model")
+                raise InputError(
+                    f"{held.file.name} has other cards besides {card.id}: edit the file by hand", param="model"
+                )
             if held is None and len(self._own) >= MAX_CARDS_PER_OWNER:
-                raise InputError(f"this machine has {len(self._own)} custom cards; delete one first", param="model")
+                raise InputError(
+                    f"this machine has {len(self._own)} custom cards, the most that it may have; delete one first",
+                    param="model",
+                )
             read_card_text(text, card.id)
             file = self._directories[0] / f"{card.id.replace('/', '--')}.toml" if held is None else held.file
             if not await asyncio.to_thread(self._disk.write, file, text, f"the card of {card.id}"):
                 raise ModelError(f"the card of {card.id} could not be written into {file.parent.name}")
-            self._stamp = ()  # a clock of files may be too coarse to show two writes
+            self._stamp = ()  # file times may be too coarse to show two writes in a row
             await self._read_files()
         return card
 
     async def delete_card(self, name: str) -> bool:
-        """Delete a custom card, by id or alias, wherever a live peer has it; False if no peer has.
+        """Deletes a custom card, by id or alias, on every live peer that has it; False if no peer has it.
 
-        Raises InputError if a file must be changed by hand, and what a peer answers that cannot do it.
+        Raises InputError if a file must be edited by hand, and the error of a peer that cannot delete it.
         """
         card = self.card(name)
         if card is None:
@@ -138,18 +143,20 @@ class CardShelf:
         return any(answer is True for answer in answers)
 
     def near_custom(self, name: str) -> list[str]:
-        """The ids and aliases of custom cards that are most like a name."""
+        """Returns the ids and aliases of custom cards that are most similar to a name."""
         custom = [card for card in self.cards().values() if card.is_custom]
         return near_names(name, [one for card in custom for one in (card.id, *card.aliases)])
 
     async def delete_own(self, card_id: str) -> bool:
-        """Delete this machine's custom card of a model. Raises InputError, ModelError."""
+        """Deletes this machine's custom card of a model. Raises InputError, ModelError."""
         async with self._turn:
             held = self._own.get(card_id)
             if held is None:
                 return False
             if not held.is_alone:
-                raise InputError(f"{held.file.name} has other cards too: take {card_id} out of it", param="model")
+                raise InputError(
+                    f"{held.file.name} has other cards too: remove {card_id} from it by hand", param="model"
+                )
             try:
                 await asyncio.to_thread(held.file.unlink, missing_ok=True)
             except OSError as exc:
@@ -158,11 +165,11 @@ class CardShelf:
             return True
 
     async def rescan(self) -> None:
-        """Look at the files again, and publish what has changed."""
+        """Reads the card files again, and publishes what has changed."""
         async with self._turn:
             await self._read_files()
 
-    # the inside
+    # internals
 
     async def _read_files(self) -> None:
         stamp = await asyncio.to_thread(_stamp, self._directories)
@@ -170,7 +177,7 @@ class CardShelf:
             return
         found, unusable = await asyncio.to_thread(_read_directories, self._directories)
         for name in unusable.keys() - self.unusable.keys():
-            _log.warning("model cards: %s", unusable[name])
+            _log.warning("model card file not used: %s", unusable[name])
         before, self._own, self.unusable, self._stamp = self._own, found, unusable, stamp
         for card_id in before.keys() - found.keys():
             self._membership.put_card(card_id, None)
@@ -179,7 +186,7 @@ class CardShelf:
                 self._membership.put_card(card_id, CardInfo(card_to_toml(held.card)))
 
     def _join(self) -> _Joined:
-        """Kept until a record of a card or a file has changed."""
+        """Merges all cards; the result is reused until a card record or a file changes."""
         view = self._membership.view
         if self._joined is not None and self._joined.version == view.cards_version and self._joined.own is self._own:
             return self._joined
@@ -205,11 +212,11 @@ class CardShelf:
 
 
 def _of_peer(card_id: str, info: CardInfo) -> TomlCard | None:
-    """The card in a peer's record; None if it cannot be used."""
+    """Reads the card in a peer's record; None if it cannot be used."""
     try:
         card = read_card_text(info.toml, f"a peer's card of {card_id}")
     except MeshError as exc:
-        _log.warning("model cards: %s", one_line(str(exc)))
+        _log.warning("model card of a peer not used: %s", one_line(str(exc)))
         return None
     return replace(card, is_custom=True) if card.id == card_id else None
 
@@ -223,7 +230,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _stamp(directories: Sequence[Path]) -> object:
-    """Blocking. Changes whenever a file is written, added or removed."""
+    """Blocking. Returns a value that changes whenever a file is written, added or removed."""
     stamp = []
     for file in (file for directory in directories for file in _files(directory)):
         try:
@@ -235,7 +242,7 @@ def _stamp(directories: Sequence[Path]) -> object:
 
 
 def _read_directories(directories: Sequence[Path]) -> tuple[dict[str, _OwnCard], dict[str, str]]:
-    """Blocking. (cards by id, why files cannot be used by their names). Of two cards with one id the first wins."""
+    """Blocking. Returns (cards by id, reasons of unusable files by name). Of two cards with one id the first wins."""
     found: dict[str, _OwnCard] = {}
     unusable: dict[str, str] = {}
     for file in (file for directory in directories for file in _files(directory)):
@@ -248,7 +255,9 @@ def _read_directories(directories: Sequence[Path]) -> tuple[dict[str, _OwnCard],
             continue
         for card in cards:
             if len(found) >= MAX_CARDS_PER_OWNER:
-                unusable[file.name] = f"{file.name}: only {MAX_CARDS_PER_OWNER} custom cards of a machine are used"
+                unusable[file.name] = (
+                    f"{file.name}: the rest is not used: a machine may have {MAX_CARDS_PER_OWNER} custom cards"
+                )
                 break
             found.setdefault(card.id, _OwnCard(replace(card, is_custom=True), file, len(cards) == 1))
     return found, unusable
@@ -259,7 +268,7 @@ def _text_of(file: Path) -> str:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise ModelError(f"{file.name} is larger than the {MAX_FILE_BYTES} bytes that are read")
+            raise ModelError(f"{file.name} is larger than the limit of {MAX_FILE_BYTES} bytes")
         return data.decode("utf-8")
     except OSError as exc:
         raise ModelError(f"{file.name} cannot be read: {exc.strerror or type(exc).__name__}") from exc

@@ -1,4 +1,4 @@
-"""Reads and writes model cards in TOML; docs/reference/cards.md describes each field."""
+"""Reads and writes a card as a TOML file. docs/reference/cards.md describes each field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from exo_mesh.domain.view import MAX_CARD_BYTES
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import one_line, shown
-from exo_mesh.printable import UNPRINTABLE
+from exo_mesh.printable import UNPRINTABLE, quoted
 
 MAX_ALIASES = 16
 MAX_CARDS_PER_FILE = 256
@@ -22,7 +22,7 @@ _WORD = r"[A-Za-z0-9][A-Za-z0-9_.+\-]*"
 Word = Annotated[str, msgspec.Meta(pattern=rf"^{_WORD}\Z", max_length=64)]
 Line = Annotated[str, msgspec.Meta(pattern=rf"^[^{UNPRINTABLE}]*\Z", max_length=200)]
 Repo = Annotated[str, msgspec.Meta(pattern=rf"^{_WORD}(/{_WORD})?(@{_WORD})?\Z", max_length=200)]
-"""A model by its hub id, with another revision than main after an @."""
+"""A model by its hub id, followed by @REVISION unless the revision is main."""
 
 Tag = Annotated[str, msgspec.Meta(pattern=rf"^{_WORD}(:{_WORD})?\Z", max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -39,11 +39,11 @@ ToolCallFormat = Literal["generic", "gemma4", "gpt_oss", "dsml"]
 
 
 class CardSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A table of a card. Each field is optional; None means that nobody has written it down."""
+    """A table of a card. Each field is optional; None means that the card does not say."""
 
 
 class VisionSection(CardSection, frozen=True, kw_only=True):
-    """How pictures get into the prompt."""
+    """How images are put into the prompt."""
 
     image_token_id: TokenId | None = None
     boi_token_id: TokenId | None = None
@@ -64,7 +64,7 @@ class ReasoningSection(CardSection, frozen=True, kw_only=True):
 
 
 class ModalitiesSection(CardSection, frozen=True, kw_only=True):
-    """What besides text the model takes."""
+    """The inputs besides text that the model accepts."""
 
     supports_native_multimodal: bool | None = None
     supports_audio_input: bool | None = None
@@ -79,7 +79,7 @@ class ToolingSection(CardSection, frozen=True, kw_only=True):
 
 
 class RuntimeSection(CardSection, frozen=True, kw_only=True):
-    """How an engine is to run the model."""
+    """How an engine must run the model."""
 
     prompt_renderer: PromptRenderer | None = None
     output_parser: OutputParser | None = None
@@ -98,7 +98,7 @@ class RuntimeSection(CardSection, frozen=True, kw_only=True):
 
 
 class PlacementSection(CardSection, frozen=True, kw_only=True):
-    """Which machines may have the model."""
+    """Which machines may run the model."""
 
     compatible_backends: tuple[Word, ...] = ()
     backend_preference: tuple[Word, ...] = ()
@@ -107,10 +107,10 @@ class PlacementSection(CardSection, frozen=True, kw_only=True):
 
 
 class TomlCard(CardSection, frozen=True, kw_only=True):
-    """One model as a card describes it. id: its hub id. architecture: `model_type` of its config.json.
+    """The description of one model. id: its hub id. architecture: `model_type` of its config.json.
 
-    Figures are None where no source gives them: they are read from the headers of the files when the model is used.
-    source: where the figures are from. storage_size: bytes of all weights.
+    A figure without a source is None: it is read from the headers of the files when the model is used. source: where
+    the figures come from. storage_size: bytes of all weights.
     """
 
     id: Repo
@@ -145,13 +145,14 @@ class TomlCard(CardSection, frozen=True, kw_only=True):
 
 
 FIGURES = ("n_layers", "hidden_size", "kv_heads", "context_length", "storage_size")
-"""Fields that need a source."""
+"""Fields whose values need the field `source`."""
 
 
 def read_cards(text: str, file: str) -> list[TomlCard]:
-    """The cards in a TOML file: one, if the file has an `id`, else those below `[[cards]]`, each over `[defaults]`.
+    """Reads the cards in a TOML file: one card if the file has an `id`, else those in `[[cards]]`, each on top of
+    `[defaults]`.
 
-    file: its name in errors. Raises ModelError that names the file, the card and the field.
+    file: its name for errors. Raises ModelError that names the file, the card and the field.
     """
     try:
         document = tomllib.loads(text)
@@ -162,14 +163,14 @@ def read_cards(text: str, file: str) -> list[TomlCard]:
     for card in cards:
         for name in {card.id, *card.aliases}:
             if seen.setdefault(name.lower(), card.id) != card.id:
-                raise ModelError(f"{file}: {name} is a name of {seen[name.lower()]} and of {card.id}")
+                raise ModelError(f"{file}: {name} is a name of both {seen[name.lower()]} and {card.id}")
     return cards
 
 
 def read_card_text(text: str, file: str) -> TomlCard:
-    """The one card in a text. Raises ModelError, also if the text is longer than MAX_CARD_BYTES."""
+    """Reads a text with exactly one card. Raises ModelError, also if the text is longer than MAX_CARD_BYTES."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_CARD_BYTES:
-        raise ModelError(f"{file} is longer than the {MAX_CARD_BYTES} bytes that a card may have")
+        raise ModelError(f"{file} is longer than the limit of {MAX_CARD_BYTES} bytes for a card")
     cards = read_cards(text, file)
     if len(cards) != 1:
         raise ModelError(f"{file} has {len(cards)} cards; one is expected")
@@ -177,7 +178,7 @@ def read_card_text(text: str, file: str) -> TomlCard:
 
 
 def card_to_toml(card: TomlCard) -> str:
-    """The card as the text of a TOML file of its own; fields at their default are left out."""
+    """Writes the card as the text of a TOML file of its own; fields with default values are omitted."""
     values: dict[str, Any] = msgspec.to_builtins(card)
     lines = [f"{name} = {_toml(value)}" for name, value in values.items() if not isinstance(value, dict)]
     for name, section in values.items():
@@ -187,18 +188,21 @@ def card_to_toml(card: TomlCard) -> str:
 
 
 def _tables(document: Mapping[str, Any], file: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each card of a file as a table, and how errors name the card."""
+    """Yields each card of a file as a table, and the words by which errors name the card."""
     if "cards" not in document and "defaults" not in document:
         yield dict(document), ""
         return
     if unknown := sorted(document.keys() - {"cards", "defaults"}):
-        raise ModelError(f"{file}: unknown field {unknown[0]!r} beside [[cards]]; [defaults] has what all cards share")
+        name = quoted(unknown[0], 64)
+        raise ModelError(f"{file}: unknown field {name} beside [[cards]]; [defaults] has what all cards share")
     cards, defaults = document.get("cards"), document.get("defaults", {})
     if not isinstance(cards, list) or not isinstance(defaults, dict) or len(cards) > MAX_CARDS_PER_FILE:
-        raise ModelError(f"{file}: `cards` is to be a list of at most {MAX_CARDS_PER_FILE} tables, `defaults` a table")
+        raise ModelError(
+            f"{file}: `cards` must be a list of at most {MAX_CARDS_PER_FILE} tables, and `defaults` a table"
+        )
     for number, table in enumerate(cards):
         if not isinstance(table, dict):
-            raise ModelError(f"{file}: cards[{number}] is no table")
+            raise ModelError(f"{file}: cards[{number}] is not a table")
         name = table.get("id")
         yield {**defaults, **table}, f" {name}:" if isinstance(name, str) else f" cards[{number}]:"
 
@@ -210,12 +214,13 @@ def _read_card(table: dict[str, Any], file: str, where: str) -> TomlCard:
         raise ModelError(f"{file}:{where} {_field_error(str(exc))}") from exc
     if card.figures and card.source is None:
         field = next(iter(card.figures))
-        raise ModelError(f"{file}:{where} {field}: a figure needs a source; add the field `source`, or leave it out")
+        raise ModelError(f"{file}:{where} {field}: a figure needs a source; add the field `source`, or remove {field}")
     return card
 
 
 def _field_error(message: str) -> str:
-    """msgspec says: Expected `int`, got `str` - at `$.n_layers`; or: Object contains unknown field `x` - at `$.a`."""
+    """Rewrites an error of msgspec, which is like: Expected `int`, got `str` - at `$.n_layers`; or: Object contains
+    unknown field `x` - at `$.a`."""
     text, _, place = message.replace(" | null", "").partition(" - at ")
     path = place.strip("`").removeprefix("$").removeprefix(".")
     for words, sentence in (
@@ -229,5 +234,5 @@ def _field_error(message: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value of a card as TOML, which writes these as JSON does."""
+    """Formats a value of a card for TOML, which writes these types as JSON does."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,1 +1,1 @@
-"""What this node fetches of models: who asks for it, where the bytes come from, room for them, records of it."""
+"""Fetches models for this node: requests, sources, disk space and records."""

@@ -1,4 +1,4 @@
-"""How a model gets known on this node: its config, tokenizer and headers, before any weight."""
+"""Introduces a model to this node: fetches its config, tokenizer and headers, before any weight."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Introductions:
         self._sources.rules.require(from_hub=False)
         found = [(peer, holding) for peer, holding in await self._sources.holdings(name) if holding.digest == digest]
         if not found:
-            raise FetchError(f"no peer that can be asked has the files of {name}")
+            raise FetchError(f"no reachable peer serves the files of {name}")
         _, first = found[0]
         await self._introduce(name, first.repo, first.revision, [self._sources.source(peer) for peer, _ in found])
         if not await self._is_here(name, digest):
-            raise FetchError(f"what peers sent of {name} cannot be used")
+            raise FetchError(f"the files of {name} that peers sent cannot be used")
 
     async def _is_here(self, name: str, digest: str) -> bool:
         try:
@@ -80,10 +80,10 @@ class Introductions:
                     name, target, repo=repo, revision=revision, sources=sources, trust_remote_code=allows_code
                 )
                 self._records.tally.add(num_bytes)
-                if not await asyncio.to_thread(_is_model, target):  # the fetcher leaves what is there alone
+                if not await asyncio.to_thread(_is_model, target):  # the fetcher never overwrites what is there
                     raise FetchError(
-                        f"the place of {name} below the directory of fetched models is taken by files of no model",
-                        remedy="move them away", is_final=True,
+                        f"the directory of {name} among the fetched models holds files that are not a model",
+                        remedy="move these files away", is_final=True,
                     )  # fmt: skip
                 await asyncio.to_thread(self._files.touch, name, store=self._sources.store.staged_from(name))
                 await self._on_change()

@@ -1,4 +1,4 @@
-"""One fetch of one node, and the meter of its bytes."""
+"""One fetch of this node, and the meter of its bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
 from exo_mesh.tasks import ChangeSignal
 
 STEP_S = 2.0
-"""Who waits for a fetch hears of it at least this often, so that a lease does not run out meanwhile."""
+"""Waiters for a fetch get a progress report at least this often, so that their lease does not expire."""
 
 
 @dataclass(eq=False)
 class FetchJob:
-    """One fetch that runs, or waits for its turn. is_pull: nobody needs to wait for it. watchers: who wait. elsewhere:
-    what others fetched of the model for reasons of their own, when the fetch was planned last. here_bytes: of what is
-    wanted, what was on the disk then. files: of which something was missing."""
+    """One fetch that runs or is queued. is_pull: it goes on even if nobody waits for it. watchers: number of waiters.
+    elsewhere: what other peers fetched of the model for other reasons when this fetch was last planned. here_bytes:
+    wanted bytes that were on the disk at that time. files: files with missing bytes."""
 
     need: FetchNeed
     info: DownloadInfo
@@ -44,20 +44,20 @@ class FetchJob:
         return self.task is not None and self.task.done()
 
     async def next_step(self) -> None:
-        """Wait for its end, for news of it, or for STEP_S."""
+        """Waits for the end of the fetch, for progress, or for STEP_S."""
         assert self.task is not None, "it has been started"
         await either(self.task, self.changed, STEP_S)
 
     def raise_outcome(self) -> None:
-        """Of a fetch that is done: raise what ended it, if that was an error."""
+        """Raises the error that ended a finished fetch, if one did."""
         assert self.task is not None, "it has been started"
         if self.task.cancelled():
-            raise FetchError(f"fetching {self.model} was cancelled", remedy="start it again", is_final=True)
+            raise FetchError(f"fetching {self.model} was cancelled", remedy="start the download again", is_final=True)
         self.task.result()
 
 
 class FetchMeter:
-    """Turns the progress of one fetch into its record. Bytes by source go on from an earlier try."""
+    """Turns the progress of one fetch into its record. Bytes by source continue from an earlier attempt."""
 
     def __init__(self, job: FetchJob, update: Callable[[FetchJob, DownloadInfo], None], tally: DownloadTally) -> None:
         self._job = job
@@ -90,7 +90,7 @@ class FetchMeter:
 
 
 async def either(task: asyncio.Future[None], changed: ChangeSignal, timeout_s: float) -> None:
-    """Wait for the end of a task, a change, or the time."""
+    """Waits until the task ends, something changes, or the time is up."""
     waiting: Coroutine[Any, Any, bool] = changed.wait(timeout_s)
     waiter = asyncio.ensure_future(waiting)
     try:

@@ -1,4 +1,4 @@
-"""The fetches that run on this node: shared by those who want the same, planned, tried again, and ended."""
+"""The running fetches of this node: shared by equal requests, planned, retried, and ended."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from exo_mesh.models.local_files import Layers, LocalFiles, size_of_pieces
 from exo_mesh.tasks import TaskOwner
 
 LINGER_S = 10.0
-"""A fetch for a stage goes on for so long without anybody who waits for it: an owner may only be reconnecting."""
+"""A fetch for a stage goes on this long without waiters: an owner may only be reconnecting."""
 
 MAX_TRIES = 3
-"""A fetch whose sources have failed is planned again, since peers may have come, gone, or got more meanwhile."""
+"""A fetch whose sources failed is planned again up to this often: peers may have joined, left, or fetched more."""
 
 RETRY_S = 1.0
 
 MAX_JOBS = 64
-"""Fetches of one node that are under way or wait; each has a task and a record in the view."""
+"""Most running and queued fetches of one node; each has a task and a record in the view."""
 
 PLAN_AGAIN_S = 1.0
-"""Between two new plans of one fetch because of what others fetch; the first of them is made at once."""
+"""Time between two new plans of one fetch because of other peers' fetches; the first new plan is made at once."""
 
 _log = logging.getLogger(__name__)
 
 
 class FetchJobs:
-    """One fetch per model and layers; of one model, one after the other."""
+    """Runs one fetch per model and layers; fetches of one model run one after the other."""
 
     def __init__(
         self,
@@ -69,29 +69,32 @@ class FetchJobs:
 
     @property
     def running(self) -> list[FetchJob]:
-        """Also those that wait for their turn."""
+        """All fetches, the queued ones included."""
         return list(self._jobs.values())
 
     def start(self, need: FetchNeed, *, is_pull: bool = False) -> FetchJob:
-        """The fetch of these layers that is under way, or a new one. is_pull: it goes on though nobody waits for it.
+        """Returns the running fetch of these layers, or starts one. is_pull: it goes on even if nobody waits for it.
 
-        Raises FetchError if there are too many.
+        Raises FetchError if too many fetches run.
         """
         key = need.model, need.layers
         job = self._jobs.get(key)
         if job is None and len(self._jobs) >= MAX_JOBS:
-            raise FetchError(f"{len(self._jobs)} downloads are under way here", remedy="try again when some are done")
+            raise FetchError(
+                f"this node runs {len(self._jobs)} downloads, the most that it may run",
+                remedy="try again when some are done",
+            )
         if job is None:
             job = self._jobs[key] = FetchJob(need, new_info(need.model, need.layers, DownloadState.PENDING))
             self._use.begin_fetch(need.model)
             self._records.note(job.info)
             job.task = self._tasks.start(self._run(job), f"fetch {need.model}")
-            job.task.add_done_callback(partial(self._ended, job))  # also if it is cancelled before it has begun
+            job.task.add_done_callback(partial(self._ended, job))  # also if it is cancelled before it begins
         job.is_pull |= is_pull
         return job
 
     async def steps(self, job: FetchJob) -> AsyncGenerator[FetchStep, None]:
-        """How far a fetch is, until it is done. Raises FetchError if it fails."""
+        """Yields the progress of a fetch until it is done. Raises FetchError if it fails."""
         job.watchers += 1
         try:
             while not job.is_done:
@@ -104,7 +107,7 @@ class FetchJobs:
                 asyncio.get_running_loop().call_later(LINGER_S, self._end_if_alone, job)
 
     async def cancel(self, model: str) -> bool:
-        """End the fetches of a model, keeping what came; False if there is none."""
+        """Ends the fetches of a model, keeping the fetched bytes; False if there is none."""
         jobs = [job for job in self.running if job.model == model]
         tasks = [job.task for job in jobs if job.task is not None]
         for task in tasks:
@@ -149,26 +152,27 @@ class FetchJobs:
             self._records.tally.running -= 1
 
     async def _fetch(self, job: FetchJob) -> None:
-        """Plan and fetch, and again if sources fail. Raises FetchError."""
+        """Plans and fetches, and repeats both if sources fail. Raises FetchError."""
         model_dir = await asyncio.to_thread(self._files.model_dir, job.model)
         for attempt in range(MAX_TRIES):
             try:
                 while not await self._fetch_as_planned(job, model_dir):
-                    _log.info("another peer fetches %s as well, or no longer; planning it again", job.model)
+                    _log.info("planning the fetch of %s again: another peer started or stopped fetching it", job.model)
                 break
             except FetchError as exc:
                 if exc.is_final or attempt == MAX_TRIES - 1:
                     raise
-                _log.info("fetching %s: %s; planning it again", job.model, exc)
+                _log.info("planning the fetch of %s again: %s", job.model, exc)
             except (ModelError, UnknownModelError, OSError) as exc:
                 raise FetchError(f"{job.model}: {exc}") from exc
             await asyncio.sleep(RETRY_S)
         if left := size_of_pieces(await asyncio.to_thread(self._files.missing, job.model, job.need.layers)):
-            raise FetchError(f"{gigabytes(left)} of {job.model} did not come")
+            raise FetchError(f"{gigabytes(left)} of {job.model} are still missing after the fetch")
 
     async def _fetch_as_planned(self, job: FetchJob, model_dir: Path) -> bool:
-        """Fetch by a plan of now. False if another peer has begun to fetch the same model meanwhile, or has ended
-        without it: by a new plan each byte comes from the hub once. Raises FetchError."""
+        """Fetches by a plan made now. Returns False if another peer has since begun to fetch the same model, or has
+        stopped without completing it: a new plan then ensures that each byte comes from the hub once. Raises
+        FetchError."""
         shares = await self._shares(job)
         if not shares:
             return True
@@ -191,7 +195,7 @@ class FetchJobs:
         await self._fetcher.fetch(model_dir, shares, FetchMeter(job, self._update, self._records.tally).take)
 
     async def _shares(self, job: FetchJob) -> list[Share]:
-        """What is to be fetched from where, as things are now. Raises FetchError if there is no room, or no source."""
+        """Plans which bytes to fetch from where. Raises FetchError if there is no room or no source."""
         job.elsewhere = self._sources.fetched_elsewhere(job.need)
         missing = await asyncio.to_thread(self._files.missing, job.model, job.need.layers)
         if not missing:
@@ -209,5 +213,5 @@ class FetchJobs:
 
 
 def new_info(model: str, layers: Layers, state: DownloadState) -> DownloadInfo:
-    """Of a download that nothing is known of yet but what it fetches."""
+    """Returns the record of a new download, of which only the model and layers are known."""
     return DownloadInfo(model, state, layers=layers or (0, 0), is_whole=layers is None)

@@ -1,4 +1,4 @@
-"""What the downloads of a node need of the process that fetches."""
+"""The interface of the process that fetches, as this node's downloads use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exo_mesh.models.fetching import OnBytes
 
 
 class FileFetcher(Protocol):
-    """What fetches: exo_mesh.models.fetching.Fetcher. All may raise FetchError, UnknownModelError and ModelError."""
+    """The fetching process (exo_mesh.models.fetching.Fetcher). May raise FetchError, UnknownModelError, ModelError."""
 
     async def resolve(
         self,
@@ -23,12 +23,12 @@ class FileFetcher(Protocol):
         sources: Sequence[Source],
         trust_remote_code: bool = False,
     ) -> Mapping[str, int]:
-        """Make `model_dir` with config, tokenizer, headers and manifest of a model. Answers the bytes by source."""
+        """Creates `model_dir` with config, tokenizer, headers and manifest of a model. Returns the bytes by source."""
 
     async def fetch(
         self, model_dir: Path, shares: Sequence[Share], on_progress: OnBytes | None = None
     ) -> Mapping[str, int]:
-        """Bring bytes into a directory that `resolve` has made. Answers the bytes by source; cancelling ends it."""
+        """Fetches bytes into a directory that `resolve` created. Returns the bytes by source; cancelling ends it."""
 
     async def search(self, query: str, limit: int) -> Sequence[HubModel]:
-        """Models of the hub."""
+        """Searches models on the hub."""

@@ -1,4 +1,4 @@
-"""Publishes what this node fetches to the mesh: a record per model, changed at most twice a second; and counts it."""
+"""Counts this node's fetches and publishes them to the mesh: a record per model, changed at most twice a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exo_mesh.models.downloads.tally import DownloadTally
 from exo_mesh.tasks import TaskOwner
 
 PUBLISH_EVERY_S = 0.5
-"""Least time between two versions of one record."""
+"""Shortest time between two versions of one record."""
 
 COMPLETED_S = 60.0
 """How long a completed download stays in the view."""
@@ -34,7 +34,7 @@ class DownloadRecords:
         return [info for info in self._infos.values() if info.state is DownloadState.FAILED]
 
     def note(self, info: DownloadInfo) -> None:
-        """Publish a download: at once, or within PUBLISH_EVERY_S if its record has just changed."""
+        """Publishes a download: at once, or within PUBLISH_EVERY_S if its record has just changed."""
         self._infos.pop(info.model, None)
         self._infos[info.model] = info
         failed = self.failed
@@ -46,7 +46,7 @@ class DownloadRecords:
             self._tasks.start(self._publish_later(info), f"publish the download of {info.model}")
 
     def forget(self, model: str) -> bool:
-        """Delete the record of a download; False if there is none."""
+        """Deletes the record of a download; False if there is none."""
         if self._infos.pop(model, None) is None:
             return False
         self._membership.put_download(model, None)

@@ -1,4 +1,4 @@
-"""The room that fetched models take on this machine, and what is deleted to keep within it."""
+"""The disk space of fetched models on this machine, and which of them are deleted to stay within it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from exo_mesh.models.local_files import FetchedModel, LocalFiles
 from exo_mesh.models.mesh_store import MeshStore
 
 TOUCH_EVERY_S = 600.0
-"""How exactly it is known when a model was last used."""
+"""Precision of the time at which a model was last used."""
 
 _log = logging.getLogger(__name__)
 
 
 class ModelRoom:
-    """Deletes models: those that make room for others, and staged copies that nothing uses."""
+    """Deletes models: to make room for others, and staged copies that nothing uses."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ModelRoom:
 
     @property
     def num_bytes(self) -> int:
-        """What could be fetched now, with what may be deleted for it; 0 if this node fetches nothing."""
+        """Bytes that could be fetched now, deletable models included; 0 if this node fetches nothing."""
         if not self._rules.fetches:
             return 0
         return self._free_bytes + self._evictable_bytes
@@ -60,7 +60,7 @@ class ModelRoom:
         return max(0, self._disk.free_bytes - self._disk.floor_bytes)
 
     async def refresh(self) -> None:
-        """Look at the disk: note which models are in use, drop staged copies, and note how much could be deleted."""
+        """Updates the use of models, deletes staged copies, and computes how much could be deleted."""
         await self.sweep()
         models = await asyncio.to_thread(self._files.fetched)
         used = self._use.used
@@ -75,7 +75,7 @@ class ModelRoom:
         self._evictable_bytes = evictable
 
     async def storage(self) -> dict[str, Any]:
-        """What the models take here, as plain JSON values."""
+        """Returns the disk use of models here as plain JSON values."""
         models = await asyncio.to_thread(self._files.fetched)
         used = self._use.used
         return {
@@ -100,7 +100,7 @@ class ModelRoom:
         }
 
     async def sweep_if_changed(self) -> None:
-        """Sweep at the first call, and when instances, or the models of the store, are others than at the last."""
+        """Calls `sweep` the first time, and whenever instances or the models of the store have changed."""
         host = self._store.remote
         state = self._use.used, None if host is None else (host.id, host.info.models, host.info.partial_models)
         if state != self._swept:
@@ -108,8 +108,8 @@ class ModelRoom:
             await self.sweep()
 
     async def sweep(self, *, keeps_recent: bool = True) -> bool:
-        """Delete staged copies that nothing uses: of models that the store has deleted, and what is over the room for
-        recent ones. keeps_recent: False deletes them all. Says whether any was deleted."""
+        """Deletes staged copies that nothing uses: of models that the store has deleted, and those over the limit for
+        recent copies. keeps_recent: False deletes all of them. Returns whether any was deleted."""
         staged = [one for one in await asyncio.to_thread(self._files.fetched) if one.store]
         lost = {one.name for one in staged if not keeps_recent or await self._store.has_lost(one.store, one.name)}
         copies = [
@@ -118,8 +118,8 @@ class ModelRoom:
         ]
         gone = surplus(copies, self._rules.store.keep_bytes, time.time())
         for model in gone:
-            if self._use.is_idle(model):  # still, after the ones before it were deleted
-                _log.info("deleting the staged copy of %s, which nothing uses", model)
+            if self._use.is_idle(model):  # checked again, because deleting the earlier ones took time
+                _log.info("deleting the unused staged copy of %s", model)
                 try:
                     await self.drop(model)
                 except FetchError as exc:
@@ -127,7 +127,7 @@ class ModelRoom:
         return bool(gone)
 
     async def drop(self, model: str) -> int | None:
-        """Delete what was fetched of a model, used or not; answers the bytes freed, None if nothing was fetched.
+        """Deletes what was fetched of a model, even if it is in use. Returns the freed bytes, None if there are none.
 
         Raises FetchError if it cannot be deleted.
         """
@@ -139,13 +139,13 @@ class ModelRoom:
         return freed_bytes
 
     async def make(self, model: str, num_bytes: int) -> None:
-        """Delete what was not used for longest until there is room. Raises FetchError if there cannot be."""
+        """Deletes the least recently used models until there is room. Raises FetchError if that is not enough."""
         models = await asyncio.to_thread(self._files.fetched)
         while self._files.room(self._rules.max_bytes, models) < num_bytes:
             stale = next((one for one in models if one.name != model and self._may_evict(one)), None)
             if stale is None:
                 raise self._no_room(model, num_bytes, models)
-            _log.warning("deleting %s, which nothing uses, to make room for %s", stale.name, model)
+            _log.warning("deleting the unused model %s to make room for %s", stale.name, model)
             await self.drop(stale.name)
             models = [one for one in models if one is not stale]
 
@@ -155,9 +155,9 @@ class ModelRoom:
 
     def _no_room(self, model: str, num_bytes: int, models: Sequence[FetchedModel]) -> FetchError:
         room, cap = self._files.room(self._rules.max_bytes, models), self._rules.max_bytes
-        what = f"{model} needs {gigabytes(num_bytes)} here, and there is room for {gigabytes(room)}"
+        what = f"{model} needs {gigabytes(num_bytes)} on this disk, but only {gigabytes(room)} may be used"
         if cap is not None and room < self._files.room(None, models):
-            what += f": models may take {gigabytes(cap)} (--models-max-size)"
-        pinned = ", or allow to delete models that were pulled by name (--evict-pinned)"
+            what += f": the limit for all models is {gigabytes(cap)} (--models-max-size)"
+        pinned = ", or allow the deletion of models that were pulled by name (--evict-pinned)"
         keeps = any(one.is_pinned for one in models) and not self._rules.evict_pinned
         return FetchError(what, remedy=f"delete models with `exo-mesh rm`{pinned if keeps else ''}", is_final=True)

@@ -1,4 +1,4 @@
-"""What this node may fetch, and from where."""
+"""The rules for this node's downloads: what it may fetch, and from where."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from exo_mesh.models.mesh_store import StoreRules
 
 @dataclass(frozen=True, slots=True)
 class FetchRules:
-    """fetches: one of domain.device.FETCHES. max_bytes: that all fetched models may take together, None: any number.
-    evict_pinned: also models that were pulled by name may be deleted to make room. scheme: of the file servers."""
+    """The rules. fetches: one of domain.device.FETCHES. max_bytes: limit for all fetched models together, None: no
+    limit. evict_pinned: models that were pulled by name may be deleted too. scheme: of the file servers' URLs."""
 
     fetches: str = "hub"
     max_bytes: int | None = None
@@ -20,11 +20,14 @@ class FetchRules:
     store: StoreRules = field(default_factory=StoreRules)
 
     def require(self, *, from_hub: bool) -> None:
-        """Raise FetchError unless this node fetches models. from_hub: from the hub, too."""
+        """Raises FetchError unless this node fetches models. from_hub: it must also be allowed to use the hub."""
         if not self.fetches:
-            raise FetchError("this node fetches no models (--no-fetch)", remedy="start it without", is_final=True)
+            raise FetchError(
+                "this node does not fetch models (--no-fetch)", remedy="start it without --no-fetch", is_final=True
+            )
         if from_hub and self.fetches != "hub":
             raise FetchError(
-                "this node asks no hub (--offline)", remedy="start it without, or start a peer that has the model",
+                "this node does not use the hub (--offline)",
+                remedy="start it without --offline, or start a peer that has the model",
                 is_final=True,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Everything that this node fetches of models, for those who ask."""
+"""The entry point for all fetching and deleting of models on this node."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 
 class Downloads:
-    """Gets models here and deletes them. What there is and what failed is in the view, for everybody.
+    """Fetches and deletes models on this node. Every peer sees running and failed downloads in the view.
 
-    store: the mesh's model store. room: what models take on the disk, and what may be deleted.
+    store: the mesh's model store. room: the disk space of models here, and what may be deleted.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Downloads:
         self.jobs = FetchJobs(membership, files, fetcher, sources, self.room, use, records, self._tasks, on_change)
 
     async def close(self) -> None:
-        """End all fetches, keeping what came."""
+        """Ends all fetches, keeping the fetched bytes."""
         await self._tasks.close()
 
     def entries(self) -> list[DownloadEntry]:
-        """The downloads of all peers."""
+        """Returns the downloads of all peers."""
         names = {peer.id: peer.name for peer in self._membership.view.peers()}
         return [entry_of(owner, names.get(owner, ""), info) for owner, info in self._membership.view.downloads()]
 
     def begun(self, model: str, wants: Wants) -> list[DownloadEntry]:
-        """The downloads of a model at these peers; of a peer from which nothing was heard yet, that it will begin."""
+        """Returns the downloads of a model at these peers; a peer without a record yet counts as pending."""
         heard = {one.peer_id: one for one in self.entries() if one.model == model}
         names = {peer.id: peer.name for peer in self._membership.view.peers()}
         return [
@@ -83,11 +83,11 @@ class Downloads:
         ]
 
     def failed_here(self) -> list[DownloadInfo]:
-        """What failed on this node and was not tried again since."""
+        """Returns the downloads that failed on this node and were not retried since."""
         return self._records.failed
 
     async def describe(self, model: str) -> pb.DescribeFilesReply:
-        """Answer a peer that asks what this node has of a model."""
+        """Answers a peer that asks which files of a model this node has."""
         try:
             holding = await asyncio.to_thread(self._files.holding, model)
         except (UnknownModelError, ModelError, OSError):
@@ -95,25 +95,26 @@ class Downloads:
         return holding_to_proto(holding)
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
-        """Models of the hub. Raises FetchError."""
+        """Searches models on the hub. Raises FetchError."""
         self.rules.require(from_hub=True)
         return list(await self._fetcher.search(query, limit))
 
     async def resolve(self, name: str, repo: str, revision: str, *, allows_code: bool = False) -> None:
-        """Get config, tokenizer and headers of a model from the hub. allows_code: code of its repository, too.
+        """Fetches config, tokenizer and headers of a model from the hub. allows_code: also code of its repository.
 
-        Raises UnknownModelError, FetchError, and ModelError if no engine could run it."""
+        Raises UnknownModelError, FetchError, and ModelError if no engine could run the model.
+        """
         await self._introductions.from_hub(name, repo, revision, allows_code=allows_code)
 
     async def introduce(self, name: str, digest: str) -> None:
-        """Get config, tokenizer and headers of a model from peers, unless they are here.
+        """Fetches config, tokenizer and headers of a model from peers, unless they are here.
 
         Raises FetchError, and ModelError if this node has another model of that name.
         """
         await self._introductions.from_peers(name, digest)
 
     async def of_stage(self, plan: Plan, index: int) -> AsyncGenerator[FetchStep, None]:
-        """Bring what the stage of a plan needs; says how far it is until it is here. Raises FetchError."""
+        """Fetches what a stage of a plan needs; yields the progress until all of it is here. Raises FetchError."""
         wants: dict[str, Layers] = {
             peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers
         }
@@ -123,7 +124,7 @@ class Downloads:
                 yield step
 
     async def ensure(self, model: str, layers: Layers, wants: Wants | None = None) -> AsyncGenerator[FetchStep, None]:
-        """As of_stage, for any layers; who asks for the same joins the fetch that is under way."""
+        """Like of_stage, for any layers; equal requests share one fetch."""
         await asyncio.to_thread(self._files.touch, model)
         if not await asyncio.to_thread(self._files.missing, model, layers):
             return
@@ -133,20 +134,18 @@ class Downloads:
                 yield step
 
     async def bring(self, model: str, digest: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Have these layers of a model here. Raises FetchError, and ModelError if this node has another model of that
-        name."""
+        """Ensures that these layers of a model are here. Raises FetchError, and ModelError as `introduce`."""
         await self.introduce(model, digest)
         for layers in ranges:
             async for _ in self.ensure(model, layers):
                 pass
 
     async def pull(self, model: str, digest: str, wants: Wants) -> None:
-        """Start to fetch this node's part of what somebody has asked for by name. Raises FetchError and ModelError if
-        that cannot begin."""
+        """Starts to fetch this node's part of a model that was pulled by name. May raise FetchError and ModelError."""
         own_id = self._membership.own.id
         if own_id not in wants:
-            raise InputError(f"nothing of {model} was asked of this peer")
-        if digest:  # else it has no card, and `resolve` was called for it
+            raise InputError(f"the request to pull {model} names no part for this peer")
+        if digest:  # a model without a digest has no card, and `resolve` was called for it
             await self.introduce(model, digest)
         layers = wants[own_id]
         await asyncio.to_thread(self._files.note_pull, model, layers)
@@ -157,7 +156,7 @@ class Downloads:
             self._records.note(new_info(model, layers, DownloadState.COMPLETED))
 
     async def resume_pulls(self) -> None:
-        """Go on with the pulls that were under way, or had failed, when this node ended last."""
+        """Resumes the pulls that were running, or had failed, when this node last ended."""
         if not self.rules.fetches:
             return
         for model, layers in await asyncio.to_thread(self._files.unfinished_pulls):
@@ -169,18 +168,18 @@ class Downloads:
                 else:
                     await asyncio.to_thread(self._files.forget_pulls, model, layers)
             except (UnknownModelError, ModelError, FetchError, OSError) as exc:
-                _log.warning("the pull of %s cannot go on: %s", model, exc)
+                _log.warning("the pull of %s cannot be resumed: %s", model, exc)
 
     async def cancel(self, model: str) -> bool:
-        """End the fetches of a model, and forget one that failed; what came is kept. False if there is none."""
+        """Ends the fetches of a model, and removes a failed one; fetched bytes are kept. False if there is none."""
         was_running = await self.jobs.cancel(model)
         await asyncio.to_thread(self._files.forget_pulls, model)
         return self._records.forget(model) or was_running
 
     async def delete(self, model: str) -> int | None:
-        """Delete what was fetched of a model; answers the bytes that it took on the disk, None if nothing was fetched.
+        """Deletes what was fetched of a model. Returns the freed bytes on the disk, None if nothing was fetched.
 
-        Raises InputError if an instance uses it, and FetchError if it cannot be deleted.
+        Raises InputError if an instance uses the model, and FetchError if it cannot be deleted.
         """
         if model in self._use.used:
             raise InputError(f"{model} is in use; delete its instances first", param="model")

@@ -1,4 +1,4 @@
-"""Where the bytes of a model come from: which peers have them, who else fetches them, and the plan from both."""
+"""Chooses where the bytes of a model come from: which peers have them, which peers also fetch them, and the plan."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from exo_mesh.proto import control_pb2 as pb
 _log = logging.getLogger(__name__)
 
 OtherFetches = frozenset[tuple[str, Layers]]
-"""(peer id, layers) of what other peers fetch of one model."""
+"""(peer id, layers) of the fetches of one model by other peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchNeed:
-    """What this node is to have of a model. wants: of all peers that fetch the model for the same reason."""
+    """What this node must have of a model. wants: of all peers that fetch the model for the same reason."""
 
     model: str
     layers: Layers
@@ -37,7 +37,7 @@ class FetchNeed:
 
 
 class ModelSources:
-    """Asks peers what they have, and plans who fetches what from whom."""
+    """Asks peers which bytes they have, and plans which peer fetches what from where."""
 
     def __init__(self, membership: Membership, files: LocalFiles, rules: FetchRules, store: MeshStore) -> None:
         self._membership = membership
@@ -50,15 +50,15 @@ class ModelSources:
         return Source(peer.id, urls, is_arriving)
 
     async def holdings(self, model: str, company: Collection[str] = ()) -> list[tuple[Peer, Holding]]:
-        """What other peers have of a model, by the best way first; those that do not answer are left out. company: ids
-        of peers that have it, though their own records may not say so yet."""
+        """Returns what other peers have of a model, the best path first, without peers that do not answer. company: ids
+        of peers that have the model although their records may not list it yet."""
         readable = [peer for peer in self._ways() if peer.info.files_port]
         asked = [peer for peer in readable if peer.info.knows(model) or peer.id in company]
         replies = await asyncio.gather(*(peer.client.describe_files(model) for peer in asked), return_exceptions=True)
         found = []
         for peer, reply in zip(asked, replies, strict=True):
             if isinstance(reply, MeshError):
-                _log.info("peer %s does not say what it has of %s: %s", peer.info.name, model, reply)
+                _log.info("peer %s did not list its files of %s: %s", peer.info.name, model, reply)
             elif isinstance(reply, BaseException):
                 raise reply
             elif reply.found:
@@ -66,7 +66,7 @@ class ModelSources:
         return found
 
     def fetched_elsewhere(self, need: FetchNeed) -> OtherFetches:
-        """What other peers fetch of the model now, besides what they fetch for the same reason."""
+        """Returns what other peers fetch of the model now, without fetches for the same reason as this one."""
         return frozenset(
             (owner, None if info.is_whole else info.layers)
             for owner, info in self._membership.view.downloads()
@@ -74,7 +74,7 @@ class ModelSources:
         ) - frozenset(need.wants.items())
 
     def is_outdated(self, need: FetchNeed, elsewhere: OtherFetches) -> bool:
-        """Checks whether others fetch something else than `elsewhere` now. One that is done changes nothing."""
+        """Checks whether other peers now fetch something other than `elsewhere`. A completed fetch changes nothing."""
         completed = {
             owner
             for owner, info in self._membership.view.downloads()
@@ -83,10 +83,10 @@ class ModelSources:
         return any(owner not in completed for owner, _ in elsewhere ^ self.fetched_elsewhere(need))
 
     async def shares(self, need: FetchNeed, missing: Pieces, elsewhere: OtherFetches) -> list[Share]:
-        """Which of the missing bytes come from where, as things are now. Raises FetchError if some have no source."""
+        """Plans the sources of the missing bytes, as things are now. Raises FetchError if some bytes have no source."""
         own = await asyncio.to_thread(self._files.holding, need.model)
         company = {peer_id for peer_id, _ in elsewhere}
-        if not own.digest:  # no record of a peer names a model that has no card
+        if not own.digest:  # a model without a card is named in no peer's record, so all peers are asked
             company |= {peer.id for peer in self._membership.peers}
         others = [(peer, one) for peer, one in await self.holdings(need.model, company) if one.digest == own.digest]
         own_id = self._membership.own.id
@@ -111,8 +111,8 @@ class ModelSources:
         ]
 
     async def _through_store(self, model: str, digest: str) -> Wants:
-        """Let the store's host fetch all of a model from the hub, if there is one and it may, so that other peers copy
-        the bytes as they arrive there. Answers what the host wants then. Raises FetchError."""
+        """Lets the store's host fetch the whole model from the hub, if there is a host and it may, so that other peers
+        copy the bytes as they arrive there. Returns what the host then wants. Raises FetchError."""
         host = self.store.remote
         if host is None or host.info.fetches != "hub" or not self.rules.store.may_ask_hub:
             return {}
@@ -125,12 +125,12 @@ class ModelSources:
         return {host.id: None}
 
     def _ways(self) -> list[Peer]:
-        """The other peers: the store's host first, then by the best measured way."""
+        """Returns the other peers: the store's host first, then by the best measured path."""
         host = self.store.remote
         return sorted(self._membership.peers, key=lambda peer: (peer is not host, *_way_rank(peer)))
 
     def _pieces_of_all(self, model: str, wanted: Iterable[tuple[str, Layers]]) -> dict[str, Pieces]:
-        """By peer id."""
+        """Returns the byte ranges of the wanted layers by peer id."""
         found: dict[str, dict[str, Spans]] = {}
         for peer_id, layers in wanted:
             pieces = found.setdefault(peer_id, {})
@@ -139,7 +139,7 @@ class ModelSources:
         return dict(found)
 
     def _hub_users(self) -> list[str]:
-        """The peers that may ask the hub for a model: with a model store its host only, unless that is away."""
+        """Returns the peers that may use the hub. With a model store that is its host alone, while it is reachable."""
         own_id, store = self._membership.own.id, self.store
         users = [peer.id for peer in self._membership.peers if peer.info.fetches == "hub"]
         users += [own_id] if self.rules.fetches == "hub" else []
@@ -149,24 +149,25 @@ class ModelSources:
 
 
 def _way_rank(peer: Peer) -> tuple[float, float, str]:
-    """The best measured way first."""
+    """Sort key of a peer: the best measured path first."""
     used = peer.paths.get(peer.client.address)
     speed = used.mb_per_s if used is not None and used.mb_per_s else 0.0
     return -speed, peer.rtt_ms if peer.rtt_ms is not None else float("inf"), peer.id
 
 
 def _held(present: Mapping[str, Pieces], file: str) -> Spans:
-    """The bytes of a file that any peer has."""
+    """Returns the bytes of a file that at least one peer has."""
     return merged([span for pieces in present.values() for span in pieces.get(file, ())])
 
 
 def _refuse_sourceless(model: str, planned: Sequence[PlannedShare], rules: FetchRules) -> None:
     lost_bytes = sum(size_of_pieces(share.pieces) for share in planned if not share.sources)
     if lost_bytes:
-        why, remedy = "and it is from no hub", "start a peer that has them"
+        why, remedy = "and the model is not from the hub", "start a peer that has them"
         if rules.fetches == "peers":
-            why, remedy = "and this node asks no hub (--offline)", f"{remedy}, or this node without --offline"
+            why = "and this node does not use the hub (--offline)"
+            remedy = f"{remedy}, or start this node without --offline"
         elif not rules.store.may_ask_hub:
-            why = "and what the model store does not have is not fetched (--no-store-fallback)"
+            why = "and models that the store does not have are not fetched (--no-store-fallback)"
             remedy = f"{remedy}, or fetch the model into the store: POST /store/models/{model}/download"
         raise FetchError(f"{gigabytes(lost_bytes)} of {model} are on no live peer, {why}", remedy=remedy)

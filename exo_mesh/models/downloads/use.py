@@ -1,4 +1,4 @@
-"""Which models are at work here: instances use them, or fetches bring them."""
+"""Tracks which models are in use here: by instances, or by fetches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exo_mesh.membership.service import Membership
 
 
 class ModelUse:
-    """Models that instances of the mesh use, models that this node fetches, and one turn at a time with each model."""
+    """Tracks models that instances of the mesh use and models that this node fetches; serialises changes per model."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -23,7 +23,7 @@ class ModelUse:
         return {instance.plan.model for _, instance in self._membership.view.records_of_instances()}
 
     def is_idle(self, model: str) -> bool:
-        """Whether no instance uses the model and nothing fetches it."""
+        """Whether no instance uses the model and no fetch runs for it."""
         return model not in self.used and not self._fetches[model]
 
     def begin_fetch(self, model: str) -> None:
@@ -31,8 +31,8 @@ class ModelUse:
 
     def end_fetch(self, model: str) -> None:
         self._fetches[model] -= 1
-        self._fetches += Counter()  # drops what is zero
+        self._fetches += Counter()  # drops zero counts
 
     def turn(self, model: str) -> asyncio.Lock:
-        """Held while the files of a model are changed."""
+        """Returns the lock that is held while files of a model change."""
         return self._turns.setdefault(model, asyncio.Lock())
