@@ -112,8 +112,8 @@ class FetchError(MeshError):
 class PlacementError(MeshError):
     """No set of peers can hold the model; the message says what is needed, what is available, and what would help.
 
-    The same is available as values: `reason` is a stable word (docs/how-it-works/placement.md lists them under "Refusals"), `have`
-    the usable bytes of each considered peer.
+    The same is available as values: `reason` is a stable word (listed under "Refusals" in
+    docs/how-it-works/placement.md), `have` the usable bytes of each considered peer.
     """
 
     code = "no_placement"

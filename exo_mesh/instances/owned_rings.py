@@ -1,7 +1,7 @@
 """Watches, adopts, recovers, hands over and ends the instances that this node owns; each has one owner and one plan.
 
-`ownership`, which is pure, makes the decisions; this module carries them out. docs/how-it-works/placement.md explains each case
-under "Reserve, commit, and who is right".
+`ownership`, which is pure, makes the decisions; this module carries them out. docs/how-it-works/placement.md explains
+each case under "Reserve, commit, and who is right".
 """
 
 from __future__ import annotations

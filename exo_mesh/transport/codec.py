@@ -5,8 +5,9 @@
     T  tensor bytes                            the frame continues
     A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
 
-The frame header is msgpack: with protobuf, encoding and decoding it took a third of a hop (docs/how-it-works/benchmarks.md). Tensor
-bytes follow unchanged, and a frame that fits one message is read without copying them.
+The frame header is msgpack: with protobuf, encoding and decoding it took a third of a hop
+(docs/how-it-works/benchmarks.md). Tensor bytes follow unchanged, and a frame that fits one message is read without
+copying them.
 """
 
 from __future__ import annotations

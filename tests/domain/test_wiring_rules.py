@@ -48,7 +48,7 @@ def test_full_meshes_and_rings_are_fine(size: int) -> None:
          'rank 1 listens at "10.0.0.2:65536", which is not address:port'),
         ("ring", ("0.0.0.0:7000", "10.0.0.2:7000"), (), "rank 0 listens at 0.0.0.0, which the other ranks cannot dial"),
         ("ring", (TWO[0], TWO[0]), (), "rank 0 and rank 1 both listen at 10.0.0.1:7000"),
-        ("jaccl", ("mac:7000", ""), CABLE, 'rank 0 listens at "mac", but MLX\'s collectives accept IPv4 addresses only'),
+        ("jaccl", ("mac:7000", ""), CABLE, 'listens at "mac", but MLX\'s collectives accept IPv4 addresses only'),
         ("jaccl", TWO, (), "0 ranks list RDMA devices, but the group has 2"),
         ("jaccl", TWO, ((None, "rdma_en5"), ("rdma_en4",)), "rank 1 lists 1 RDMA devices, but the group has 2 ranks"),
         ("jaccl", TWO, (("rdma_en3", "rdma_en5"), ("rdma_en4", None)),

@@ -1,7 +1,7 @@
 """Apple silicon: figures from mactop or macmon, which need no root rights. They print a line of JSON per sample.
 
-mactop is preferred: on some Macs macmon has stopped the GPU's driver under load (docs/reference/power.md). The tool is a child of
-the node: it ends with the node, its lines are bounded, and if it fails the figures are unknown.
+mactop is preferred: on some Macs macmon has stopped the GPU's driver under load (docs/reference/power.md). The tool is
+a child of the node: it ends with the node, its lines are bounded, and if it fails the figures are unknown.
 """
 
 from __future__ import annotations
