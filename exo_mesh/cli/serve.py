@@ -29,6 +29,7 @@ from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, load
 from exo_mesh.settings.home import PRIVATE_UMASK, make_private
 from exo_mesh.telemetry.line_writer import RotatingFile
 from exo_mesh.telemetry.node_logs import BOTH, JSON, NodeLogs
+from exo_mesh.transport.grpc_environment import QUICK_POLLING
 
 STOP_DEADLINE_S = 4.5
 """Once the streams have finished, the process ends within 5 s even if a part of the node hangs."""
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> NoReturn:
         _log.warning("%s", warning)
     if loaded.settings.offline:
         os.environ.update(OFFLINE_ENVIRONMENT)
+    for name, value in QUICK_POLLING.items():
+        os.environ.setdefault(name, value)
     _log.debug("raised the limit of open files to %d", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
     screen = _screen(loaded.settings.log_format, logs)

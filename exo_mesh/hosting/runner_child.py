@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exo_mesh.domain.wiring_rules import MLX_VARIABLES
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.transport import runner_pipe
-
-# gRPC's event engine reads a socket in one thread, handles it in another and notifies a third; without the engine the
-# third thread does it all, as older versions did. That saves a quarter of a hop on Linux, measured; other systems are
-# not measured.
-_QUICK_POLLING = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"} if sys.platform == "linux" else {}
+from exo_mesh.transport.grpc_environment import QUICK_POLLING
 
 RUNNER_ENVIRONMENT = {
     # By default glibc maps and faults in fresh pages for every large message: half of the cost of a 16 MiB hop,
@@ -23,7 +18,7 @@ RUNNER_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "MALLOC_TOP_PAD_": "268435456",
-    **_QUICK_POLLING,
+    **QUICK_POLLING,
 }
 
 
