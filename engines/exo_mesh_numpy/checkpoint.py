@@ -140,7 +140,7 @@ def _quantisation(config_file: Path) -> Mapping[str, Any]:
     if "quant_method" in found:
         raise ModelError(
             f"{config_file}: quantization_config: quant_method {json.dumps(found['quant_method'])} is not supported by "
-            "the numpy engine;  it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4)"
+            "the numpy engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4)"
         )
     return found
 
