@@ -1,4 +1,5 @@
-"""An engine without weights: deterministic text at a settable cost, for tests, demos and measuring the mesh itself."""
+"""An engine without weights: deterministic text at a configurable cost, for tests, demos and measuring the mesh
+itself."""
 
 from exo_mesh_dummy.provider import DummyProvider
 

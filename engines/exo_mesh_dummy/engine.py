@@ -1,7 +1,9 @@
-"""The dummy StageEngine: no weights, no computing, but the row rules, payload check and cost of a real one."""
+"""The dummy StageEngine: no weights and no computing, but with the row rules, payload check and cost of a real
+engine."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,16 +30,16 @@ from exo_mesh_dummy.model import read_dummy_model
 from exo_mesh_dummy.payload import MIN_WORDS, check_marks, kv_marks, mix, write_marks
 
 KV_BYTES = 16
-"""What one position of a sequence is said to take; and does take, once it is saved."""
+"""Reported bytes of one position of a sequence; a saved position really takes them."""
 
 SPIN_S = 0.0002
-"""Before its end a wait stops sleeping: a sleep wakes 0.1 ms late here, and a device is not late."""
+"""Seconds before its end at which a wait stops sleeping: a sleep wakes 0.1 ms late, and a device is not late."""
 
 CERTAIN = 50.0
 """One logit beside zeros: at temperature 1 another token comes once in 10^19 draws, so no answer ends by chance."""
 
 _LAYER_S = 0.001
-"""What one layer is said to take one machine alone, for one token."""
+"""Reported seconds of one layer on one machine alone, for one token."""
 
 KV = "kv"
 DTYPE = "uint32"
@@ -45,12 +47,10 @@ DTYPE = "uint32"
 
 @dataclass(frozen=True, slots=True)
 class DummyOptions:
-    """cost_ms of each forward and row_cost_ms of each of its rows are waited for, as if a device computed.
-
-    payload_bytes: size of one token's activations, default 4 * hidden size. load_ms: wait while loading.
-    fail_at: this forward (the first is 1) raises EngineError; 0 is never. fail_group: the check of a tensor group finds
-    that its ranks compute wrongly. reduce_ms: what an all-reduce of a tensor group is said to take.
-    """
+    """Options of the dummy engine. cost_ms of each forward and row_cost_ms of each of its rows are waited for, as if a
+    device computed. payload_bytes: size of one token's activations, default 4 * hidden size. load_ms: wait while
+    loading. fail_at: this forward (the first is 1) raises EngineError; 0 is never. fail_group: if not 0, the check of a
+    tensor group fails. reduce_ms: reported duration of an all-reduce of a tensor group."""
 
     cost_ms: float = 0.0
     row_cost_ms: float = 0.0
@@ -62,7 +62,7 @@ class DummyOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> DummyOptions:
-    """Raises InputError for an unknown option, or a value that is not a number >= 0."""
+    """Parse the engine options. Raises InputError for an unknown option, or a value that is not a number >= 0."""
     known = {
         "cost_ms": float,
         "row_cost_ms": float,
@@ -75,7 +75,9 @@ def parse_options(options: Mapping[str, str]) -> DummyOptions:
     values: dict[str, float] = {}
     for name, text in options.items():
         if name not in known:
-            raise InputError(f"the dummy engine has no option {name!r}; it has {', '.join(known)}", param=name)
+            raise InputError(
+                f"the dummy engine has no option {json.dumps(name)}; it has {', '.join(known)}", param=name
+            )
         try:
             values[name] = known[name](text)
         except ValueError as exc:
@@ -92,7 +94,7 @@ class _DummySequence:
 
 
 def _wait_until(deadline: float) -> None:
-    """Until this time of `perf_counter`, to some microseconds; other threads may run meanwhile."""
+    """Wait until this time of `perf_counter`, to some microseconds; other threads may run meanwhile."""
     if (rest := deadline - time.perf_counter()) > SPIN_S:
         time.sleep(rest - SPIN_S)
     while time.perf_counter() < deadline:
@@ -100,7 +102,8 @@ def _wait_until(deadline: float) -> None:
 
 
 class DummyStage:
-    """The next token is a hash of (last token, its position), so every split of the layers gives the same text."""
+    """A stage whose next token is a hash of (last token, its position), so every split of the layers gives the same
+    text."""
 
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=(DTYPE,), row_exact=True)
 
@@ -111,7 +114,7 @@ class DummyStage:
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         if request.activation_dtype not in ("", DTYPE):
-            raise InputError(f"the dummy engine hands on {DTYPE}, not {request.activation_dtype}", param="dtype")
+            raise InputError(f"the dummy engine passes on {DTYPE}, not {request.activation_dtype}", param="dtype")
         self._options = parse_options(request.options)
         self._model = read_dummy_model(request.model_dir)
         self._num_words = max(MIN_WORDS, (self._options.payload_bytes or 4 * self._model.hidden_size) // 4)
@@ -127,9 +130,9 @@ class DummyStage:
         progress(len(request.shard), len(request.shard))
 
     def verify(self, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
-        """The ranks of a tensor group have nothing to tell each other: each makes up all of it."""
+        """Report the configured figures: the ranks exchange nothing, because each of them generates all of the text."""
         if self._options.fail_group:
-            raise CanaryError("the ranks compute wrongly, as fail_group asked")
+            raise CanaryError("the ranks compute wrong results, as the option fail_group demands")
         reduce_s, chunk_s = self._options.reduce_ms / 1000, self._options.cost_ms / 1000
         return GroupCheck(reduce_s, 1e9, chunk_s, _LAYER_S, 10 * _LAYER_S, 0.0)
 
@@ -144,7 +147,7 @@ class DummyStage:
         deadline = time.perf_counter() + cost_ms / 1000
         self._num_forwards += 1
         if self._num_forwards == self._options.fail_at:
-            raise EngineError(f"forward {self._num_forwards} fails, as fail_at asked")
+            raise EngineError(f"forward {self._num_forwards} fails, as the option fail_at demands")
         output = self._compute(rows, stage_input.token_ids, stage_input.tensors)
         if cost_ms:
             _wait_until(deadline)
@@ -157,7 +160,7 @@ class DummyStage:
         return list(self._sequences)
 
     def memory_bytes(self) -> int:
-        # a copy: heartbeats ask while a frame may insert or remove
+        # a copy: heartbeats read this while a frame may insert or remove
         return KV_BYTES * sum(held.length for held in list(self._sequences.values()))
 
     def save(self, sequence: int) -> SavedSequence:
@@ -173,9 +176,9 @@ class DummyStage:
         tensor = saved.tensors.get(KV)
         if tensor is None or len(saved.tensors) != 1 or (tensor.dtype, tensor.shape) != (wanted.dtype, wanted.shape):
             given = {name: f"{one.dtype}{list(one.shape)}" for name, one in saved.tensors.items()}
-            raise EngineError(f"expected {KV} {wanted.dtype}{list(wanted.shape)}, got {given}")
+            raise EngineError(f"expected {KV} {wanted.dtype}{list(wanted.shape)}, got {json.dumps(given)}")
         if bytes(tensor.data) != bytes(wanted.data):
-            raise EngineError("what was saved is of another shard")
+            raise EngineError("the saved sequence is of another shard")
         self._sequences[sequence] = _DummySequence(max_tokens, saved.length)
 
     def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
@@ -221,7 +224,7 @@ class DummyStage:
         return StageOutput(tensors={HIDDEN: hidden}, faults=tuple(faults.values()))
 
     def _kv(self, length: int) -> np.ndarray:
-        """uint32 `[length, 4]`: KV that would be there, told by its position and shard."""
+        """Stand-in for the KV, uint32 `[length, 4]`, recognisable by position and shard."""
         if self._request is None:
             raise EngineError("the stage is not loaded")
         return kv_marks(length, self._request.shard.start, self._request.shard.stop)
@@ -234,7 +237,7 @@ class DummyStage:
         return memoryview(tensor.data)
 
     def _append(self, row: Row, tokens: Sequence[int]) -> str | None:
-        """Move the sequence's length as KV would; why the row cannot be done, or None."""
+        """Set the sequence's length as real KV would; returns the reason if the row cannot be done, or None."""
         held = self._sequences.get(row.sequence)
         defect = row_defect(row, None if held is None else held.length, 0 if held is None else held.max_tokens)
         if defect or held is None:
@@ -245,7 +248,7 @@ class DummyStage:
         return None
 
     def _write_logits(self, logits: np.ndarray, row: Row, tokens: Sequence[int]) -> None:
-        """float32 `[num_logits, vocab]` zeros: put CERTAIN at the next token of each of the row's last positions."""
+        """Fill float32 `[num_logits, vocab]` zeros: CERTAIN at the next token of each of the row's last positions."""
         printable = self._model.printable
         skipped = row.n - row.num_logits
         for index, token in enumerate(tokens[skipped:]):

@@ -1,4 +1,4 @@
-"""What the dummy needs to know of a model directory: sizes from config.json, printable tokens from tokenizer.json."""
+"""The parts of a model directory that the dummy needs: sizes from config.json, printable tokens from tokenizer.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PSEUDO_HIDDEN = 128
 
 @dataclass(frozen=True, slots=True)
 class DummyModel:
-    """printable: int32 ids of tokens that are one printable ASCII character each; never empty."""
+    """The sizes of a model. printable: int32 ids of tokens that are one printable ASCII character each; never empty."""
 
     vocab_size: int
     hidden_size: int
@@ -25,7 +25,7 @@ class DummyModel:
 
 
 def read_dummy_model(model_dir: Path) -> DummyModel:
-    """Any model directory will do; without a config.json it is a pseudo-model whose ids are bytes."""
+    """Read any model directory; without a config.json it is a pseudo-model whose ids are bytes."""
     config = _read_json(model_dir / "config.json")
     text = {**config, **config.get("text_config", {})}
     vocab_size = int(text.get("vocab_size") or PSEUDO_VOCAB)

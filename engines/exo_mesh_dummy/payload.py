@@ -1,4 +1,4 @@
-"""The activations of the dummy: not computed, but checkable, so that a frame that took a wrong way is noticed.
+"""The activations of the dummy: not computed, but checkable, so that a frame which took a wrong way is noticed.
 
 The first and the last token of a row carry a mark (position, token id, layers done, hash) at their beginning, and the
 hash again at their end. Plain integers: for the one token of a decode row they are several times faster than arrays.
@@ -20,7 +20,7 @@ _WORD = 0xFFFFFFFF
 
 
 def mix(*parts: int) -> int:
-    """A 32-bit hash (FNV-1a over words, then a final stir)."""
+    """A 32-bit hash (FNV-1a over words, then a final mix)."""
     value = 2166136261
     for part in parts:
         value = ((value ^ part) * 16777619) & _WORD
@@ -61,5 +61,5 @@ def _ends(token_ids: Sequence[int]) -> tuple[int, ...]:
 
 
 def _mark(position: int, token: int, layers_done: int) -> tuple[int, int, int, int]:
-    token &= _WORD  # a bad id, which is a fault elsewhere, may be negative
+    token &= _WORD  # a bad id may be negative; it is reported as a fault elsewhere
     return position, token, layers_done, mix(position, token, layers_done)

@@ -1,4 +1,4 @@
-"""What the node may ask about the dummy engine."""
+"""The provider of the dummy engine, for the node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class DummyProvider:
     kind: Literal["stage", "whole-model"] = "stage"
 
     def availability(self) -> Availability:
-        # never chosen by "auto": nobody wants made-up text because a library is missing
+        # never chosen by "auto": generated text is no substitute for a missing library
         return Availability(True, "computes nothing", preference=-1, dtypes=())
 
     def supports(self, architecture: str) -> bool:
         return True
 
     def group_obstacle(self, config: Mapping[str, Any], size: int) -> str:
-        """There is nothing to split: every rank makes up the same text."""
+        """Always "": nothing is split, every rank generates the same text."""
         return ""
 
     def version(self) -> str:

@@ -1,5 +1,5 @@
-"""Can rows of several sequences share a forward of a model? Found by building such graphs, and if need be by computing
-a few."""
+"""Finds out whether rows of several sequences can share a forward of a model, by building such graphs and, if need be,
+computing a few."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from exo_mesh_mlx.ragged import Offsets, OffsetsAs, RaggedMode, as_array, attent
 from exo_mesh_mlx.whole import WholeStage
 
 TRIED_TOKENS = (1, 3)
-"""Per row: a decode step, and one with drafts."""
+"""Tokens per row that are tried: a decode step, and one with drafts."""
 
 TRIED_LENGTHS = (MIN_POSITIONS, MIN_POSITIONS + 1)
 """Positions that the two rows hold before."""
 
 MOST_DIFFERENCE = 0.05
-"""Of what is computed for a row together and alone, relative to its rms: far above what half precision rounds, and far
-below what a wrong position makes."""
+"""Largest difference between the results of a row together and alone, relative to its rms: far above the rounding of
+half precision, and far below the effect of a wrong position."""
 
 Stage = MlxGhostStage | WholeStage
 NewCache = Callable[[], SequenceCache]
 
 
 def find_mode(stage: Stage, model: nn.Module, new_cache: NewCache) -> RaggedMode | None:
-    """Of the ways in which rows can go together the fastest one that this model's code allows; None if it allows none.
-
-    The mode is switched on. With None the model is as it was.
-    """
+    """The fastest way to compute rows together that this model's code allows; None if it allows none. The mode is
+    switched on. With None the model is unchanged."""
     if not all(value.has_batch_axis for value in (*stage.inputs, *stage.outputs)):
         return None
     for offsets_as in (Offsets, as_array):
@@ -43,15 +41,15 @@ def find_mode(stage: Stage, model: nn.Module, new_cache: NewCache) -> RaggedMode
             try:
                 if all(_goes_together(stage, mode, new_cache, n) for n in TRIED_TOKENS):
                     return mode
-            except Exception:  # noqa: BLE001 - model code that is not written for such caches fails in any way
+            except Exception:  # noqa: BLE001 - model code that is not written for such caches may raise anything
                 pass
             mode.switch(False)
     return None
 
 
 def _goes_together(stage: Stage, mode: RaggedMode, new_cache: NewCache, n: int) -> bool:
-    """Do two rows with caches of different length move in their caches what each moves alone? If model code computes
-    with their offsets, then what it makes of them is compared, too."""
+    """Whether two rows with caches of different length change the same cache contents together as alone. If model code
+    computes with their offsets, the results are compared, too."""
     together = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
     alone = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
     moved, made = _run(stage, mode.offsets_as, together, n)
@@ -73,8 +71,8 @@ def _after(stage: Stage, offsets_as: OffsetsAs, new_cache: NewCache, num_tokens:
 def _run(
     stage: Stage, offsets_as: OffsetsAs, caches: Sequence[SequenceCache], n: int, row: int = 0
 ) -> tuple[list[bool], dict[Any, mx.array]]:
-    """Which contents of the first cache a forward of n tokens per row exchanges, and what it makes. The rows get what
-    rows from `row` on get. Raises if the result has no rows."""
+    """Run a forward of n tokens per row. Returns which contents of the first cache it changed, and its results. The
+    rows get the inputs of rows from `row` on. Raises if the result has another number of rows."""
     before = caches[0].contents()
     count = len(caches)
     tokens = mx.array([[1 + (row + i) + j for j in range(n)] for i in range(count)], mx.int32)
@@ -90,7 +88,7 @@ def _run(
 
 
 def _rows_of_noise(like: mx.array, row: int) -> mx.array:
-    """Of its shape and dtype; the i-th row is the same for each number of rows."""
+    """Random values of the same shape and dtype; the i-th row is the same for any number of rows."""
     rows = [mx.random.normal(like.shape[1:], key=mx.random.key(row + i)) for i in range(like.shape[0])]
     return mx.stack(rows).astype(like.dtype)
 

@@ -1,4 +1,4 @@
-"""The KV caches of one sequence on one stage: which entries are real, which are aliases, which are phantoms."""
+"""The KV caches of one sequence on one stage: real entries, aliases and phantoms."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.C
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """slots[i]: the entry that stands for entry i of the model's full-length cache list.
+    """The layout of a stage's caches. slots[i]: the entry that stands for entry i of the model's full-length cache
+    list.
 
-    Entries of this stage's layers stand for themselves; an entry of a ghost is replaced by one of the same kind that
-    the stage keeps, so that masks and offsets computed from it are right. A kind that no layer of the stage has gets
-    one `phantom`, which the stage advances itself. What no layer uses belongs to the code around the layers, which runs
-    on every stage and moves it.
+    Entries of this stage's layers stand for themselves. An entry of a ghost is replaced by an entry of the same kind
+    that the stage keeps, so that masks and offsets computed from it are right. A kind that no layer of the stage has
+    gets one `phantom`, which the stage advances itself. Entries that no layer uses belong to the code around the
+    layers, which runs on every stage and advances them.
     """
 
     slots: tuple[int, ...]
@@ -55,7 +56,7 @@ def plan_caches(trace: MlxTrace, full: list[Any], start: int, stop: int) -> Cach
 
 
 def cache_kind(entry: Any) -> Any:
-    """Entries of one kind have equal offsets and masks at all times."""
+    """A value that is equal for entries whose offsets and masks are equal at all times."""
     parts = getattr(entry, "caches", None)
     if parts is not None:
         return (type(entry).__name__, *(cache_kind(part) for part in parts))
@@ -76,17 +77,17 @@ class SequenceCache:
         self.length = 0
 
     def own_entries(self) -> list[Any]:
-        """Those of the stage's own layers."""
+        """The entries of the stage's own layers."""
         return [entry for slot, entry in self.entries.items() if slot not in self.layout.phantoms]
 
     def advance(self, num_tokens: int) -> None:
-        """After a forward over num_tokens: phantoms follow, as no layer has moved them."""
+        """Advance the phantoms after a forward over num_tokens, because no layer has advanced them."""
         for slot in self.layout.phantoms:
             _advance(self.entries[slot], num_tokens)
         self.length += num_tokens
 
     def cut_back(self, length: int) -> bool:
-        """Drop positions from `length` on; False, with nothing changed, if some entry cannot."""
+        """Drop positions from `length` on; returns False, with nothing changed, if some entry cannot."""
         surplus = self.length - length
         if surplus and not all(_can_trim(entry, surplus) for entry in self.entries.values()):
             return False
@@ -97,14 +98,15 @@ class SequenceCache:
         return True
 
     def copied(self) -> SequenceCache:
-        """Caches of their own with the same contents; MLX copies an array when one of the two is written to."""
+        """Separate caches with the same contents; MLX copies an array when one of the two is written to."""
         entries = {slot: deepcopy(entry) for slot, entry in self.entries.items()}
         copy = SequenceCache([entries.get(slot) for slot in range(len(self.layout.slots))], self.layout)
         copy.length = self.length
         return copy
 
     def contents(self) -> list[Any]:
-        """Of each own entry what a forward exchanges or moves: to be compared by identity, or by value for counts."""
+        """The contents of each own entry that a forward replaces or advances: to be compared by identity, or by value
+        for counts."""
         parts = [part for entry in self.own_entries() for part in getattr(entry, "caches", (entry,))]
         return [item for part in parts for item in (getattr(part, "cache", None) or [part.offset])]
 
@@ -112,7 +114,7 @@ class SequenceCache:
         """All arrays of the state; they must be evaluated with each forward, or lazy graphs grow without end."""
         found: list[mx.array] = []
         for entry in self.entries.values():
-            if type(entry) in _KEYS_AND_VALUES:  # no walk through a tree where it is known what there is
+            if type(entry) in _KEYS_AND_VALUES:  # the contents are known, so no walk through a tree is needed
                 if entry.keys is not None:
                     found += (entry.keys, entry.values)
             else:
@@ -163,13 +165,13 @@ def _can_trim(entry: Any, surplus: int) -> bool:
     parts = getattr(entry, "caches", None)
     if parts is not None:
         return all(_can_trim(part, surplus) for part in parts)
-    # a chunked cache forgets its front: it can only go back as far as it still remembers
+    # a chunked cache drops its front: it can only go back as far as its contents reach
     start = getattr(entry, "start_position", 0)
     return bool(entry.is_trimmable()) and getattr(entry, "offset", 0) - start >= surplus
 
 
 def can_always_trim(full: list[Any]) -> bool:
-    """Every entry can be cut back to any earlier length, however long the sequence is."""
+    """Whether every entry can be cut back to any earlier length, however long the sequence is."""
     parts = [part for entry in full for part in getattr(entry, "caches", [entry])]
     windows = ("max_size", "chunk_size")
     return all(part.is_trimmable() and not any(hasattr(part, name) for name in windows) for part in parts)

@@ -1,7 +1,8 @@
-"""Does a tensor group compute what one machine would? A prompt goes through it in small steps of layers, and the leader
-computes each step by itself as well, from the same inputs, with unsplit layers that it reads for that and drops again.
+"""Checks that a tensor group computes the same as one machine.
 
-The prompt is longer than two prefill chunks, because that is where groups over RDMA were seen to go wrong unnoticed.
+A prompt goes through the group in small steps of layers. The leader also computes each step alone, from the same
+inputs, with unsplit layers that it reads for this and drops again. The prompt is longer than two prefill chunks,
+because groups over RDMA were seen to go wrong there without an error.
 """
 
 from __future__ import annotations
@@ -30,34 +31,35 @@ from exo_mesh_mlx.trace import MlxTrace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
 TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
-"""Of a token's result in one step, as a vector: its distance from one machine's, relative to its length. Both begin
-with the same inputs, so only rounding may differ (docs/how-it-works/tensor-groups.md has what was measured)."""
+"""Largest distance of a token's result in one step, as a vector, from one machine's result, relative to the length of
+the latter. Both have the same inputs, so only rounding may differ (docs/how-it-works/tensor-groups.md has the measurements)."""
 
 ROUTED_SHARE = 1 / 8
-"""Of the tokens of a chunk that may be further off where a layer chooses among experts: rounding turns a choice that
-was nearly even, and then that token's result is another one."""
+"""Share of the tokens of a chunk that may be further off if a layer chooses among experts: rounding changes a choice
+that was nearly even, and then that token has another result."""
 
 PART_TOKENS, DECODE_STEPS, LOGITS = 64, 8, 8
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """Tokens of one forward; what the steps before made of them; group_s: what the group took for them so far."""
+    """Tokens of one forward. packet: their values after the steps so far. group_s: seconds that the group has computed
+    them."""
 
     tokens: list[int]
     packet: Packet
     group_s: float = 0.0
     alone_s: list[float] = field(default_factory=list)
-    """Of each step that is one layer: seconds on the leader alone."""
+    """For each step of one layer: seconds on the leader alone."""
 
 
 class Canary:
-    """Runs once, on all ranks at the same time. Leaves the model without hooks."""
+    """The check. Runs once, on all ranks at the same time. Leaves the model without hooks."""
 
     def __init__(
         self, model: nn.Module, reference: nn.Module, trace: MlxTrace | None, ranks: Ranks, layers: tuple[int, int]
     ) -> None:
-        """model: this rank's, split. reference: the same unsplit, lazily. layers: `[start, stop)` of the stage."""
+        """model: this rank's, split. reference: the same model unsplit, lazy. layers: `[start, stop)` of the stage."""
         self._model: Any = model
         self._reference: Any = reference
         self._trace, self._ranks = trace, ranks
@@ -66,7 +68,8 @@ class Canary:
         self._complaint = ""
 
     def run(self, vocab_size: int, context_limit: int, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
-        """Raises CanaryError on every rank if the group computes something else, with layers and difference."""
+        """Run the check. Raises CanaryError on every rank, with layers and difference, if the group computes other
+        results."""
         reduces = (self._ranks.all_reduce_s(), self._ranks.reduce_bytes_per_s())
         chunks = self._chunks(vocab_size, context_limit, chunk_tokens)
         steps = list(self._steps())
@@ -83,7 +86,7 @@ class Canary:
         return GroupCheck(*self._ranks.of_leader((*reduces, *figures)))
 
     def _chunks(self, vocab_size: int, context_limit: int, chunk_tokens: int) -> list[_Chunk]:
-        """Two whole chunks, a part of a third, and decode steps; all smaller where the context is."""
+        """Two whole chunks, a part of a third, and decode steps; all smaller if the context is."""
         room = context_limit - DECODE_STEPS
         if room < 3:
             raise EngineError(f"a context of {context_limit} positions is too short to check a tensor group with")
@@ -98,7 +101,7 @@ class Canary:
         ]
 
     def _steps(self) -> Iterator[tuple[int, int]]:
-        """The stage's layers from each legal cut to the next: one by one, in nearly all models."""
+        """The stage's layers from each legal cut to the next: single layers, in nearly all models."""
         trace, start = self._trace, self._start
         inner = range(self._start + 1, self._stop) if trace is not None else ()
         for cut in inner:
@@ -151,7 +154,7 @@ class Canary:
             stage.close()
 
     def _judge(self, start: int, stop: int, errors: list[tuple[int, np.ndarray, str]], *, routed: bool) -> None:
-        """Decode steps count as one chunk."""
+        """Record an error if the results are too far apart. Decode steps count as one chunk."""
         by_chunk: dict[tuple[int, str], list[np.ndarray]] = {}
         for place, error, dtype in errors:
             by_chunk.setdefault((min(place, 3), dtype), []).append(error)
@@ -173,7 +176,7 @@ def _median(seconds: Sequence[float]) -> float:
 
 
 def _noise(packet: Packet, seed: int) -> Packet:
-    """What earlier stages might have made: the same on every rank."""
+    """Random values in place of earlier stages: the same on every rank."""
     made: Packet = {}
     for source, array in packet.items():
         if not mx.issubdtype(array.dtype, mx.floating):
@@ -185,8 +188,8 @@ def _noise(packet: Packet, seed: int) -> Packet:
 
 
 def _errors(ours: mx.array | Packet, theirs: mx.array | Packet) -> Iterator[tuple[np.ndarray, str]]:
-    """Per floating value float32 `[tokens]`: distance from `theirs`, relative to its length; infinite where one is a
-    number and the other none."""
+    """For each floating value float32 `[tokens]`: distance from `theirs`, relative to its length; infinite if only one
+    of the two is finite."""
     pairs: list[tuple[mx.array, mx.array]] = []
     if isinstance(ours, dict) and isinstance(theirs, dict):
         pairs = [(ours[source], array) for source, array in theirs.items()]
@@ -198,7 +201,7 @@ def _errors(ours: mx.array | Packet, theirs: mx.array | Packet) -> Iterator[tupl
 
 
 def _distance(mine: mx.array, other: mx.array) -> np.ndarray:
-    """Tokens are the axis before the last."""
+    """The distance per token; tokens are the axis before the last."""
     a, b = (array.astype(mx.float32).reshape(-1, array.shape[-1]) for array in (mine, other))
     number = mx.isfinite(b)
     alike = (mx.isfinite(a) == number).all(axis=-1)
@@ -210,12 +213,12 @@ def _distance(mine: mx.array, other: mx.array) -> np.ndarray:
 
 
 def _chooses(layers: Sequence[nn.Module]) -> bool:
-    """Do some of these layers choose among experts?"""
+    """Whether some of these layers choose among experts."""
     return any("Switch" in type(module).__name__ for layer in layers for module in layer.modules())
 
 
 def _let_go(layers: Sequence[nn.Module]) -> None:
-    """Forget what was read of layers that are not needed again."""
+    """Drop the weights that were read of layers that are not needed again."""
     for layer in layers:
         layer.update(tree_map(_unread, layer.parameters()))
 

@@ -27,7 +27,8 @@ CONFIG_FILE = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class MlxCheckpoint:
-    """table: tensors that are here. absent: {tensor: file} of those in files that the index names but are not here."""
+    """A checked checkpoint. table: tensors that are here. absent: {tensor: file} for files that the index names but
+    that are not here."""
 
     model_dir: Path
     config: dict[str, Any]
@@ -40,13 +41,13 @@ class MlxCheckpoint:
 
     @property
     def weights_file(self) -> Path:
-        """What to name for a defect of no file in particular."""
+        """The file to name for a defect of no file in particular."""
         index = self.model_dir / INDEX_FILE
         return index if index.is_file() else self.model_dir / SINGLE_FILE
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, 0 if the config does not say."""
+        """Number of token ids, 0 if the config does not have it."""
         settings = text_config(self.config)
         return int(settings.get("vocab_size") or settings.get("num_vocab") or 0)
 
@@ -69,8 +70,8 @@ def open_checkpoint(model_dir: Path) -> MlxCheckpoint:
 
 @contextmanager
 def with_whole_names(checkpoint: MlxCheckpoint) -> Iterator[Path]:
-    """A directory in which mlx-lm finds the weights: it looks for `model*.safetensors`, so files that are not whole
-    (`*.part`) are linked under their whole names. What was opened there can be read after it is gone."""
+    """A directory in which mlx-lm finds the weights: mlx-lm looks for `model*.safetensors`, so files that are not whole
+    (`*.part`) are linked under their whole names. Files opened there can be read after it is gone."""
     if not any(info.file.name.endswith(PART) for info in checkpoint.table.values()):
         yield checkpoint.model_dir
         return
@@ -83,7 +84,7 @@ def with_whole_names(checkpoint: MlxCheckpoint) -> Iterator[Path]:
 
 
 def _absent_tensors(model_dir: Path) -> dict[str, Path]:
-    """{tensor: file} of the index's files that are not here; empty if none of them is, which is another defect."""
+    """{tensor: file} of the index's files that are not here; empty if none of them is here, which is another defect."""
     index = model_dir / INDEX_FILE
     if on_disk(model_dir / SINGLE_FILE).is_file() or not index.is_file():
         return {}
@@ -95,7 +96,7 @@ def _absent_tensors(model_dir: Path) -> dict[str, Path]:
 
 
 def _table(model_dir: Path, absent: Mapping[str, Path]) -> TensorTable:
-    """Headers of all files, or of those that are here."""
+    """Headers of all files, or of the files that are here."""
     if not absent:
         return read_tensor_table(model_dir)
     weight_map: dict[str, str] = read_json(model_dir / INDEX_FILE)["weight_map"]

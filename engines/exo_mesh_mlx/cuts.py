@@ -1,4 +1,4 @@
-"""Where a model may be cut: what the trace allows, less the cuts at which one of the halves does not run."""
+"""Decides where a model may be cut: where the trace allows it and both halves run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRY_RUN_TOKENS = (3, 2, 1)
 
 
 def why_not(model: nn.Module, trace: MlxTrace, cut: int) -> str:
-    """Why no stage may begin at layer `cut`, or "" if one may. Builds graphs, computes nothing."""
+    """The reason why no stage may begin at layer `cut`, or "" if one may. Builds graphs, computes nothing."""
     return trace.why_illegal(cut) or _why_halves_fail(model, trace, cut)
 
 
@@ -24,11 +24,12 @@ def why_a_range_fails(start: int, stop: int, num_layers: int, exc: Exception) ->
     detail = f"({type(exc).__name__}: {' '.join(str(exc).split())[:300]})"
     if (start, stop) == (0, num_layers):
         return f"mlx-lm's code cannot run the model that config.json describes {detail}"
-    return f"layers {start} to {stop - 1} cannot run by themselves, for they use what only other layers have {detail}"
+    return f"layers {start} to {stop - 1} cannot run by themselves, because they use data of other layers {detail}"
 
 
 def _why_halves_fail(model: nn.Module, trace: MlxTrace, cut: int) -> str:
-    """Do both halves build their graphs? Not if model code between the layers needs a cache that lies elsewhere."""
+    """The reason why one half cannot build its graph, or "". A half fails if model code between the layers needs a
+    cache of the other half."""
     packets: list[Packet] = [{} for _ in DRY_RUN_TOKENS]
     for start, stop in ((0, cut), (cut, trace.num_layers)):
         full = make_prompt_cache(model)
@@ -39,7 +40,7 @@ def _why_halves_fail(model: nn.Module, trace: MlxTrace, cut: int) -> str:
                 result = stage.forward(mx.zeros((1, num_tokens), mx.int32), cache.full, packets[i], 1)
                 cache.advance(num_tokens)
                 packets[i] = {} if isinstance(result, mx.array) else result
-        except Exception as exc:  # noqa: BLE001 - model code may fail in any way on a cut that it was not written for
+        except Exception as exc:  # noqa: BLE001 - model code may raise anything on a cut that it was not written for
             return why_a_range_fails(start, stop, trace.num_layers, exc)
         finally:
             stage.close()

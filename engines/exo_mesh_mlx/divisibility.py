@@ -1,8 +1,8 @@
-"""Can a model be split over the ranks of a tensor group? Answered from config.json alone, without importing mlx.
+"""Decides from config.json alone, without importing mlx, whether a model can be split over the ranks of a tensor group.
 
-mlx-lm's `shard()` hardly checks: three KV heads over two ranks fail only in the forward pass. What each rank gets a
-share of: attention heads with their keys and values, the inner width of the feed-forward layers, of every expert too,
-and in some architectures the vocabulary. A share of a quantised tensor must hold whole quantisation groups.
+mlx-lm's `shard()` hardly checks: three KV heads over two ranks fail only in the forward pass. Each rank gets a share
+of: attention heads with their keys and values, the inner width of the feed-forward layers, also of every expert, and in
+some architectures the vocabulary. A share of a quantised tensor must hold whole quantisation groups.
 """
 
 from __future__ import annotations
@@ -32,17 +32,15 @@ SHARED_OUT = {
 
 KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 REPEATS_KV_HEADS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-"""Architectures whose KV heads are repeated where there are fewer than ranks."""
+"""Architectures that repeat KV heads if there are fewer than ranks."""
 
 SHARES_VOCABULARY = (*REPEATS_KV_HEADS, "muse_spark")
 SHARES_INDEX_HEADS = ("minimax_m3_vl",)
 
 
 def division_obstacle(config: Mapping[str, Any], size: int) -> str:
-    """Why what `shard()` splits has no `size` equal shares, with the numbers; "" if it has.
-
-    Raises ValueError for a size below 2.
-    """
+    """The reason, with the numbers, why the tensors that `shard()` splits have no `size` equal shares; "" if they have.
+    Raises ValueError for a size below 2."""
     if size < 2:
         raise ValueError(f"a tensor group has at least two ranks, not {size}")
     settings = {**text_config(config), "model_type": config.get("model_type")}
@@ -60,7 +58,7 @@ def _shared_out(settings: Mapping[str, Any], size: int) -> Iterator[tuple[str, i
         if not isinstance(value, int) or isinstance(value, bool):
             continue
         if key in KV_HEADS and settings.get("kv_lora_rank"):
-            continue  # latent attention: what is kept of keys and values is whole on every rank
+            continue  # latent attention: the stored keys and values are whole on every rank
         if key in KV_HEADS and model_type in REPEATS_KV_HEADS and size % value == 0:
             continue
         yield key, value, what
@@ -72,8 +70,8 @@ def _shared_out(settings: Mapping[str, Any], size: int) -> Iterator[tuple[str, i
 
 
 def _quantisation_obstacle(config: Mapping[str, Any], settings: Mapping[str, Any], size: int) -> str:
-    """A tensor that is split along its input axis (what comes out of attention, and of the inner width) has one scale
-    for each group of inputs."""
+    """The reason why shares of quantised tensors would not hold whole groups, or "". A tensor that is split along its
+    input axis (outputs of attention, and the inner width) has one scale for each group of inputs."""
     quantisation = config.get("quantization") or config.get("quantization_config")
     group_sizes = sorted(_group_sizes(quantisation)) if isinstance(quantisation, Mapping) else []
     for key, width, what in _split_inputs(settings):
@@ -81,13 +79,13 @@ def _quantisation_obstacle(config: Mapping[str, Any], settings: Mapping[str, Any
             if width // size % group_size:
                 return (
                     f"{width} {what} ({key}) over {size} ranks are {width // size} each, "
-                    f"which is no multiple of the quantisation group of {group_size}"
+                    f"which is not a multiple of the quantisation group of {group_size}"
                 )
     return ""
 
 
 def _group_sizes(quantisation: Mapping[str, Any]) -> set[int]:
-    """Of the whole model and of the modules with settings of their own; embeddings and head are not split."""
+    """Group sizes of the whole model and of modules with their own settings; embeddings and head are not split."""
     own = [value for name, value in quantisation.items() if isinstance(value, Mapping) and "layers." in name]
     found = [settings.get("group_size") for settings in (quantisation, *own)]
     return {value for value in found if isinstance(value, int) and value > 0}

@@ -1,7 +1,9 @@
-"""The MLX StageEngine: rows in, activations or logits out, a KV cache per sequence. All on the calling thread."""
+"""The MLX StageEngine: rows in, activations or logits out, a KV cache per sequence. Everything runs on the calling
+thread."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,9 +65,10 @@ class _MlxSequence:
 
 
 class MlxStage:
-    """Rows of equal length are computed in one forward where the model's caches allow it, each with its own cache.
+    """A stage that computes with MLX. Rows of equal length share a forward if the model's caches allow it, each with
+    its own cache.
 
-    As a rank of a tensor group it is given what the other ranks are given, and computes its share of each layer.
+    As a rank of a tensor group it gets the same calls as the other ranks, and computes its share of each layer.
     """
 
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
@@ -80,7 +83,7 @@ class MlxStage:
         self._activation_dtype = ""
         self._ragged: RaggedMode | None = None
         self.batched = False
-        """Rows of equal length of several sequences are computed in one forward."""
+        """Whether rows of equal length of several sequences are computed in one forward."""
         self._saved_form: saving.SavedForm = {}
         self._ranks: Ranks | None = None
         self._to_verify: tuple[MlxCheckpoint, MlxTrace | None, Shard, int] | None = None
@@ -91,9 +94,12 @@ class MlxStage:
         _keep_to(request.memory)
         shard = request.shard
         if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):
-            raise EngineError(f"activation_dtype {request.activation_dtype!r} is none of {wire.ACTIVATION_DTYPES}")
+            raise EngineError(
+                f"activation_dtype {json.dumps(request.activation_dtype)} is not one of "
+                f"{', '.join(wire.ACTIVATION_DTYPES)}"
+            )
         if request.rank is not None:
-            self._ranks = Ranks(request.rank)  # first: the other ranks wait
+            self._ranks = Ranks(request.rank)  # first, because the other ranks wait
         checkpoint = open_checkpoint(request.model_dir)
         trace = self._trace(checkpoint, shard)
         self._model = build_stage(checkpoint, trace, shard.start, shard.stop)
@@ -128,7 +134,7 @@ class MlxStage:
         canary = Canary(self._model, build_model(checkpoint), trace, self._ranks, layers)
         try:
             return canary.run(self._logits_width, context_limit, chunk_tokens, progress)
-        except RuntimeError as exc:  # of MLX: a rank is gone
+        except RuntimeError as exc:  # raised by MLX: a rank is gone
             raise self._failure("the check of the group", exc) from exc
         finally:
             if trace is not None:
@@ -156,8 +162,8 @@ class MlxStage:
             return self._output(stage_input.rows, computed, tuple(faults.values()))
         except MeshError:
             raise
-        except Exception as exc:  # model code and mlx raise anything
-            self.batched = False  # should it be code that several rows at once are too much for, it happens only once
+        except Exception as exc:  # model code and mlx may raise anything
+            self.batched = False  # in case this model code fails with several rows at once, never batch again
             raise self._failure(f"a forward of {len(stage_input.rows)} rows", exc) from exc
 
     def remove(self, sequence: int) -> None:
@@ -204,13 +210,14 @@ class MlxStage:
         mx.clear_cache()
 
     def _failure(self, what: str, exc: Exception) -> EngineError:
-        """The error for what model code or mlx raised; its collectives begin with the name of their backend."""
+        """The error for an exception of model code or mlx; messages of collectives begin with the name of their
+        backend."""
         if self._ranks is not None and str(exc).startswith(("[ring]", "[jaccl]")):
             return RankLostError(f"rank {self._ranks.rank} lost another rank in {what}: {exc}")
         return EngineError(f"mlx failed in {what}: {exc}")
 
     def _trace(self, checkpoint: MlxCheckpoint, shard: Shard) -> MlxTrace | None:
-        """How to cut the model; None for a model that cannot be cut and need not be."""
+        """The trace of a model, by which it is cut; None for a model that cannot be cut and need not be."""
         try:
             return trace_checkpoint(checkpoint)
         except ModelError:
@@ -228,7 +235,7 @@ class MlxStage:
         return SequenceCache(make_prompt_cache(self._model), self._layout)
 
     def _prepare(self, row: Row, tokens: Sequence[int]) -> str | None:
-        """Bring the KV of the row's sequence to pos0; why it cannot be done, or None."""
+        """Bring the KV of the row's sequence to pos0; returns the reason if that cannot be done, or None."""
         held = self._sequences.get(row.sequence)
         defect = row_defect(row, None if held is None else held.cache.length, 0 if held is None else held.max_tokens)
         if defect or held is None:
@@ -242,7 +249,7 @@ class MlxStage:
         return None
 
     def _compute(self, stage_input: StageInput, wave: Sequence[int], faults: dict[int, Fault]) -> Computed:
-        """Lazily the rows at the indexes in `wave`, of different sequences. Adds to `faults`."""
+        """Compute, lazily, the rows at the indexes in `wave`, of different sequences. Adds to `faults`."""
         stage, rows, sizes = self._loaded(), stage_input.rows, [row.n for row in stage_input.rows]
         tokens: dict[int, Sequence[int]] = {}
         for index in wave:
@@ -263,7 +270,7 @@ class MlxStage:
         return computed
 
     def _together(self, caches: Sequence[SequenceCache]) -> CacheRows:
-        """The caches of the rows of one forward, and the model made ready for so many."""
+        """The caches of the rows of one forward; also prepares the model for that number of rows."""
         if self._ragged is None:
             return CacheRows(caches)
         self._ragged.switch(len(caches) > 1)
@@ -285,7 +292,8 @@ class MlxStage:
         return StageOutput(logits=copies[0] if len(copies) == 1 else np.concatenate(copies), faults=faults)
 
     def _evaluate(self, results: list[mx.array], states: list[mx.array], rows: Sequence[Row]) -> None:
-        """results: `[tokens, width]`. Now and then the ranks of a tensor group compare what they made."""
+        """Evaluate the results. results: `[tokens, width]`. From time to time the ranks of a tensor group compare their
+        results."""
         if self._ranks is None:
             mx.eval(results, states)
             return
@@ -311,7 +319,8 @@ class MlxStage:
         return parts
 
     def _warm_up(self, shard: Shard, model_dir: Path, can_trim: bool) -> None:
-        """One forward over zeros: reads embedding or head where needed, builds kernels, shows that the cut works."""
+        """Run one forward over zeros: it reads embedding or head if needed, builds kernels, and shows that the cut
+        works."""
         stage = self._loaded()
         one = Group((0,), 1)
         sent = packets.pack(stage.inputs, [(one, packets.zeros(stage.inputs))], [1])
@@ -341,7 +350,7 @@ class MlxStage:
 
 
 def _keep_to(machine: MachineMemory | None) -> None:
-    """Bound what MLX takes in this process, by what the machine has now."""
+    """Limit MLX's memory in this process, by the memory that the machine has now."""
     if machine is None:
         mx.set_cache_limit(BUFFER_CACHE_BYTES)
         return

@@ -1,11 +1,11 @@
-"""Run layers `[start, stop)` of a model by the model's own, unchanged forward pass ("ghost layers").
+"""Runs layers `[start, stop)` of a model by the model's own, unchanged forward pass ("ghost layers").
 
 The layer list keeps its full length, so every index and mask in the forward code stays right. Layers outside the range
-are ghosts that return their input, or what the stages before have sent in their name. MLX evaluates lazily: whatever
-the forward pass builds from ghosts is never computed, and their weights are never read.
+are ghosts: they return their input, or the values that earlier stages have sent for them. MLX evaluates lazily: the
+values that the forward pass builds from ghosts are never computed, and their weights are never read.
 
-Only layers at which something has to happen are hooked: within the range, those that take a value from an earlier stage
-or make one for a later stage. All others run as they are.
+Only layers that need it are hooked: within the range, those that take a value from an earlier stage or make one for a
+later stage. All others run as they are.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ class MlxGhostStage:
             self._set_hook(index, layer)
 
     def forward(self, tokens: mx.array, caches: list[Any], packet: Packet, num_logits: int) -> mx.array | Packet:
-        """Lazily: tokens int32 `[rows, n]` -> live values at `stop`, or on the last stage logits `[rows, k, vocab]`.
+        """Run lazily: tokens int32 `[rows, n]` -> live values at `stop`, or on the last stage logits
+        `[rows, k, vocab]`.
 
-        caches: a full-length list, whose entries grow by n positions. k is num_logits, or n where the head cannot be
-        given less; with num_logits 0 the head is not run at all and the answer is an empty packet.
+        caches: a full-length list, whose entries grow by n positions. k is num_logits, or n if the head cannot take
+        fewer positions; with num_logits 0 the head does not run and the result is an empty packet.
         """
         self._packet, self._num_tokens, self._num_logits = packet, tokens.shape[1], num_logits
         try:
@@ -60,7 +61,7 @@ class MlxGhostStage:
             self._packet = {}
 
     def close(self) -> None:
-        """Undo the hooks and let go of the model, so that nothing refers to it in a circle. Not usable afterwards."""
+        """Undo the hooks and release the model, so that no reference cycle stays. Not usable afterwards."""
         for layer in self._model.layers:
             unhook(layer)
         self._model = None
@@ -80,13 +81,13 @@ class MlxGhostStage:
             unhook(layer)
 
     def _is_boundary(self, index: int) -> bool:
-        """Does a layer of this stage take or make a live value, or end the model?"""
+        """Whether a layer of this stage takes or makes a live value, or ends the model."""
         takes = any(source in self._sent for source in self._trace.layers[index].links.values())
         makes = any(value.source.layer == index for value in self.outputs)
         return takes or makes or index == self._trace.num_layers - 1
 
     def _simple_ghost(self, index: int) -> Callable[..., Any] | None:
-        """For a ghost in whose name nothing was sent: a function that gives back an argument. None for all others."""
+        """For a ghost without sent values: a function that returns an argument. None for all others."""
         use = self._trace.layers[index]
         if use.main_arg is None or use.written_args or not isinstance(use.template, ArrayLeaf):
             return None
@@ -98,7 +99,7 @@ class MlxGhostStage:
         return lambda _layer, *_args, **kwargs: kwargs[name]
 
     def _live(self, index: int, original: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a layer of this stage, with arguments that earlier stages made taken from the packet."""
+        """Run a layer of this stage; arguments that earlier stages made come from the packet."""
         call: list[Any] = [list(args), kwargs]
         for path, source in self._trace.layers[index].links.items():
             if source in self._sent and source in self._packet:
@@ -116,7 +117,8 @@ class MlxGhostStage:
         return output
 
     def _ghost(self, index: int, _original: Any, _layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stand in for a layer of another stage: something of the right structure and shape, never evaluated."""
+        """Replace a layer of another stage: return values of the right structure and shape, which are never
+        evaluated."""
         use: MlxLayerUse = self._trace.layers[index]
         call = [list(args), kwargs]
         donor = tree.get(call, use.main_arg) if use.main_arg is not None else None

@@ -1,4 +1,4 @@
-"""Which rows of a frame are computed together."""
+"""Decides which rows of a frame are computed together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MAX_GROUPED_TOKENS = 32
 MAX_GROUPED_ROWS = 64
 
 MIN_POSITIONS = 8
-"""A sequence of fewer is computed alone: its caches have no shape yet, or still grow into one (the last few token ids,
-where embeddings are of several)."""
+"""A sequence with fewer positions is computed alone: its caches have no shape yet, or still grow into one (the last few
+token ids, if embeddings are of several)."""
 
 
 def waves(rows: Sequence[Row]) -> Iterator[list[int]]:
-    """Row indexes in order, cut where a sequence comes again: its second row needs what the first one leaves."""
+    """Row indexes in order, cut before a repeated sequence: its second row needs the KV of the first one."""
     wave: list[int] = []
     seen: set[int] = set()
     for index, row in enumerate(rows):
@@ -31,10 +31,8 @@ def waves(rows: Sequence[Row]) -> Iterator[list[int]]:
 
 
 def group_rows(rows: Sequence[Row], indexes: Sequence[int], left_out: Collection[int], batched: bool) -> list[Group]:
-    """The rows at `indexes` in groups of equal n, or one by one. Rows of sequences in left_out are in no group.
-
-    A row that begins its sequence, or nearly, is alone.
-    """
+    """The rows at `indexes` in groups of equal n, or one by one. Rows of sequences in left_out are in no group. A row
+    at or near the beginning of its sequence is alone."""
     same: dict[int, list[int]] = {}
     groups: list[Group] = []
     for index in indexes:

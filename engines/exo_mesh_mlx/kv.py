@@ -1,4 +1,4 @@
-"""What kinds of KV a model's caches are, and what they take per position and per sequence."""
+"""Determines the kinds of KV of a model's caches, and their bytes per position and per sequence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ORDER: tuple[KvKind, ...] = ("full", "window", "chunked", "latent", "recurrent"
 
 
 def kv_kinds(entries: Sequence[Any]) -> tuple[KvKind, ...]:
-    """The kinds of cache entries through which at least one forward has gone, each once."""
+    """The kinds of cache entries after at least one forward, each once."""
     found = {kind for entry in entries for kind in _kinds(entry)}
     return tuple(kind for kind in _ORDER if kind in found)
 
 
 def kv_bytes(entry: Any, num_tokens: int) -> tuple[int, int]:
-    """(bytes per position, bytes per sequence however long it is) of an entry through which num_tokens have gone."""
+    """(bytes per position, bytes per sequence of any length) of an entry after num_tokens positions."""
     per_token = fixed = 0
     for part in _parts(entry):
         if isinstance(part, mlx_caches.ArraysCache):
@@ -65,7 +65,8 @@ def _position_bytes(*arrays: mx.array) -> int:
 
 
 def _is_latent(part: Any) -> bool:
-    """Multi-head latent attention keeps one narrow head, whose two arrays are of different widths; so does no other."""
+    """Whether a part is of multi-head latent attention: only that keeps one narrow head, whose two arrays differ in
+    width."""
     keys, values = getattr(part, "keys", None), getattr(part, "values", None)
     if not isinstance(keys, mx.array) or not isinstance(values, mx.array):
         return False

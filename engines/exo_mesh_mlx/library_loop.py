@@ -1,4 +1,4 @@
-"""mlx-lm's own generate loop, greedy: what this engine is compared with by `exo-mesh bench engines`."""
+"""mlx-lm's own greedy generate loop, with which `exo-mesh bench engines` compares this engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exo_mesh.engine.measure import Loop, TimedGeneration
 
 
 def open_loop(model_dir: Path, options: Mapping[str, str]) -> Loop:
-    """Load the whole model with mlx-lm; the options of our engine mean nothing to it."""
+    """Load the whole model with mlx-lm, which ignores the options of this engine."""
     model, _ = load_model(model_dir)
 
     def loop(prompt: Sequence[int], num_steps: int) -> TimedGeneration:

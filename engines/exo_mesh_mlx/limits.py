@@ -1,4 +1,4 @@
-"""How much memory MLX may take in this process, and how much of it as a cache of buffers."""
+"""Limits MLX's memory in this process, and its cache of buffers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 from exo_mesh.engine.contract import MachineMemory
 
 BUFFER_CACHE_BYTES = 256 * 2**20
-"""What MLX may keep of freed buffers for reuse: a few prefill chunks' activations, not a second model."""
+"""Most bytes of freed buffers that MLX may keep for reuse: a few prefill chunks' activations, not a second model."""
 
 LEAST_CACHE_BYTES = 16 * 2**20
-"""A short machine keeps fewer: a sixteenth of what is available, but no less than this."""
+"""Least cache on a machine that is short of memory: a sixteenth of what is available, but no less than this."""
 
 TOTAL_SHARE = 0.85
 RESERVE_SHARE, MOST_RESERVE_BYTES = 0.1, 2**30
-"""Left for the rest of the machine: as plans leave it."""
+"""Memory left for the rest of the machine, as in plans."""
 
 
 class MlxLimits(NamedTuple):
-    """Bytes. why: which of the candidates is the least."""
+    """The limits in bytes. why: the candidate that was the least."""
 
     memory_bytes: int
     cache_bytes: int
@@ -26,8 +26,8 @@ class MlxLimits(NamedTuple):
 
 
 def limits_of(machine: MachineMemory, recommended_bytes: int | None, active_bytes: int = 0) -> MlxLimits:
-    """The least of: a share of all memory; all but what the rest of the machine needs; what Apple recommends for the
-    GPU's working set; and what is available now, with what MLX has already (active_bytes)."""
+    """The least of: a share of all memory; all but the reserve for the rest of the machine; Apple's recommendation for
+    the GPU's working set; and the memory that is available now, plus what MLX has already (active_bytes)."""
     reserve = min(int(RESERVE_SHARE * machine.total_bytes), MOST_RESERVE_BYTES)
     candidates = {
         "a share of all memory": int(TOTAL_SHARE * machine.total_bytes),

@@ -1,11 +1,12 @@
-"""Load one stage of a checkpoint: open everything lazily, read only what the stage's layers need.
+"""Loads one stage of a checkpoint: opens everything lazily, and reads only what the stage's layers need.
 
 mlx-lm builds the model and maps the checkpoint's names and quantisation onto it, as it does for a whole model; arrays
-stay unread until they are evaluated. So ghosts cost nothing, and a layer that looks at a neighbour's weight gets it.
+stay unread until they are evaluated. So ghosts cost nothing, and a layer that uses a neighbour's weight gets it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import metadata
 from typing import Any
@@ -26,17 +27,17 @@ from exo_mesh_mlx.virtual import VirtualTensors
 
 
 def build_model(checkpoint: MlxCheckpoint) -> nn.Module:
-    """The whole model with every parameter a lazy array from a file; reads headers only.
+    """Build the whole model with every parameter a lazy array from a file; reads headers only.
 
-    Where files are absent, parameters of the layers in them are stand-ins. Raises ModelError naming file and tensor if
-    a parameter is missing, surplus or of another shape, and naming config.json and the key if that is at fault.
+    If files are absent, parameters of their layers are stand-ins. Raises ModelError naming file and tensor if a
+    parameter is missing, surplus or of another shape, and naming config.json and the key if that is at fault.
     """
     return _build(checkpoint, VirtualTensors(checkpoint))
 
 
 def build_stage(checkpoint: MlxCheckpoint, trace: MlxTrace | None, start: int, stop: int) -> nn.Module:
-    """The same for a stage. Raises ModelError if a file is absent of which layers `[start, stop)` or the ends need
-    something."""
+    """Build the model for a stage. Raises ModelError if a file is absent that layers `[start, stop)` or the ends
+    need."""
     checkpoint.require_layers(start, stop)
     virtual = VirtualTensors(checkpoint)
     model = _build(checkpoint, virtual)
@@ -48,27 +49,28 @@ def build_stage(checkpoint: MlxCheckpoint, trace: MlxTrace | None, start: int, s
         absent = sorted({str(file) for file in checkpoint.absent.values()})
         raise ModelError(
             f"layers {start} to {stop - 1} need {wanted[0]}, which is in none of the files here; "
-            f"{len(absent)} of the index are missing: {', '.join(absent[:4])}{', …' if absent[4:] else ''}"
+            f"{len(absent)} files of the index are missing: {', '.join(absent[:4])}{', …' if absent[4:] else ''}"
         )
     return model
 
 
 def trace_checkpoint(checkpoint: MlxCheckpoint) -> MlxTrace:
-    """How the model uses its layers. Works on a model of its own, which is gone when this returns."""
+    """Trace how the model uses its layers. Works on a model of its own, which is freed when this returns."""
     model = build_model(checkpoint)
     try:
         return trace_model(model, make_prompt_cache(model))
     except ModelError as exc:
         raise ModelError(f"{checkpoint.model_dir} cannot be split: {exc}") from exc
-    except Exception as exc:  # foreign model code
-        raise ModelError(f"{checkpoint.model_dir} cannot be split: its forward pass raises {exc!r}") from exc
+    except Exception as exc:  # model code of mlx-lm may raise anything
+        raise ModelError(
+            f"{checkpoint.model_dir} cannot be split: its forward pass raises {type(exc).__name__}: {exc}"
+        ) from exc
 
 
 def read_layers(model: nn.Module, start: int, stop: int, progress: LoadProgress, *, by_tensor: bool = False) -> None:
     """Evaluate the parameters of layers `[start, stop)`, one layer at a time; progress is in bytes.
 
-    by_tensor: one tensor at a time, where only a share of what is read is kept. Raises ModelError if a file cannot be
-    read.
+    by_tensor: one tensor at a time, if only a share of each is kept. Raises ModelError if a file cannot be read.
     """
     parameters = [[array for _, array in tree_flatten(layer.parameters())] for layer in model.layers[start:stop]]
     total = sum(array.nbytes for layer in parameters for array in layer)
@@ -95,31 +97,32 @@ def _build(checkpoint: MlxCheckpoint, virtual: VirtualTensors) -> nn.Module:
     try:
         with with_whole_names(checkpoint) as directory:
             model, _ = load_model(directory, lazy=True, strict=not checkpoint.absent, get_model_classes=classes)
-    except (Exception, SystemExit) as exc:  # mlx-lm and the model files raise anything for what does not fit
+    except (Exception, SystemExit) as exc:  # mlx-lm and the model files raise anything for a model that does not fit
         raise ModelError(_explain(checkpoint, exc)) from exc
     return model
 
 
 def _check_architecture(checkpoint: MlxCheckpoint) -> None:
-    """Is there code for this model, and is it mlx-lm's? Code from a checkpoint is not run."""
+    """Raises ModelError unless mlx-lm has code for this model. Code from a checkpoint is not run."""
     if checkpoint.config.get("model_file") is not None:
         raise ModelError(
-            f"{checkpoint.config_file}: model_file asks to run {checkpoint.config['model_file']!r}; "
+            f"{checkpoint.config_file}: model_file names code {json.dumps(checkpoint.config['model_file'])}; "
             "code from a checkpoint is not run"
         )
     try:
         model_classes(dict(checkpoint.config))
-    except (Exception, SystemExit) as exc:  # a module of mlx-lm may lack a library of its own, and then exit
+    except (Exception, SystemExit) as exc:  # a module of mlx-lm may lack a library, and then exits
         name = checkpoint.config.get("model_type")
-        reason = ": its model file ends the process, as a library that it needs is not installed"
+        reason = ": its model file needs a library that is not installed"
         raise ModelError(
-            f"{checkpoint.config_file}: model_type {name!r} is not supported by mlx-lm {metadata.version('mlx-lm')}"
+            f"{checkpoint.config_file}: model_type {json.dumps(name)} is not supported by mlx-lm "
+            + metadata.version("mlx-lm")
             + (reason if isinstance(exc, SystemExit) else "")
         ) from exc
 
 
 def _explain(checkpoint: MlxCheckpoint, exc: BaseException) -> str:
-    """One sentence that names the tensor or setting and the file, from what mlx or mlx-lm raised."""
+    """One sentence that names the tensor or setting and the file, from an exception of mlx or mlx-lm."""
     text = " ".join(str(exc).split()) or type(exc).__name__
     text = text if len(text) <= 400 else text[:400] + "…"
     dotted = [name for name in re.findall(r"[\w\-]+(?:\.[\w\-]+)+", text) if "__" not in name]

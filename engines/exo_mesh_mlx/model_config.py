@@ -1,4 +1,4 @@
-"""Make configs as transformers 5 writes them fit mlx-lm's ModelArgs, which know the older names."""
+"""Adapts configs as transformers 5 writes them to mlx-lm's ModelArgs, which use the older names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlx_lm.utils import _get_classes
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type, type]:
-    """mlx-lm's (Model, ModelArgs) for a config, which is normalised in place on the way."""
+    """mlx-lm's (Model, ModelArgs) for a config, which is normalised in place."""
     model_class, args_class = _get_classes(config)
     rename_settings(config)
     fill_required(config, args_class)
@@ -18,16 +18,16 @@ def model_classes(config: dict[str, Any]) -> tuple[type, type]:
 
 
 def rename_settings(config: MutableMapping[str, Any]) -> None:
-    """Add the older name of each newer setting, also inside text_config. What is there stays as it is.
+    """Add the older name of each newer setting, also inside text_config. Existing values stay.
 
-    ModelArgs ignore unknown settings, so a rope_theta left inside rope_parameters would silently be the default.
+    ModelArgs ignore unknown settings, so a rope_theta left inside rope_parameters would silently become the default.
     """
     nested = config.get("text_config")
     if isinstance(nested, dict):
         rename_settings(nested)
     rope = config.get("rope_parameters")
     if isinstance(rope, dict):
-        # per layer type where a model has two kinds of attention
+        # per layer type if a model has two kinds of attention
         sliding, rope = rope.get("sliding_attention"), rope.get("full_attention", rope)
         _add(config, "rope_theta", rope.get("rope_theta"))
         _add(config, "partial_rotary_factor", rope.get("partial_rotary_factor"))
@@ -39,7 +39,7 @@ def rename_settings(config: MutableMapping[str, Any]) -> None:
 
 
 def fill_required(config: MutableMapping[str, Any], args_class: type) -> None:
-    """Give ModelArgs fields without a default a value where there is only one that it can be."""
+    """Set ModelArgs fields without a default if only one value is possible."""
     required = {f.name for f in fields(args_class) if f.default is MISSING and f.default_factory is MISSING}
     heads, hidden_size = config.get("num_attention_heads"), config.get("hidden_size")
     if "head_dim" in required and isinstance(heads, int) and isinstance(hidden_size, int):

@@ -1,10 +1,11 @@
-"""Live values of rows <-> the tensors of a frame: `[sum(n), width]`, tokens in row order.
+"""Converts live values of rows to and from the tensors of a frame: `[sum(n), width]`, tokens in row order.
 
 A value without a token axis, one per row, is repeated for each token of its row.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class Group:
 
 
 def specs(values: Sequence[LiveValue], dtype: str = "") -> tuple[TensorSpec, ...]:
-    """What crosses the cut, as a stage declares it. dtype: of floating values, "" for what the layer returned."""
+    """The tensors that cross the cut, as a stage declares them. dtype: of floating values, "" for the dtype that the
+    layer returned."""
     return tuple(
         TensorSpec(value.key, dtype if dtype and value.is_floating else wire.dtype_name(value.dtype), (_width(value),))
         for value in values
@@ -54,10 +56,12 @@ def unpack(
     for value in values:
         tensor = tensors.get(value.key)
         if tensor is None:
-            raise EngineError(f"the frame lacks tensor {value.key!r}; it has {sorted(tensors)}")
+            raise EngineError(f"the frame lacks tensor {json.dumps(value.key)}; it has {json.dumps(sorted(tensors))}")
         expected = (sum(sizes), _width(value))
         if tensor.shape != expected:
-            raise EngineError(f"tensor {value.key!r} has shape {tensor.shape}, expected {expected}")
+            raise EngineError(
+                f"tensor {json.dumps(value.key)} has shape {list(tensor.shape)}, expected {list(expected)}"
+            )
         array = wire.from_tensor(tensor)
         array = array if array.dtype == value.dtype else array.astype(value.dtype)
         for packet, group in zip(packets, groups, strict=True):
@@ -66,7 +70,7 @@ def unpack(
 
 
 def zeros(values: Sequence[LiveValue], num_rows: int = 1, n: int = 1) -> Packet:
-    """What earlier stages might make of rows of n tokens each."""
+    """Zeros in place of the values of earlier stages, for rows of n tokens each."""
     made: Packet = {}
     for value in values:
         shape = [n if axis == value.token_axis else size for axis, size in enumerate(value.shape)]

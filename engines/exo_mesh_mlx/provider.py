@@ -1,4 +1,4 @@
-"""What the node may ask about the MLX engine; answered from file names and package metadata, without importing mlx."""
+"""The provider of the MLX engine, for the node. Reads file names and package metadata, and imports no mlx."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
 _LINUX_BACKENDS = (_CPU_BACKEND, "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
-"""Made by the driver where there is a GPU; the last one under WSL."""
+"""Device files that the driver makes if there is a GPU; the last one under WSL."""
 
-# Patterns and not `ast`: a node asks in threads, and CPython 3.11 counts the depth of what all threads parse in one
-# place, so that whoever parses beside us (a traceback being printed does) gets a SystemError.
+# Patterns and not `ast`: a node calls this from threads, and CPython 3.11 counts the depth of what all threads parse in
+# one place, so that another thread that parses (to print a traceback, for example) gets a SystemError.
 _REMAPPING = re.compile(r"^MODEL_REMAPPING = \{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
 _PAIR = re.compile(r"^\s*[\"']([^\"']+)[\"']:\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _SIBLINGS = re.compile(r"^from \.(\w*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -56,11 +56,12 @@ class MlxProvider:
             if any(Path(device).exists() for device in _NVIDIA_DEVICES):
                 return Availability(True, backend, compute="cuda", preference=50)
             return Availability(False, f"{backend} is installed, but there is no NVIDIA GPU", 'pip install "mlx[cpu]"')
-        # mlx on CPU is far slower than torch (see docs): any real engine should win over it
+        # mlx on CPU is far slower than torch (see docs), so any other real engine is preferred
         return Availability(True, backend or platform.machine(), preference=10)
 
     def supports(self, architecture: str) -> bool:
-        """mlx-lm has a model file for this `model_type`, under its own name or the one that mlx-lm maps it to."""
+        """Whether mlx-lm has a model file for this `model_type`, under its own name or the one that mlx-lm maps it
+        to."""
         root = _mlx_lm_dir()
         module = _remapping().get(architecture, architecture)
         if root is None or not re.fullmatch(r"[\w\-]+", module):
@@ -86,7 +87,7 @@ class MlxProvider:
         return MlxStage()
 
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
-        """See Surveyor; from traces that read headers only."""
+        """See Surveyor; uses traces that read headers only."""
         from exo_mesh_mlx.checkpoint import open_checkpoint
         from exo_mesh_mlx.survey import survey
 
@@ -116,7 +117,8 @@ def _mlx_lm_dir() -> Path | None:
 
 @cache
 def _defines_a_model(file: Path) -> bool:
-    """Models and shared building blocks lie in one folder; only models have ModelArgs."""
+    """Whether a file defines a model. Models and shared building blocks are in one folder; only models have
+    ModelArgs."""
     return file.is_file() and re.search(r"\bModelArgs\b", file.read_text(encoding="utf-8")) is not None
 
 
@@ -132,7 +134,7 @@ def _remapping() -> dict[str, str]:
 
 @cache
 def _can_shard(module: str) -> bool:
-    """Does the class Model of a module of mlx-lm have a `shard`, or take it over from another module's Model?"""
+    """Whether the class Model of a module of mlx-lm has a `shard`, or inherits one from another module's Model."""
     root = _mlx_lm_dir()
     file = root / "models" / f"{module}.py" if root is not None else None
     if file is None or not re.fullmatch(r"[\w\-]+", module) or not file.is_file():

@@ -1,7 +1,9 @@
-"""Is a checkpoint quantised in a way that mlx-lm reads? Asked before anything is built, so that it can name the key."""
+"""Checks that mlx-lm can read the quantisation of a checkpoint, before anything is built, so that errors name the
+key."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,10 @@ from exo_mesh.errors import ModelError
 
 BITS = {"affine": (1, 2, 3, 4, 5, 6, 8), "mxfp4": (4,), "mxfp8": (8,), "nvfp4": (4,)}
 GROUP_SIZES = {"affine": (32, 64, 128), "mxfp4": (32,), "mxfp8": (32,), "nvfp4": (16,)}
-"""What the kernels of MLX know, by mode."""
+"""Group sizes of MLX's kernels, by mode."""
 
 METHODS = ("awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8")
-"""`quant_method`s of other libraries that mlx-lm takes over."""
+"""`quant_method`s of other libraries that mlx-lm can load."""
 
 
 def check_quantisation(config: Mapping[str, Any], config_file: Path) -> None:
@@ -29,13 +31,16 @@ def check_quantisation(config: Mapping[str, Any], config_file: Path) -> None:
         return
     method = other.get("quant_method") if isinstance(other, dict) else None
     if method not in METHODS:
-        raise ModelError(f"{config_file}: quantization_config.quant_method is {method!r}; known: {', '.join(METHODS)}")
+        raise ModelError(
+            f"{config_file}: quantization_config.quant_method is {json.dumps(method)}; known: {', '.join(METHODS)}"
+        )
 
 
 def _check_own(settings: Any, where: str) -> None:
-    """MLX's own format: settings for all layers, and under the path of a module those for it, or false for none."""
+    """Check MLX's own format: settings for all layers, and under the path of a module those for it, or false for
+    none."""
     if not isinstance(settings, dict):
-        raise ModelError(f"{where} is {settings!r}, not an object")
+        raise ModelError(f"{where} is {json.dumps(settings)}, not an object")
     _check_settings(settings, where)
     for path, module in settings.items():
         if isinstance(module, dict):
@@ -43,11 +48,11 @@ def _check_own(settings: Any, where: str) -> None:
 
 
 def _check_settings(settings: Mapping[str, Any], where: str, *, optional: bool = False) -> None:
-    """optional: what is left out has a default of its own."""
+    """optional: whether a missing setting has a default."""
     mode = settings.get("mode", "affine")
     if mode not in BITS:
-        raise ModelError(f"{where}.mode is {mode!r}; known: {', '.join(BITS)}")
+        raise ModelError(f"{where}.mode is {json.dumps(mode)}; known: {', '.join(BITS)}")
     for key, known in (("bits", BITS[mode]), ("group_size", GROUP_SIZES[mode])):
         value = settings.get(key)
         if value not in known and not (optional and value is None):
-            raise ModelError(f"{where}.{key} is {value!r}; {mode} knows {', '.join(map(str, known))}")
+            raise ModelError(f"{where}.{key} is {json.dumps(value)}; {mode} supports {', '.join(map(str, known))}")

@@ -1,10 +1,10 @@
-"""Caches of several sequences as one cache with a batch axis: matrices are multiplied for all rows at once, while each
-row attends to its own keys and values, where they lie.
+"""Presents caches of several sequences as one cache with a batch axis: matrices are multiplied for all rows at once,
+while each row attends to its own keys and values in place.
 
 Nothing is padded, merged or copied, so sequences may join and leave at every frame, and a row attends exactly as it
-does alone. What differs from row to row is handed to model code as opaque objects that only attention and rotary
-embeddings know what to do with. Code that computes with them by itself raises. Some of it computes with offsets only,
-and is written for an array of them, as mlx-lm's own batch caches have it; else the stage goes row by row.
+does alone. Values that differ from row to row are passed to model code as opaque objects that only attention and rotary
+embeddings understand. Code that computes with them by itself raises. Some of it computes with offsets only, and works
+with an array of them, as mlx-lm's own batch caches have; otherwise the stage computes row by row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from exo_mesh_mlx.hooks import LayerCall, hook, set_class
 
 _ATTENTION = "scaled_dot_product_attention"
 _SETTINGS = ("max_size", "keep", "chunk_size", "step")
-"""What entries of one kind have in common."""
+"""Settings that entries of one kind have in common."""
 
 
 class Ragged:
@@ -36,7 +36,7 @@ class Ragged:
 
 
 class Offsets:
-    """How many positions each row's cache holds, where they differ: int32 `[rows]`."""
+    """The number of positions in each row's cache, if they differ: int32 `[rows]`."""
 
     __slots__ = ("rows",)
 
@@ -49,11 +49,11 @@ class Offsets:
 
 
 OffsetsAs = Callable[[list[int]], Any]
-"""What model code is given where offsets differ: `Offsets`, with which it cannot compute, or `as_array`."""
+"""The form in which model code gets differing offsets: `Offsets`, with which it cannot compute, or `as_array`."""
 
 
 def as_array(offsets: list[int]) -> mx.array:
-    """int32 `[rows]`, as the batch caches of mlx-lm have them."""
+    """int32 `[rows]`, as in the batch caches of mlx-lm."""
     return mx.array(offsets, mx.int32)
 
 
@@ -144,12 +144,12 @@ _VIEW_OF: dict[type, type] = {
     mlx_caches.ArraysCache: RaggedStates,
     mlx_caches.CacheList: RaggedList,
 }
-# subclasses of what they stand for, as model code may ask by isinstance
+# subclasses of the caches they stand for, because model code may check by isinstance
 _VIEWS: dict[type, Any] = {kind: type(f"Ragged{kind.__name__}", (view, kind), {}) for kind, view in _VIEW_OF.items()}
 
 
 def ragged(entries: Sequence[Any], offsets_as: OffsetsAs = Offsets) -> Any:
-    """One cache for entries of one kind, one per row. Raises TypeError for a kind that has no such view."""
+    """One cache for entries of one kind, one per row. Raises TypeError for a kind without such a view."""
     kind = type(entries[0])
     if kind not in _VIEWS:
         raise TypeError(f"no view of several {kind.__name__}")
@@ -157,7 +157,7 @@ def ragged(entries: Sequence[Any], offsets_as: OffsetsAs = Offsets) -> Any:
 
 
 class RaggedMode:
-    """Hooks in a model that understand what is above; when it is off, the modules run as they are."""
+    """Hooks in a model that understand ragged caches; when the mode is off, the modules run as they are."""
 
     def __init__(self, hooked: Iterable[tuple[nn.Module, LayerCall]], offsets_as: OffsetsAs) -> None:
         self.offsets_as = offsets_as
@@ -177,7 +177,7 @@ class RaggedMode:
 
 
 def attention_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMode:
-    """Only attention itself goes row by row, and rotary embeddings get an offset per row."""
+    """A mode in which only attention itself runs row by row, and rotary embeddings get an offset per row."""
     for name in {type(module).__module__ for module in model.modules()}:
         original = getattr(sys.modules.get(name), _ATTENTION, None)
         if original is not None and not hasattr(original, "knows_ragged"):
@@ -187,7 +187,8 @@ def attention_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> Ragge
 
 
 def mixers_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMode:
-    """The parts of a layer that are given a cache go row by row, with their projections; the others do not."""
+    """A mode in which the parts of a layer that get a cache run row by row, with their projections; the others do
+    not."""
     parts = [
         module for layer in model.layers for _, module in tree_flatten(layer.children(), is_leaf=nn.Module.is_module)
     ]
@@ -210,7 +211,8 @@ def _attend_by_row(original: Callable[..., mx.array]) -> Callable[..., mx.array]
 
 
 def _of_row(value: Any, row: int) -> Any:
-    """A row's own mask; a mask that model code made for all rows alike is none that we can trust."""
+    """A row's own mask. Raises TypeError for a mask that model code made for all rows alike, because it may be
+    wrong."""
     if isinstance(value, Ragged):
         return value.rows[row]
     if isinstance(value, mx.array) and value.ndim > 1:
@@ -243,7 +245,7 @@ def _mix_by_row(original: Any, module: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _num_rows(value: Any) -> int:
-    """Of how many rows an argument is, 0 for one that is not ragged."""
+    """The number of rows of an argument, 0 for one that is not ragged."""
     if isinstance(value, RaggedKv | RaggedStates | RaggedList):
         return len(value.entries)
     if isinstance(value, Ragged | Offsets):
@@ -254,7 +256,7 @@ def _num_rows(value: Any) -> int:
 
 
 def _row_of(value: Any, row: int, num_rows: int) -> Any:
-    """What one row has of an argument. Raises TypeError for an array of which that cannot be told."""
+    """One row's part of an argument. Raises TypeError for an array whose rows cannot be told apart."""
     if isinstance(value, RaggedKv | RaggedStates | RaggedList):
         return value.entries[row]
     if isinstance(value, Ragged | Offsets):
@@ -271,7 +273,7 @@ def _row_of(value: Any, row: int, num_rows: int) -> Any:
 
 
 def _joined(rows: list[Any]) -> Any:
-    """One result from those of the rows: with a batch axis where they are alike, else ragged."""
+    """One result from the results of the rows: with a batch axis if they are alike, else ragged."""
     first = rows[0]
     if isinstance(first, tuple | list):
         return type(first)(_joined(list(items)) for items in zip(*rows, strict=True))

@@ -1,6 +1,6 @@
-"""This process as one rank of a tensor group: how it meets the others, and what the ranks tell each other.
+"""This process as one rank of a tensor group: it joins the group, and exchanges values with the other ranks.
 
-MLX forms a group once per process and never again: a group with other members is new processes.
+MLX forms a group once per process and never again: a group with other members needs new processes.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import CanaryError, RankLostError
 
 INIT_S = 8.0
-"""MLX waits for the others without a deadline and lets no other thread run meanwhile; so this ends the process from
-below, before the node gives up on its heartbeats. The ranks have just seen each other: a second is much."""
+"""Seconds after which faulthandler ends the process. MLX waits for the others without a deadline and blocks all other
+threads meanwhile, so this must end the process before the node gives up on its heartbeats. The ranks have just
+connected to each other: one second is long."""
 
 TIMED_REDUCES = 20
 REDUCED_BYTES = 4 * 2**20
 """A prefill chunk of 512 tokens of a 4,096-wide model in bfloat16."""
 
 AGREE_EVERY = 64
-"""Forwards between two comparisons of what the ranks made: 25 us over Thunderbolt each, against a frame of 10 ms."""
+"""Forwards between two comparisons of the ranks' results: 25 us over Thunderbolt each, against a frame of 10 ms."""
 
 AGREE_REDUCES = 3
-"""All-reduces that are timed then: the first also waits for the slowest rank, the median does not."""
+"""All-reduces that are timed after a comparison: the first also waits for the slowest rank, the median does not."""
 
 AGREE_WITHIN = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""Of a share of a token's result, in units of what such a share of random values would have. With two ranks the bits
-are the same; with more they may add up in another order, and on another chip."""
+"""Largest difference of a share of a token's result, in units of such a share of random values. With two ranks the bits
+are equal; with more, or on another chip, the order of additions may differ."""
 
 AGREE_TOKENS, AGREE_PARTS = 32, 8
 
 
 class Ranks:
-    """All calls are collective: every rank makes them in the same order, from its compute thread."""
+    """The ranks of this process's group. All calls are collective: every rank makes them in the same order, from its
+    compute thread."""
 
     def __init__(self, wiring: RankWiring) -> None:
-        """Raises RankLostError if the group does not come about, or is another one than the plan says."""
+        """Raises RankLostError if the group cannot be formed, or is not the group of the plan."""
         backend = "ring" if wiring.backend == "ring" else "jaccl"
         faulthandler.dump_traceback_later(INIT_S, exit=True)
         try:
@@ -55,7 +57,8 @@ class Ranks:
             raise RankLostError(f"MLX made this rank {self.rank} of {self.size}, not {wiring.rank} of {wiring.size}")
         self._forwards = 0
         self.last_all_reduce_s = 0.0
-        """Of a few bytes: measured when the group is checked, and after each comparison of what the ranks made."""
+        """Seconds of an all-reduce of a few bytes: measured when the group is checked, and after each comparison of
+        results."""
 
     @property
     def is_leader(self) -> bool:
@@ -67,7 +70,7 @@ class Ranks:
         return self.last_all_reduce_s
 
     def reduce_bytes_per_s(self) -> float:
-        """Of all-reduces of REDUCED_BYTES, the median."""
+        """Bytes a second of all-reduces of REDUCED_BYTES, the median."""
         return REDUCED_BYTES / self._reduce_s(REDUCED_BYTES // 4, 5)
 
     def _reduce_s(self, num_values: int, times: int) -> float:
@@ -81,17 +84,17 @@ class Ranks:
         return statistics.median(seconds)
 
     def of_leader(self, values: Sequence[float]) -> list[float]:
-        """What the leader passed, on every rank."""
+        """The values that the leader passed, on every rank."""
         mine = mx.array(list(values) if self.is_leader else [0.0] * len(values), mx.float32)
-        told = mx.distributed.all_sum(mine, group=self.group)
-        mx.eval(told)
-        return [float(value) for value in np.array(told)]
+        sent = mx.distributed.all_sum(mine, group=self.group)
+        mx.eval(sent)
+        return [float(value) for value in np.array(sent)]
 
     def digest(self, lines: mx.array | None, num_tokens: int) -> mx.array | None:
-        """Lazily, at every AGREE_EVERY-th call: what each rank made of this forward, for `check`; else None.
+        """A lazy digest of each rank's result of this forward, for `check`, at every AGREE_EVERY-th call; else None.
 
         lines: `[tokens, width]`. The digest is float32 `[ranks, n]`: the number of the forward and its tokens, then the
-        means of the parts of some tokens' values, in units of what random values would have.
+        means of the parts of some tokens' values, in units of such means of random values.
         """
         self._forwards += 1
         if self._forwards % AGREE_EVERY or lines is None or not lines.size:
@@ -114,8 +117,10 @@ class Ranks:
         apart = np.abs(lines - lines[0])
         worst = int(apart.max(axis=1).argmax())
         if apart[:, :2].any():
-            raise CanaryError(f"rank {worst} computed another frame than the leader: {lines[worst]}, not {lines[0]}")
-        if not apart.max() <= AGREE_WITHIN[dtype]:  # also for what is no number
+            raise CanaryError(
+                f"rank {worst} computed another frame than the leader: {lines[worst].tolist()}, not {lines[0].tolist()}"
+            )
+        if not apart.max() <= AGREE_WITHIN[dtype]:  # true for NaN, too
             raise CanaryError(
                 f"rank {worst} has another result than the leader after {self._forwards} forwards: "
                 f"{apart.max():.2g} apart, where {AGREE_WITHIN[dtype]} is allowed"

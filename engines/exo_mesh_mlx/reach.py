@@ -1,4 +1,4 @@
-"""Which parameters a lazy result depends on, from MLX's own graph: what will be read when it is evaluated."""
+"""Finds the parameters that a lazy result depends on, from MLX's own graph: they will be read when it is evaluated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def reached(results: list[mx.array], parameters: Mapping[str, mx.array]) -> set[
 
 
 def graph_of_stage(model: nn.Module, trace: MlxTrace, start: int, stop: int) -> list[mx.array]:
-    """All that a stage would evaluate in one forward of one token, lazily. The model is not hooked afterwards."""
+    """All results that a stage would evaluate in one forward of one token, lazily. The model is not hooked
+    afterwards."""
     stage = MlxGhostStage(model, trace, start, stop)
     full = make_prompt_cache(model)
     cache = SequenceCache(full, plan_caches(trace, full, start, stop))

@@ -1,7 +1,8 @@
-"""Copy a sequence's caches out as named tensors, and in again: arrays, and the counters that say what they hold."""
+"""Copies a sequence's caches out as named tensors, and in again: arrays, and the counters that describe them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -16,14 +17,14 @@ from exo_mesh_mlx import wire
 from exo_mesh_mlx.caches import SequenceCache
 
 SavedForm = dict[str, tuple[str, tuple[int | None, ...]]]
-"""{tensor name: (dtype, shape)} of what a stage saves; None for the axis that counts positions."""
+"""{tensor name: (dtype, shape)} of a stage's saved sequences; None for the axis that counts positions."""
 
 _CONSTANTS = ("max_size", "keep", "chunk_size", "window_size")
 """Counters that belong to the model, not to the sequence."""
 
 
 def save(cache: SequenceCache) -> SavedSequence:
-    """All that the stage holds of a sequence. Changes nothing."""
+    """The complete state that the stage holds for a sequence. Changes nothing."""
     leaves = {name: leaf for slot, entry in cache.entries.items() for name, leaf in _leaves(entry, str(slot))}
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, mx.array)}
     mx.eval(arrays)
@@ -34,7 +35,7 @@ def save(cache: SequenceCache) -> SavedSequence:
 
 
 def restore(cache: SequenceCache, saved: SavedSequence, form: SavedForm) -> SequenceCache:
-    """Fill a fresh cache and answer it. Raises EngineError if what was saved is not of this stage."""
+    """Fill a fresh cache and return it. Raises EngineError if the saved sequence is of another stage."""
     if not saved.length:
         return cache
     leaves = (leaf for slot, entry in cache.entries.items() for leaf in _leaves(entry, str(slot)))
@@ -51,7 +52,7 @@ def restore(cache: SequenceCache, saved: SavedSequence, form: SavedForm) -> Sequ
 
 
 def form_of(cache: SequenceCache) -> SavedForm:
-    """What saved sequences of this stage look like, from one that has been through a forward."""
+    """The form of this stage's saved sequences, from a cache after a forward."""
     form: SavedForm = {}
     for slot, entry in cache.entries.items():
         for name, leaf in _leaves(entry, str(slot)):
@@ -61,7 +62,8 @@ def form_of(cache: SequenceCache) -> SavedForm:
 
 
 def _shape_form(entry: Any, array: mx.array) -> tuple[int | None, ...]:
-    """A recurrent state has one size; of the others the last axis but one counts positions, of token ids the last."""
+    """The shape with None for positions. A recurrent state has one size; in other arrays the last axis but one counts
+    positions, in arrays of token ids the last one."""
     if array.ndim < 3:
         return (*array.shape[:-1], None)
     if isinstance(entry, mlx_caches.ArraysCache):
@@ -70,24 +72,30 @@ def _shape_form(entry: Any, array: mx.array) -> tuple[int | None, ...]:
 
 
 def _check(saved: SavedSequence, form: SavedForm, later: Collection[str]) -> None:
-    """later: what a fresh cache has a place for, and one of a single token may still lack; its shape is not known."""
+    """Raises EngineError for tensors of another stage. later: names that a fresh cache has a place for, and that the
+    cache of a single token may still lack; their shapes are not known."""
     for name, (dtype, shape) in form.items():
         tensor = saved.tensors.get(name)
         if tensor is None:
-            raise EngineError(f"the saved sequence lacks tensor {name!r}; it has {sorted(saved.tensors)}")
+            raise EngineError(
+                f"the saved sequence lacks tensor {json.dumps(name)}; it has {json.dumps(sorted(saved.tensors))}"
+            )
         fits = len(tensor.shape) == len(shape) and all(
             want in (None, got) for want, got in zip(shape, tensor.shape, strict=True)
         )
         if tensor.dtype != dtype or not fits:
             raise EngineError(
-                f"saved tensor {name!r} is {tensor.dtype}{list(tensor.shape)}, this stage has {dtype}{list(shape)}"
+                f"saved tensor {json.dumps(name)} is {tensor.dtype}{list(tensor.shape)}, "
+                f"this stage has {dtype}{json.dumps(shape)}"
             )
     if surplus := sorted(saved.tensors.keys() - form.keys() - set(later)):
-        raise EngineError(f"saved tensor {surplus[0]!r} is of another stage: this one has {sorted(form)}")
+        raise EngineError(
+            f"saved tensor {json.dumps(surplus[0])} is of another stage: this one has {json.dumps(sorted(form))}"
+        )
 
 
 def _leaves(entry: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """(name, array or counter) of all that an entry holds; of keys and values only the positions in use."""
+    """(name, array or counter) of everything that an entry holds; of keys and values only the positions in use."""
     for name, value in vars(entry).items():
         path = f"{prefix}.{name}"
         if isinstance(value, list | tuple):
@@ -135,6 +143,6 @@ def _filled(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, int):
         counter = int(tensor.numpy().reshape(-1)[0]) if tensor.num_bytes else value
         if path.rpartition(".")[2] in _CONSTANTS and counter != value:
-            raise EngineError(f"saved {path!r} is {counter}, this stage has {value}")
+            raise EngineError(f"saved {json.dumps(path)} is {counter}, this stage has {value}")
         return counter
     return wire.from_tensor(tensor)

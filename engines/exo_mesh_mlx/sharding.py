@@ -1,4 +1,4 @@
-"""A model split over the ranks of a tensor group by mlx-lm's own `shard()`, and what each rank then holds of it."""
+"""Splits a model over the ranks of a tensor group by mlx-lm's own `shard()`, and records each rank's share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exo_mesh_mlx.ranks import Ranks
 @dataclass(frozen=True, slots=True)
 class RankShares:
     """Bytes of the tensors of a stage's layers on this rank, by name: of those that are split, and of those that every
-    rank has whole. full_bytes: what the split ones are together on all ranks."""
+    rank has whole. full_bytes: bytes of the split tensors on all ranks together."""
 
     split: Mapping[str, int] = field(default_factory=dict)
     whole: Mapping[str, int] = field(default_factory=dict)
@@ -34,17 +34,15 @@ class RankShares:
 
 
 def share_out(model: nn.Module, ranks: Ranks, start: int, stop: int) -> RankShares:
-    """Split the model in place, lazily. Answers what this rank holds of layers `[start, stop)`.
-
-    Raises ModelError if mlx-lm cannot split it.
-    """
+    """Split the model in place, lazily. Returns this rank's share of layers `[start, stop)`. Raises ModelError if
+    mlx-lm cannot split the model."""
     before = _layer_bytes(model, start, stop)
     shard = getattr(model, "shard", None)
     if shard is None:
         raise ModelError(f"mlx-lm cannot split {type(model).__module__} over {ranks.size} ranks: it has no shard()")
     try:
         shard(ranks.group)
-    except Exception as exc:  # model code may fail in any way on a size that it cannot share out
+    except Exception as exc:  # model code may raise anything for a size that it cannot split
         raise ModelError(f"the model cannot be split over {ranks.size} ranks: {exc}") from exc
     for layer in model.layers[start:stop]:
         # a slice would keep the whole tensor that it is a view of

@@ -1,4 +1,4 @@
-"""What placement must know of a model: where it may be cut, what each layer takes. Reads headers, computes nothing."""
+"""Surveys a model for placement: where it may be cut, and the bytes of each layer. Reads headers, computes nothing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from exo_mesh_mlx.reach import graph_of_stage, reached
 from exo_mesh_mlx.trace import MlxTrace
 
 LONG_RUN_TOKENS = 128
-"""Of the lazy run after which caches are measured: a multiple of the groups of positions that caches compress."""
+"""Tokens of the lazy run after which caches are measured: a multiple of the groups of positions that caches
+compress."""
 
 SHORT_RUN_TOKENS = 3
-"""Of the lazy run that shows whether a model runs at all."""
+"""Tokens of the lazy run that shows whether a model runs at all."""
 
 _PLACE = re.compile(r"(idx|index|layer_id|layer_num\w*)$")
-"""Settings of a layer that only say which one it is."""
+"""Settings of a layer that only number it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class _Ends:
 
 
 def survey(checkpoint: MlxCheckpoint) -> ModelSurvey:
-    """Raises ModelError, naming file and tensor or key, for a checkpoint that cannot be run at all."""
+    """Survey a checkpoint. Raises ModelError, naming file and tensor or key, for a checkpoint that cannot be run at
+    all."""
     model: Any = build_model(checkpoint)
     try:
         trace = trace_checkpoint(checkpoint)
@@ -68,11 +70,11 @@ def survey(checkpoint: MlxCheckpoint) -> ModelSurvey:
 
 
 def _one_piece(checkpoint: MlxCheckpoint, model: Any, reason: str) -> ModelSurvey:
-    """Of a model whose layers cannot be told apart in a forward pass: bytes only. Raises ModelError if its forward pass
-    fails also when nobody looks at the layers."""
+    """Survey a model whose layers cannot be separated in a forward pass: bytes only. Raises ModelError if its forward
+    pass fails without hooks, too."""
     try:
         model(mx.zeros((1, SHORT_RUN_TOKENS), mx.int32), cache=make_prompt_cache(model))
-    except Exception as exc:  # model code of any kind
+    except Exception as exc:  # model code may raise anything
         why = why_a_range_fails(0, len(model.layers), len(model.layers), exc)
         raise ModelError(f"{checkpoint.config_file}: {why}") from exc
     ends = _ends_of_whole(model)
@@ -81,7 +83,7 @@ def _one_piece(checkpoint: MlxCheckpoint, model: Any, reason: str) -> ModelSurve
 
 
 def _owned(per_layer: list[list[Any]]) -> Iterator[list[Any]]:
-    """Of each layer the cache entries that no earlier layer has: what several share is kept once."""
+    """For each layer the cache entries that no earlier layer has: a shared entry is kept once."""
     seen: set[int] = set()
     for entries in per_layer:
         yield [entry for entry in entries if id(entry) not in seen]
@@ -89,7 +91,7 @@ def _owned(per_layer: list[list[Any]]) -> Iterator[list[Any]]:
 
 
 def _filled_caches(model: Any) -> list[Any]:
-    """Fresh caches after a lazy run, so that they know their shapes."""
+    """Fresh caches after a lazy run, so that they have their shapes."""
     caches: list[Any] = make_prompt_cache(model)
     model(mx.zeros((1, LONG_RUN_TOKENS), mx.int32), cache=caches)
     return caches
@@ -120,12 +122,12 @@ def _outside_layers(model: Any) -> dict[str, mx.array]:
 
 
 def _ends_of_whole(model: Any) -> _Ends:
-    """Both ends are on one stage, so all counts with the head, which a tied table counts with in any case."""
+    """The ends of a model on one stage: everything counts with the head, as a tied table does in any case."""
     return _Ends(0, sum(array.nbytes for array in _outside_layers(model).values()))
 
 
 def _ends_of_stages(model: nn.Module, trace: MlxTrace, cut: int) -> _Ends:
-    """From the graphs of the two stages that a cut makes."""
+    """The ends, from the graphs of the two stages that a cut makes."""
     outside = _outside_layers(model)
     first, last = (
         sum(outside[name].nbytes for name in reached(graph_of_stage(model, trace, start, stop), outside))

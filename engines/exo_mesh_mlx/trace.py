@@ -1,7 +1,7 @@
-"""Learn how a model's forward pass uses its layers, from three lazy runs in which nothing is computed.
+"""Traces how a model's forward pass uses its layers, in three lazy runs in which nothing is computed.
 
-What is learnt: which arrays a layer takes from which earlier layer, what it returns, and which cache entries it uses.
-From that follow the live set at every cut and the cuts that are legal. No architecture is known by name.
+The trace shows which arrays a layer takes from which earlier layer, what it returns, and which cache entries it uses.
+The live set at every cut and the legal cuts follow from that. No architecture is known by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAIN = "hidden"
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """Where an array was made: by layer `layer`, at `path` of ("out", result) or of ("arg", args and kwargs)."""
+    """The place where an array was made: layer `layer`, at `path` of ("out", result) or of ("arg", args and kwargs)."""
 
     layer: int
     path: tree.Path
@@ -44,7 +44,7 @@ class LiveValue:
 
     @property
     def has_batch_axis(self) -> bool:
-        """The first axis counts rows, so that several may share one array."""
+        """Whether the first axis counts rows, so that several rows may share one array."""
         return len(self.shape) > 1 and self.shape[0] == 1 and self.token_axis != 0
 
     @property
@@ -54,7 +54,8 @@ class LiveValue:
 
 @dataclass(slots=True)
 class MlxLayerUse:
-    """What one layer does. links: argument path -> source. template: see `_template`. slots: cache entries given."""
+    """The behaviour of one layer. links: argument path -> source. template: see `_template`. slots: cache entries that
+    it gets."""
 
     links: dict[tree.Path, ArraySource] = field(default_factory=dict)
     main_arg: tree.Path | None = None
@@ -65,26 +66,27 @@ class MlxLayerUse:
 
 @dataclass(slots=True)
 class MlxTrace:
-    """Pure data about a model: holds no array and no module."""
+    """A model's trace: pure data, without arrays and modules."""
 
     layers: list[MlxLayerUse]
     shapes: dict[ArraySource, list[tuple[int, ...]]]
     dtypes: dict[ArraySource, mx.Dtype]
     head_by_position: bool
-    """Norm and head treat positions alone, so that they may be given the last positions only."""
+    """Whether norm and head treat positions independently, so that they may get the last positions only."""
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     def live_sources(self, cut: int) -> list[ArraySource]:
-        """What layers before `cut` made and layers from it on use; the main one (made by layer cut-1) first."""
+        """The arrays that layers before `cut` made and layers from it on use; the main one (made by layer cut-1)
+        first."""
         wanted = {source: None for use in self.layers[cut:] for source in use.links.values() if source.layer < cut}
         main = self._main_source(cut)
         return [main, *(source for source in sorted(wanted, key=repr) if source != main)]
 
     def _main_source(self, cut: int) -> ArraySource:
-        """The array that layer `cut` takes from layer cut-1; if model code stands between them, what cut-1 returned."""
+        """The array that layer `cut` takes from layer cut-1; if model code is between them, the result of cut-1."""
         use = self.layers[cut]
         if use.main_arg is not None and use.main_arg in use.links and use.links[use.main_arg].layer == cut - 1:
             return use.links[use.main_arg]
@@ -107,16 +109,16 @@ class MlxTrace:
         return LiveValue(key, source, shapes[-1], axes[0] if axes else None, self.dtypes[source])
 
     def why_illegal(self, cut: int) -> str:
-        """Why no stage may begin at layer `cut`, or "" if one may."""
+        """The reason why no stage may begin at layer `cut`, or "" if one may."""
         for source in self.live_sources(cut):
             shapes = self.shapes[source]
             if len(shapes) != len(RUN_TOKENS) or len({len(shape) for shape in shapes}) != 1:
                 return f"layer {source.layer} does not always return the same arrays"
             if self.dtypes[source] not in MX_DTYPES.values():
-                return f"what layer {source.layer} hands on is {self.dtypes[source]}, which does not travel"
+                return f"layer {source.layer} passes on {self.dtypes[source]}, which cannot be sent to another stage"
             varying = [sizes for sizes in zip(*shapes, strict=True) if len(set(sizes)) > 1]
             if varying and varying != [RUN_TOKENS]:
-                return f"what layer {source.layer} hands on grows with the context"
+                return f"an array that layer {source.layer} passes on grows with the context"
         before = {slot for use in self.layers[:cut] for slot in use.slots}
         shared = before & {slot for use in self.layers[cut:] for slot in use.slots}
         return f"cache entry {min(shared)} is used on both sides" if shared else ""
@@ -126,7 +128,7 @@ class MlxTrace:
 
 
 def trace_model(model: nn.Module, caches: list[Any]) -> MlxTrace:
-    """Run `model` lazily. Its caches are left filled with lazy arrays: throw them and the model away afterwards.
+    """Run `model` lazily. Its caches are left filled with lazy arrays: drop them and the model afterwards.
 
     Raises ModelError if the layers are not each called exactly once, in order (looped models).
     """
@@ -141,7 +143,7 @@ def trace_model(model: nn.Module, caches: list[Any]) -> MlxTrace:
 
 
 class _Recorder:
-    """Hooks all layers and writes down what passes through them."""
+    """Hooks all layers and records the values that pass through them."""
 
     def __init__(self, model: nn.Module, caches: list[Any]) -> None:
         self.model: Any = model
@@ -168,7 +170,8 @@ class _Recorder:
         return output
 
     def try_head_on_one_position(self) -> None:
-        """Does the part after the layers still work, and give one row of logits, if the last layer returns one?"""
+        """Find out whether the part after the layers still works, and gives one row of logits, if the last layer
+        returns one position."""
         self.cut_positions = True
         try:
             logits = self.run(RUN_TOKENS[0])
@@ -216,7 +219,7 @@ class _Recorder:
 
 
 def keep_last_positions(output: Any, num_tokens: int, num_kept: int) -> Any:
-    """Of a layer's result, only the last positions of every `[1, num_tokens, ...]` array."""
+    """A layer's result with only the last positions of every `[1, num_tokens, ...]` array."""
     if num_kept == num_tokens:
         return output
     for path, array in tree.arrays(output):
@@ -226,7 +229,8 @@ def keep_last_positions(output: Any, num_tokens: int, num_kept: int) -> Any:
 
 
 def _main_arg(index: int, links: dict[tree.Path, ArraySource], args: dict[tree.Path, mx.array]) -> tree.Path | None:
-    """The argument that a ghost returns: what came out of the layer before, else the first thing that looks hidden."""
+    """The argument that a ghost returns: the output of the previous layer, else the first array with at least three
+    axes."""
     for path, source in links.items():
         if source.layer == index - 1:
             return path
@@ -240,18 +244,18 @@ def _cache_ids(entry: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ArrayLeaf:
-    """In a template: here is an array."""
+    """In a template: the place of an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentLeaf:
-    """In a template: here is the very object that was at `path` of the arguments."""
+    """In a template: the place of the very object that was at `path` of the arguments."""
 
     path: tree.Path
 
 
 def _template(output: Any, opaque: dict[int, tree.Path]) -> Any:
-    """The structure of a layer's result with arrays replaced by ArrayLeaf, so that a ghost can make one like it."""
+    """The structure of a layer's result with arrays replaced by ArrayLeaf, so that a ghost can build a similar one."""
     if isinstance(output, mx.array):
         return ArrayLeaf()
     if id(output) in opaque:

@@ -37,7 +37,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
 
 
 def is_opaque(value: Any) -> bool:
-    """A plain object that may carry arrays in attributes."""
+    """Whether a value is a plain object that may carry arrays in attributes."""
     return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, nn.Module | dict | tuple | list)
 
 
@@ -65,7 +65,7 @@ def get(value: Any, path: Path) -> Any:
 
 
 def put(value: Any, path: Path, new: Any) -> Any:
-    """Put `new` at `path`: dicts, lists and objects in place, tuples by a new tuple. Answers the changed value."""
+    """Put `new` at `path`: dicts, lists and objects in place, tuples by a new tuple. Returns the changed value."""
     if not path:
         return new
     step, rest = path[0], path[1:]

@@ -1,8 +1,8 @@
 """Stand-ins for the tensors of other stages whose files are not here, so that mlx-lm can arrange the names of the rest.
 
-Model code stacks, splits and renames tensors of all layers at once. A missing one gets zeros of the shape that the same
-tensor has in another layer; they are lazy and take nothing. What no other layer has is left out. Neither is ever read:
-the loader makes sure of that.
+Model code stacks, splits and renames tensors of all layers at once. A missing tensor gets zeros of the shape that the
+same tensor has in another layer; they are lazy and take no memory. Tensors that no other layer has are left out.
+Neither is ever read: the loader makes sure of that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from exo_mesh_mlx.checkpoint import MlxCheckpoint
 
 
 class VirtualTensors:
-    """zeros: {tensor: stand-in}."""
+    """Makes the stand-ins of a checkpoint. zeros: {tensor: stand-in}."""
 
     def __init__(self, checkpoint: MlxCheckpoint) -> None:
         self._checkpoint = checkpoint
@@ -39,7 +39,7 @@ class VirtualTensors:
         return type(model_class.__name__, (model_class,), {"sanitize": sanitize, "__module__": model_class.__module__})
 
     def missing(self, parameters: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """Of a model's parameters those to which neither a file nor a stand-in gave a value: they are random."""
+        """A model's parameters that got a value neither from a file nor from a stand-in: they are random."""
         return {name: array for name, array in parameters.items() if name not in self._given}
 
     def _complete(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -57,6 +57,6 @@ class VirtualTensors:
 
 
 def _anonymous(name: str) -> str:
-    """The name with its layer's number left out."""
+    """The name without the number of its layer."""
     found = LAYER_NAME.search(name)
     return name if found is None else name[: found.start(1)] + "#" + name[found.end(1) :]

@@ -13,7 +13,7 @@ from exo_mesh_mlx.trace import LiveValue
 
 
 class WholeStage:
-    """The same interface as GhostStage; the model is not hooked."""
+    """A stage with the interface of GhostStage; the model is not hooked."""
 
     inputs: tuple[LiveValue, ...] = ()
     outputs: tuple[LiveValue, ...] = ()
@@ -27,9 +27,9 @@ class WholeStage:
         return logits
 
     def close(self) -> None:
-        """Nothing to undo."""
+        """Do nothing: there are no hooks."""
 
 
 def whole_layout(full: list[Any]) -> CacheLayout:
-    """Every entry stands for itself."""
+    """The layout in which every entry stands for itself."""
     return CacheLayout(tuple(range(len(full))), ())

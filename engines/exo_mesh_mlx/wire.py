@@ -1,4 +1,4 @@
-"""mx.array <-> the engine-neutral Tensor that travels between stages."""
+"""Converts mx.array to and from the engine-neutral Tensor that travels between stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACTIVATION_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """Name of an MLX dtype as ITEM_BYTES spells it; ValueError if it cannot cross a hop."""
+    """Name of an MLX dtype as in ITEM_BYTES; ValueError if it cannot cross a hop."""
     for name, known in MX_DTYPES.items():
         if known == dtype:
             return name
@@ -30,7 +30,7 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def to_tensor(array: mx.array) -> Tensor:
-    """Copy an evaluated array out of MLX. numpy knows no bfloat16, so that goes as its bits."""
+    """Copy an evaluated array out of MLX. NumPy has no bfloat16, so bfloat16 is copied as its bits."""
     if array.dtype != mx.bfloat16:
         return Tensor.from_numpy(np.array(array))
     bits = Tensor.from_numpy(np.array(array.view(mx.uint16)).view(np.uint8))

@@ -1,4 +1,4 @@
-"""An engine that needs nothing but NumPy: a way for any machine to be part of a ring, and the oracle of exactness."""
+"""An engine that needs only NumPy: it lets any machine join a ring, and is the reference for exact results."""
 
 from exo_mesh_numpy.provider import NumpyProvider
 

@@ -1,6 +1,6 @@
 """Causal attention of one sequence's new queries over its keys and values, in the two modes.
 
-Queries come scaled by head_dim ** -0.5. Head h of the queries looks at head h // (heads / kv_heads) of keys and values.
+Queries come scaled by head_dim ** -0.5. Head h of the queries uses head h // (heads / kv_heads) of keys and values.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from exo_mesh_numpy.kv import KEY_BLOCK
 from exo_mesh_numpy.scratch import Scratch
 
 MAX_SCORES = 2**22
-"""Scores held at once (16 MiB); longer contexts take fewer heads, then fewer queries at once."""
+"""Scores held at once (16 MiB); longer contexts process fewer heads, then fewer queries at once."""
 
 MAX_QUERIES = 64
-"""Queries taken at once: no later key is looked at than that of the last one, and their scores stay in the cache."""
+"""Queries processed at once: no key after the last query is used, and the scores stay in the cache."""
 
 LARGE_GROUP = 4
-"""From so many query heads to a kv head on, BLAS is faster with all of them as a matrix than with each as a vector."""
+"""Query heads per kv head from which BLAS is faster with all of them as a matrix than with each as a vector."""
 
 
 class Attention(Protocol):
     def attend(self, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, pos0: int, out: np.ndarray) -> None:
-        """queries, out: float32 `[n, heads, head_dim]` of positions from pos0 on. keys, values: `[kv_heads, capacity,
-        head_dim]`, filled up to position pos0 + n."""
+        """Compute attention into `out`. queries, out: float32 `[n, heads, head_dim]` of positions from pos0 on. keys,
+        values: `[kv_heads, capacity, head_dim]`, filled up to position pos0 + n."""
 
 
 def _shares(queries: np.ndarray, num_kv_heads: int, pos0: int) -> Iterator[tuple[slice, slice]]:
-    """(kv heads, queries) to take at once, so that there are never many more than MAX_SCORES scores."""
+    """(kv heads, queries) to process at once, so that there are never many more than MAX_SCORES scores."""
     num_queries, num_heads, _ = queries.shape
     per_query = num_heads // num_kv_heads * (pos0 + num_queries)
     heads = min(num_kv_heads, max(1, MAX_SCORES // (per_query * num_queries)))
@@ -42,13 +42,13 @@ def _shares(queries: np.ndarray, num_kv_heads: int, pos0: int) -> Iterator[tuple
 
 
 def _query_heads(kv_heads: slice, queries: np.ndarray, num_kv_heads: int) -> slice:
-    """The query heads that look at these kv heads."""
+    """The query heads that use these kv heads."""
     group = queries.shape[1] // num_kv_heads
     return slice(kv_heads.start * group, kv_heads.stop * group)
 
 
 class FastAttention:
-    """All keys at once."""
+    """Attention over all keys at once."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
@@ -86,7 +86,7 @@ class FastAttention:
         result /= scores.sum(axis=-1, keepdims=True)
 
     def _attend_once(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
-        """One query `[heads, head_dim]`, as a product of a matrix and a vector for each head."""
+        """Attention of one query `[heads, head_dim]`, as a product of a matrix and a vector for each head."""
         num_kv_heads, length, head_dim = keys.shape
         grouped = query.reshape(num_kv_heads, -1, head_dim, 1)
         scores = self._scratch.take("scores", *grouped.shape[:2], length)
@@ -99,7 +99,8 @@ class FastAttention:
 
 
 class TiledAttention:
-    """Queries are SIMD lanes of tiles of 16, keys come in blocks of 32 that are added up in order.
+    """Attention in fixed tiles. Queries are SIMD lanes of tiles of 16, keys come in blocks of 32 that are added up in
+    order.
 
     Blocks beyond a query's own position add exact zeros to it, so its bits depend on its own keys alone.
     """
@@ -152,7 +153,7 @@ class TiledAttention:
         return lanes.reshape(num_kv_heads, -1, TILE, head_dim)
 
     def _hide_future(self, scores: np.ndarray, pos0: int, group: int, num_queries: int) -> None:
-        """Scores of positions after a lane's query become -inf. Lanes without a query count as the last one."""
+        """Set scores of positions after a lane's query to -inf. Lanes without a query count as the last one."""
         num_tiles, num_blocks = scores.shape[1:3]
         first = pos0 // KEY_BLOCK
         lane = np.arange(num_tiles * TILE) // group

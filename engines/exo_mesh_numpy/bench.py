@@ -1,8 +1,8 @@
-"""`python -m exo_mesh_numpy.bench`: how fast this machine runs a Llama, beside NumPy's own loop over its products.
+"""`python -m exo_mesh_numpy.bench`: measures how fast this machine runs a Llama, compared with plain NumPy.
 
-Two yardsticks, over the very matrices of the model. *products*: nothing but NumPy's products of the weights, which is
-what memory or BLAS allow; no engine reaches it. *loop*: a forward pass as one would write it with NumPy, for one
-sequence. Weights are random. What is compared is done in turns, so that other load on the machine hits all alike.
+It compares with two references, over the matrices of the same model. *products*: only NumPy's products of the weights,
+which is the limit of memory or BLAS; no engine reaches it. *loop*: a simple forward pass in NumPy, for one sequence.
+Weights are random. All candidates run in turns, so that other load on the machine affects them alike.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ CONFIG = {
 
 
 def main(argv: list[str]) -> int:
-    """Prints tokens per second and how they compare, for each mode."""
+    """Print tokens per second and their ratios, for each mode."""
     parser = argparse.ArgumentParser(prog="python -m exo_mesh_numpy.bench", description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=20, help="decode steps, and turns of each measurement")
-    parser.add_argument("--context", type=int, default=128, help="positions that are there when decoding begins")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="number of decode steps, and of turns of each measurement"
+    )
+    parser.add_argument("--context", type=int, default=128, help="length of each sequence when decoding begins")
     parser.add_argument("--modes", default="fast,deterministic")
     parser.add_argument(
-        "--cpu-time", action="store_true", help="count CPU time: on a busy machine, with OPENBLAS_NUM_THREADS=1"
+        "--cpu-time", action="store_true", help="measure CPU time: for busy machines, with OPENBLAS_NUM_THREADS=1"
     )
     args = parser.parse_args(argv)
     clock = time.process_time if args.cpu_time else time.perf_counter
@@ -83,13 +85,13 @@ def report(stage: NumpyStage, config: ModelConfig, steps: int, context: int, clo
 
 
 def compared(tokens: int, taken: list[float]) -> str:
-    """taken: seconds of ours, of the products, and perhaps of the plain loop."""
+    """One line of figures. taken: seconds of the engine, of the products, and perhaps of the plain loop."""
     text = f"{tokens / taken[0]:.1f} tok/s; products {tokens / taken[1]:.1f}, ratio {taken[1] / taken[0]:.3f}"
     return text + (f"; loop {tokens / taken[2]:.1f}, ratio {taken[2] / taken[0]:.3f}" if len(taken) > 2 else "")
 
 
 def alternate(actions: list[Callable[[], None]], turns: int, clock: Callable[[], float]) -> list[float]:
-    """Median seconds of each, taken in turns after one turn that does not count."""
+    """Median seconds of each action; the actions run in turns, after one turn that does not count."""
     times: list[list[float]] = [[] for _ in actions]
     for _ in range(turns + 1):
         for action, own in zip(actions, times, strict=True):
@@ -115,7 +117,7 @@ def plain(weights: StageWeights, config: ModelConfig, context: int, tokens: int)
 def decoder(
     stage: NumpyStage, rows: int, context: int, vocab_size: int, rng: np.random.Generator
 ) -> Callable[[], None]:
-    """One decode step of so many sequences, each of `context` positions; each call is the same step again."""
+    """One decode step of `rows` sequences, each of `context` positions; each call repeats the same step."""
     for sequence in range(rows):
         stage.remove(sequence)
         stage.insert(sequence, context + 1)
@@ -144,7 +146,7 @@ def matrices(layer: LayerWeights) -> list[np.ndarray]:
 
 
 def matrix_bytes(weights: StageWeights) -> int:
-    """Of all matrices that a token goes through."""
+    """Bytes of all matrices that a token passes."""
     assert weights.head is not None
     return weights.head.nbytes + sum(matrix.nbytes for layer in weights.layers for matrix in matrices(layer))
 
@@ -168,7 +170,7 @@ def products(weights: StageWeights, rows: int, head_rows: int | None = None) -> 
 
 
 def write_model(directory: Path, num_layers: int) -> ModelConfig:
-    """config.json and model.safetensors with random float32 weights."""
+    """Write config.json and model.safetensors with random float32 weights."""
     (directory / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": num_layers}))
     config = read_model_config(directory)
     shapes: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (config.vocab_size, config.hidden_size)}

@@ -1,10 +1,11 @@
-"""Read tensors of a checkpoint into float32 arrays that are there already, in bounded chunks.
+"""Reads tensors of a checkpoint into existing float32 arrays, in chunks of limited size.
 
 Files are read and not mapped: pages of a mapped file would count as memory of the process while they are converted.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from io import FileIO
@@ -30,7 +31,7 @@ class NumpyCheckpoint:
     """The tensors of a model directory. A *module* is a linear layer or an embedding, quantised or not."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises ModelError for defects of the headers, and for a quantisation that this engine does not know."""
+        """Raises ModelError for defects of the headers, and for a quantisation that this engine does not support."""
         self._dir = model_dir
         self._table = read_tensor_table(model_dir)
         self._quantisation = _quantisation(model_dir / "config.json")
@@ -45,12 +46,12 @@ class NumpyCheckpoint:
         return name in self._table
 
     def vector_tensors(self, name: str, size: int) -> tuple[str, ...]:
-        """Check a norm's weight or a bias of `size` values; answers the tensors that it takes."""
+        """Check a norm's weight or a bias of `size` values; returns the names of its tensors."""
         self._info(name, (size,), _FLOATS)
         return (name,)
 
     def matrix_tensors(self, module: str, rows: int, columns: int) -> tuple[str, ...]:
-        """Check the weight of a module, `[rows, columns]`; answers the tensors that it takes."""
+        """Check the weight of a module, `[rows, columns]`; returns the names of its tensors."""
         packing = self._packing(module)
         if packing is None:
             self._info(f"{module}.weight", (rows, columns), _FLOATS)
@@ -71,7 +72,7 @@ class NumpyCheckpoint:
             self._read_packed(module, packing, out)
 
     def _packing(self, module: str) -> NumpyPacking | None:
-        """How the module is quantised: None for plain floats. Scales without settings are a defect."""
+        """The quantisation of a module: None for plain floats. Scales without settings are a defect."""
         scales = f"{module}.scales"
         if scales not in self._table:
             return None
@@ -82,13 +83,13 @@ class NumpyCheckpoint:
         if info is None:
             raise ModelError(f"{self._dir}: the checkpoint has no tensor {name}")
         if info.shape != shape:
-            raise ModelError(f"{info.file}: {name} has shape {list(info.shape)}, config.json asks for {list(shape)}")
+            raise ModelError(f"{info.file}: {name} has shape {list(info.shape)}, config.json requires {list(shape)}")
         if info.dtype not in dtypes:
             raise ModelError(f"{info.file}: {name} is {info.dtype}; the numpy engine reads {', '.join(dtypes)} there")
         return info
 
     def _packed(self, module: str, packing: NumpyPacking, rows: int, columns: int) -> list[tuple[str, TensorInfo]]:
-        """(name, info) of packed values, scales, and biases where the mode has them."""
+        """(name, info) of packed values, scales, and biases if the mode has them."""
         if columns % packing.group_size or columns * packing.bits % 32:
             raise ModelError(
                 f"{self._table[f'{module}.scales'].file}: {module} of width {columns} does not divide into groups of "
@@ -131,22 +132,22 @@ class NumpyCheckpoint:
 
 
 def _quantisation(config_file: Path) -> Mapping[str, Any]:
-    """MLX's settings of quantisation; empty if there are none. Raises ModelError for those of other tools."""
+    """MLX's quantisation settings; empty if there are none. Raises ModelError for the settings of other tools."""
     config = read_json(config_file)
     found = config.get("quantization") or config.get("quantization_config") or {}
     if not isinstance(found, dict):
-        raise ModelError(f"{config_file}: quantization is {found!r}, not an object")
+        raise ModelError(f"{config_file}: quantization is {json.dumps(found)}, not an object")
     if "quant_method" in found:
         raise ModelError(
-            f"{config_file}: quantization_config: quant_method {found['quant_method']!r} is not supported by the numpy "
-            "engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4)"
+            f"{config_file}: quantization_config: quant_method {json.dumps(found['quant_method'])} is not supported by "
+            "the numpy engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4)"
         )
     return found
 
 
 @contextmanager
 def _opened(info: TensorInfo, name: str) -> Iterator[FileIO]:
-    """The file at the first byte of the tensor. Raises ModelError if it cannot be read."""
+    """The file, opened at the first byte of the tensor. Raises ModelError if it cannot be read."""
     try:
         with on_disk(info.file).open("rb", buffering=0) as stream:
             stream.seek(info.start)

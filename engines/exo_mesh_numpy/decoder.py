@@ -1,8 +1,8 @@
 """The forward pass of a stage's layers, for Llama, Mistral, Qwen2, Qwen3 and SmolLM3.
 
 A *pass* takes at most `Kernels.max_tokens` tokens through all layers. All its rows share the products; only attention
-goes sequence by sequence. Buffers have as many rows as `Kernels.padded` says; rows beyond the tokens hold anything
-finite.
+runs sequence by sequence. Buffers have as many rows as `Kernels.padded` returns; rows beyond the tokens hold any finite
+values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CACHED_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """n tokens of one sequence from position pos0 on, in one pass. source: the first of them in the frame."""
+    """n tokens of one sequence from position pos0 on, in one pass. source: index of the first of them in the frame."""
 
     kv: SequenceKv
     pos0: int
@@ -35,7 +35,7 @@ class RowPiece:
 
 
 class Decoder:
-    """The layers of one stage. Mutates nothing but the KV of the pieces it is given."""
+    """The layers of one stage. Mutates only the KV of the pieces that it gets."""
 
     def __init__(self, config: ModelConfig, weights: StageWeights, mode: str) -> None:
         """mode: "fast" or "deterministic"."""
@@ -52,7 +52,7 @@ class Decoder:
         return self._scratch.take("hidden", self.kernels.padded(num_tokens), self._config.hidden_size)
 
     def run(self, hidden: np.ndarray, pieces: Sequence[RowPiece]) -> None:
-        """Take `hidden`, a buffer filled with the tokens of the pieces in order, through all layers, in place."""
+        """Run `hidden`, a buffer filled with the tokens of the pieces in order, through all layers, in place."""
         positions = np.zeros(len(hidden), np.int64)
         begin = 0
         for piece in pieces:
@@ -64,7 +64,7 @@ class Decoder:
             self._feed_forward(layer, hidden)
 
     def logits(self, hidden: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """Float32 `[len(wanted), vocab]` of rows `wanted` (at least one) of `hidden`; an array of its own."""
+        """Float32 `[len(wanted), vocab]` of rows `wanted` (at least one) of `hidden`, in a new array."""
         assert self._weights.norm is not None and self._weights.head is not None
         rows = self._scratch.take("wanted", self.kernels.padded(len(wanted)), hidden.shape[1])
         rows[: len(wanted)] = hidden[wanted]
@@ -111,7 +111,7 @@ class Decoder:
         hidden += self._linear("down", active, layer.down)
 
     def _linear(self, name: str, rows: np.ndarray, linear: Linear) -> np.ndarray:
-        """Scratch of that name, `[rows, outputs]`."""
+        """The product of rows and weights, `[rows, outputs]`, in the scratch buffer `name`."""
         out = self._scratch.take(name, len(rows), len(linear.weight))
         self.kernels.product(rows, linear.weight, out)
         if linear.bias is not None:
@@ -139,8 +139,8 @@ class Decoder:
         heads *= weight
 
     def _root_mean(self, squares: np.ndarray) -> np.ndarray:
-        """sqrt(mean + eps) over the last axis, which is kept with size 1. NumPy adds a row up in an order that depends
-        on its length alone."""
+        """sqrt(mean + eps) over the last axis, which is kept with size 1. NumPy sums a row in an order that depends on
+        its length alone."""
         size = squares.shape[-1]
         mean: np.ndarray = np.add.reduce(squares, axis=-1, keepdims=True, initial=size * self._config.eps)
         mean /= size

@@ -1,7 +1,8 @@
-"""The NumPy StageEngine: rows in, activations or logits out, KV per sequence. All on the calling thread."""
+"""The NumPy StageEngine: rows in, activations or logits out, KV per sequence. Everything runs on the calling thread."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ from exo_mesh_numpy.weights import StageWeights, load_weights
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What a stage has once it is loaded. output_dtype: what its activations go out as."""
+    """The parts of a loaded stage. output_dtype: dtype of the activations that it passes on."""
 
     shard: Shard
     config: ModelConfig
@@ -49,14 +50,14 @@ class _Loaded:
 
 @dataclass(slots=True)
 class _Work:
-    """A frame taken apart into the rows that can be done, and the faults of the others."""
+    """A frame split into the rows that can be computed, and the faults of the others."""
 
     pieces: list[RowPiece] = field(default_factory=list)
     faults: dict[int, Fault] = field(default_factory=dict)
 
 
 class NumpyStage:
-    """Rows of any lengths may share a forward, and do share its products."""
+    """A stage that computes with NumPy. Rows of any lengths may share a forward, and share its products."""
 
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
 
@@ -69,7 +70,9 @@ class NumpyStage:
         dtype = request.activation_dtype or "float32"
         if dtype not in wire.ACTIVATION_DTYPES:
             known = ", ".join(wire.ACTIVATION_DTYPES)
-            raise InputError(f"the numpy engine cannot hand on {dtype!r}; it can {known}", param="activation_dtype")
+            raise InputError(
+                f"the numpy engine cannot pass on {json.dumps(dtype)}; it can pass on {known}", param="activation_dtype"
+            )
         config, checkpoint = open_model(request.model_dir)
         shard = request.shard
         if config.num_layers != shard.num_layers:
@@ -102,7 +105,7 @@ class NumpyStage:
     def forward(self, stage_input: StageInput) -> StageOutput:
         stage = self._loaded()
         try:
-            # exp(-x) of the gate overflows to the right limit; what else is not finite shows in the logits
+            # exp(-x) of the gate overflows to the right limit; other values that are not finite show in the logits
             with np.errstate(over="ignore", invalid="ignore"):
                 return self._compute(stage, stage_input)
         except MeshError:
@@ -117,7 +120,7 @@ class NumpyStage:
         return list(self._sequences)
 
     def memory_bytes(self) -> int:
-        # a copy: heartbeats ask while a frame may insert or remove
+        # a copy: heartbeats read this while a frame may insert or remove
         held = sum(kv.num_bytes for kv in list(self._sequences.values()))
         return held + (self._stage.weights.num_bytes if self._stage else 0)
 
@@ -179,7 +182,8 @@ class NumpyStage:
         return StageOutput(tensors=tensors, faults=faults)
 
     def _take_apart(self, stage: _Loaded, rows: Sequence[Row], token_ids: Sequence[int]) -> _Work:
-        """Bring the KV of each row's sequence to its end, with room for it; rows that cannot be done are faults."""
+        """Set the KV length of each row's sequence to the end of the row, with room for it; rows that cannot be
+        computed become faults."""
         work = _Work()
         source = 0
         for row in rows:
@@ -207,7 +211,7 @@ class NumpyStage:
         token_ids: Sequence[int],
         tensor: Tensor | None,
     ) -> None:
-        """The input of the first layer for each token of the pieces."""
+        """Write the input of the first layer for each token of the pieces."""
         begin = 0
         for piece in pieces:
             out = hidden[begin : begin + piece.n]
@@ -221,7 +225,7 @@ class NumpyStage:
 
 
 def _logit_places(rows: Sequence[Row]) -> np.ndarray:
-    """Of each token of the frame: its row among the logits, or -1 if none are wanted."""
+    """For each token of the frame: its row among the logits, or -1 if its logits are not wanted."""
     wanted = [index >= row.n - row.num_logits for row in rows for index in range(row.n)]
     flags = np.array(wanted, bool)
     return np.where(flags, np.cumsum(flags) - 1, -1)

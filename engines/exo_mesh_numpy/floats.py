@@ -1,4 +1,4 @@
-"""float32 to and from the two 16-bit formats. NumPy knows no bfloat16: it is the upper half of a float32."""
+"""Converts float32 to and from the two 16-bit formats. NumPy has no bfloat16: it is the upper half of a float32."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Matrix products in the two modes. Everything else of a layer works value by value or row by row.
 
-BLAS chooses its inner loops by shape, and an edge of a matrix may run through another loop than its middle. So the
-bits of a row may change with the number of rows, with its place among them, and with the number of threads. In
-OpenBLAS's Haswell and Zen kernels they do even within a fixed tile of 16 rows, if rows are the first operand.
+BLAS chooses its inner loops by shape, and an edge of a matrix may use another loop than its middle. So the bits of a
+row may change with the number of rows, with its place among them, and with the number of threads. In OpenBLAS's Haswell
+and Zen kernels they change even within a fixed tile of 16 rows, if rows are the first operand.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ TILE = 16
 
 DEPTH = 512
 """Inputs of a tile's product. TILE x TILE x DEPTH multiplications stay below the 2**18 above which OpenBLAS uses
-threads (SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD in its sources): their number does not change the bits."""
+threads (SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD in its sources), so the number of threads does not change the
+bits."""
 
 SPAN = 256 * TILE
-"""Outputs that are computed before they are put in place: bounds the scratch of a product."""
+"""Outputs that are computed before they are copied to their place: limits the scratch of a product."""
 
 
 class Kernels(Protocol):
-    """row_exact: do the bits of a row depend on that row alone? max_tokens: that one pass through the layers takes."""
+    """Matrix products of a mode. row_exact: whether the bits of a row depend on that row alone. max_tokens: most tokens
+    of one pass through the layers."""
 
     row_exact: bool
     max_tokens: int
 
     def padded(self, num_rows: int) -> int:
-        """How many rows a buffer must have for num_rows >= 1 rows; those beyond may hold anything finite."""
+        """Rows that a buffer must have for num_rows >= 1 rows; the extra rows may hold any finite values."""
 
     def product(self, rows: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
         """out = rows · weightᵀ. rows: float32 C-contiguous `[padded, inputs]`; weight: `[outputs, inputs]`."""
@@ -45,9 +47,9 @@ class FastKernels:
     max_tokens = 256
 
     SINGLE_ROWS = 3
-    """Up to so many rows a product per row is faster than one for all, as BLAS repacks the weights for the latter.
-    OpenBLAS 0.3.31 on one Zen core, 2048 to 11264, ms per row / for all: 2 rows 6.6 / 11.2, 3 rows 8.8 / 14.4, 4 rows
-    10.7 / 10.5, 6 rows 17 / 13.1, 8 rows 22 / 8.0. And 6 rows take longer than 8, hence the multiples of 8."""
+    """Number of rows up to which a product per row is faster than one for all, because BLAS repacks the weights for the
+    latter. OpenBLAS 0.3.31 on one Zen core, 2048 to 11264, ms per row / for all: 2 rows 6.6 / 11.2, 3 rows 8.8 / 14.4,
+    4 rows 10.7 / 10.5, 6 rows 17 / 13.1, 8 rows 22 / 8.0. And 6 rows take longer than 8, hence the multiples of 8."""
 
     def padded(self, num_rows: int) -> int:
         return num_rows if num_rows <= self.SINGLE_ROWS + 1 else -(-num_rows // 8) * 8
@@ -61,7 +63,8 @@ class FastKernels:
 
 
 class TiledKernels:
-    """Each row is a SIMD lane of a tile of 16 rows, 16 outputs and at most 512 inputs, whatever else is computed.
+    """Products in fixed tiles: each row is a SIMD lane of a tile of 16 rows, 16 outputs and at most 512 inputs,
+    whatever else is computed.
 
     Lanes of a vector go through the same operations, so neither the other rows nor a row's place matter.
     """
@@ -85,7 +88,7 @@ class TiledKernels:
             end = min(begin + SPAN, whole)
             self._span(tiles, weight[begin:end], out[:, begin:end])
         if whole < num_outputs:
-            # the last tile reaches back over outputs that are done, so that it has the shape of all others
+            # the last tile overlaps outputs that are done, so that it has the shape of all others
             last = self._scratch.take("last outputs", len(rows), TILE)
             self._span(tiles, weight[-TILE:], last)
             first = max(0, num_outputs - TILE)
@@ -107,8 +110,8 @@ class TiledKernels:
 
 
 def check_tiles(depths: set[int], head_dim: int, key_block: int) -> None:
-    """Show on random numbers that this machine's BLAS keeps the promise of `TiledKernels` for these numbers of inputs,
-    and for the products of attention. Raises EngineError if it does not."""
+    """Check with random numbers that this machine's BLAS keeps the promise of `TiledKernels` for these numbers of
+    inputs, and for the products of attention. Raises EngineError if it does not."""
     rng = np.random.default_rng(0)
     inner = {min(DEPTH, depth) for depth in depths} | {depth % DEPTH for depth in depths if depth % DEPTH}
     shapes = {(TILE, depth) for depth in inner} | {(key_block, head_dim), (head_dim, key_block)}
@@ -123,6 +126,6 @@ def check_tiles(depths: set[int], head_dim: int, key_block: int) -> None:
             same = np.array_equal(np.matmul(weight, alone.T)[:, shift], together[:, 0])
             if not same or not np.array_equal(np.roll(moved, -shift, axis=1), together):
                 raise EngineError(
-                    "mode=deterministic cannot be promised here: this machine's BLAS gives a row other bits at another "
+                    "mode=deterministic does not work on this machine: its BLAS gives a row other bits at another "
                     f"place of a tile of {num_outputs} x {depth} x {TILE}; use mode=fast"
                 )

@@ -1,4 +1,4 @@
-"""A plain loop with NumPy, greedy: what this engine is compared with by `exo-mesh bench engines`."""
+"""A plain greedy loop with NumPy, with which `exo-mesh bench engines` compares this engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exo_mesh_numpy.plain import PlainLoop
 
 
 def open_loop(model_dir: Path, options: Mapping[str, str]) -> Loop:
-    """Load the whole model; the loop is for one sequence at a time, and for a Llama as textbooks have it."""
+    """Load the whole model. The loop runs one sequence at a time, for a plain Llama as in textbooks."""
     config = read_model_config(model_dir)
     stage = NumpyStage()
     shard = Shard(model_dir.name, 0, config.num_layers, config.num_layers)

@@ -1,7 +1,8 @@
-"""What config.json says of a model, in the words of this engine. Whatever it cannot compute exactly is refused."""
+"""Reads the model's settings from config.json. Anything that this engine cannot compute exactly is refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,15 @@ from exo_mesh_numpy.rope import RopeSettings, read_rope
 Presence = Literal["always", "never", "as configured"]
 
 MAX_SIZE = 2**31
-"""No size in a config is larger; a larger one is a mistake that should not become an allocation."""
+"""Limit of all sizes in a config; a larger one is a mistake that should not become an allocation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a `model_type` differs from the others; the forward pass is the same for all.
+    """The differences of one `model_type` from the others; the forward pass is the same for all.
 
-    bias: of the q, k and v projections. output_bias: of the o projection. mlp_bias: of all three of the MLP.
-    window: how `sliding_window` works. theta, tied: what transformers takes if the config does not say.
+    bias: of the q, k and v projections. output_bias: of the o projection. mlp_bias: of all three of the MLP. window:
+    how `sliding_window` works. theta, tied: transformers' defaults if the config has no value.
     """
 
     bias: Presence = "never"
@@ -50,15 +51,13 @@ FAMILIES = {
 }
 
 MISTRAL_WINDOW = 4096
-"""What transformers takes for a Mistral config without `sliding_window`; null means that there is none."""
+"""The default of transformers for a Mistral config without `sliding_window`; null means that there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes and switches. tied: None if the config does not say, and the tensors decide.
-
-    rope_layers[i]: does layer i turn queries and keys by their position?
-    """
+    """Sizes and switches of a model. tied: None if the config has no value, and the tensors decide. rope_layers[i]:
+    whether layer i rotates queries and keys by their position."""
 
     file: Path
     num_layers: int
@@ -79,17 +78,17 @@ class ModelConfig:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one layer for one position, in float32."""
+        """Bytes of keys and values of one layer for one position, in float32."""
         return 2 * self.num_kv_heads * self.head_dim * 4
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Raises ModelError naming config.json and the key."""
+    """Read the config of a model. Raises ModelError naming config.json and the key."""
     return _Reader(model_dir / "config.json").read()
 
 
 class _Reader:
-    """Reads one config.json; every complaint names the file and the key."""
+    """Reads one config.json; every error names the file and the key."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -102,7 +101,9 @@ class _Reader:
         num_kv_heads = self._size("num_key_value_heads", num_heads)
         head_dim = self._size("head_dim", hidden_size // num_heads)
         if num_heads % num_kv_heads:
-            raise self._refusal("num_key_value_heads", f"{num_heads} heads cannot share {num_kv_heads} of them")
+            raise self._refusal(
+                "num_key_value_heads", f"{num_heads} query heads are not a multiple of {num_kv_heads} key heads"
+            )
         if head_dim % 2:
             raise self._refusal("head_dim", f"{head_dim} is odd")
         self._check_activation()
@@ -133,26 +134,28 @@ class _Reader:
         model_type = self._config.get("model_type")
         if not isinstance(model_type, str) or model_type not in FAMILIES:
             known = ", ".join(FAMILIES)
-            raise self._refusal("model_type", f"{model_type!r} is not supported by the numpy engine; it runs {known}")
+            raise self._refusal(
+                "model_type", f"{json.dumps(model_type)} is not supported by the numpy engine; it runs {known}"
+            )
         return FAMILIES[model_type]
 
     def _size(self, key: str, default: int | None = None) -> int:
         value = self._config.get(key)
         value = default if value is None else value
         if type(value) is not int or not 0 < value < MAX_SIZE:
-            raise self._refusal(key, f"{value!r} is not a usable size")
+            raise self._refusal(key, f"{json.dumps(value)} is not a usable size")
         return value
 
     def _positive(self, key: str) -> float:
         value = self._config.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-            raise self._refusal(key, f"{value!r} is not a number between 0 and 1")
+            raise self._refusal(key, f"{json.dumps(value)} is not a number between 0 and 1")
         return float(value)
 
     def _flag(self, key: str) -> bool | None:
         value = self._config.get(key)
         if value is not None and not isinstance(value, bool):
-            raise self._refusal(key, f"{value!r} is neither true nor false")
+            raise self._refusal(key, f"{json.dumps(value)} is neither true nor false")
         return value
 
     def _present(self, presence: Presence, key: str) -> bool:
@@ -161,10 +164,12 @@ class _Reader:
     def _check_activation(self) -> None:
         name = self._config.get("hidden_act", "silu")
         if name not in ("silu", "swish"):
-            raise self._refusal("hidden_act", f"{name!r} is not supported by the numpy engine; it has silu")
+            raise self._refusal(
+                "hidden_act", f"{json.dumps(name)} is not supported by the numpy engine; it supports silu"
+            )
 
     def _check_window(self, family: Family) -> None:
-        """Attention over a window is refused, unless the window is as wide as the longest context."""
+        """Raises ModelError for attention over a window, unless the window is as wide as the longest context."""
         window = self._window(family)
         longest = self._config.get("max_position_embeddings")
         if window is not None and not (isinstance(longest, int) and window >= longest):
@@ -173,10 +178,10 @@ class _Reader:
         if family.window != "all layers" and isinstance(kinds, list) and set(kinds) - {"full_attention"}:
             odd = next(kind for kind in kinds if kind != "full_attention")
             if odd != "sliding_attention" or window is None:
-                raise self._refusal("layer_types", f"{odd!r} is not supported by the numpy engine")
+                raise self._refusal("layer_types", f"{json.dumps(odd)} is not supported by the numpy engine")
 
     def _window(self, family: Family) -> int | None:
-        """The window that some layer of the model looks through, if any."""
+        """The attention window of some layer of the model, if there is one."""
         if family.window == "none":
             return None
         if family.window == "all layers":
@@ -195,5 +200,5 @@ class _Reader:
             interval = self._size("no_rope_layer_interval", 4)
             return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
         if not isinstance(flags, list) or len(flags) != num_layers or set(flags) - {0, 1}:
-            raise self._refusal("no_rope_layers", f"{flags!r} is not a list of {num_layers} zeros and ones")
+            raise self._refusal("no_rope_layers", f"{json.dumps(flags)} is not a list of {num_layers} zeros and ones")
         return tuple(bool(flag) for flag in flags)

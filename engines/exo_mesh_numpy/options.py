@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,17 +16,20 @@ _KNOWN = {"mode": MODES, "dtype": DTYPES}
 
 @dataclass(frozen=True, slots=True)
 class NumpyOptions:
-    """mode: "fast" is plain BLAS; "deterministic" gives a row the same bits in any company. dtype: of the weights."""
+    """The parsed options. mode: "fast" is plain BLAS; "deterministic" gives a row the same bits whatever other rows are
+    computed. dtype: of the weights."""
 
     mode: str = "fast"
     dtype: str = "float32"
 
 
 def parse_options(options: Mapping[str, str]) -> NumpyOptions:
-    """Raises InputError for an unknown option or value."""
+    """Parse the engine options. Raises InputError for an unknown option or value."""
     for name, value in options.items():
         if name not in _KNOWN:
-            raise InputError(f"the numpy engine has no option {name!r}; it has {', '.join(_KNOWN)}", param=name)
+            raise InputError(
+                f"the numpy engine has no option {json.dumps(name)}; it has {', '.join(_KNOWN)}", param=name
+            )
         if value not in _KNOWN[name]:
             raise InputError(f"{name}={value} is not known; it may be {' or '.join(_KNOWN[name])}", param=name)
     return NumpyOptions(**options)

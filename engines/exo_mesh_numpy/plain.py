@@ -1,4 +1,4 @@
-"""The loop that one would write with NumPy for one sequence of a Llama: what `bench` measures this engine against."""
+"""A simple NumPy loop for one sequence of a Llama, with which `bench` compares this engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exo_mesh_numpy.weights import LayerWeights, StageWeights
 
 
 class PlainLoop:
-    """A whole model without biases and without norms of heads, as textbooks have it: a new array for each step."""
+    """A whole model without biases and without norms of heads, as in textbooks: a new array for each step."""
 
     def __init__(self, config: ModelConfig, weights: StageWeights, max_tokens: int) -> None:
         self._config, self._weights = config, weights
@@ -17,7 +17,7 @@ class PlainLoop:
         self._kv = np.zeros(shape, np.float32)
 
     def forward(self, ids: np.ndarray, pos0: int) -> np.ndarray:
-        """Float32 logits `[vocab]` of the last of token ids `[n]`, which stand at positions from pos0 on."""
+        """Float32 logits `[vocab]` of the last of token ids `[n]`, at positions from pos0 on."""
         weights = self._weights
         assert weights.embedding is not None and weights.norm is not None and weights.head is not None
         hidden = weights.embedding[ids]

@@ -1,4 +1,4 @@
-"""What the node may ask about the NumPy engine."""
+"""The provider of the NumPy engine, for the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NumpyProvider:
     kind: Literal["stage", "whole-model"] = "stage"
 
     def availability(self) -> Availability:
-        # below every engine with a library of its own, above the one that makes text up
+        # below every engine with a library of its own, above the dummy engine
         return Availability(True, "NumPy comes with exo-mesh", compute="cpu", preference=1)
 
     def supports(self, architecture: str) -> bool:
@@ -33,7 +33,7 @@ class NumpyProvider:
         return NumpyStage()
 
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
-        """See Surveyor; from config.json and the headers of the weights."""
+        """See Surveyor; reads config.json and the headers of the weights."""
         from exo_mesh_numpy.survey import survey
 
         return survey(model_dir, options)

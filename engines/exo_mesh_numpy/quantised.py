@@ -1,12 +1,13 @@
-"""The four quantised formats of MLX, turned into float32.
+"""Converts the four quantised formats of MLX to float32.
 
-Each row of `weight` (uint32 words) is one little-endian stream of bits: value i is bits `[i * b, (i + 1) * b)`.
-affine: scale * value + bias per group. mxfp4 and nvfp4: 4-bit floats E2M1. mxfp8: 8-bit floats E4M3. Scales of mx
-formats are powers of two (E8M0), those of nvfp4 are E4M3. (OCP Microscaling Formats v1.0)
+Each row of `weight` (uint32 words) is one little-endian stream of bits: value i is bits `[i * b, (i + 1) * b)`. affine:
+scale * value + bias per group. mxfp4 and nvfp4: 4-bit floats E2M1. mxfp8: 8-bit floats E4M3. Scales of mx formats are
+powers of two (E8M0), those of nvfp4 are E4M3. (OCP Microscaling Formats v1.0)
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +22,14 @@ AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (16, 32, 64, 128)
 
 _FLOAT_FORMATS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-"""Of each mode the only (bits, group size)."""
+"""The only (bits, group size) of each mode."""
 
 MODES = ("affine", *_FLOAT_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
 class NumpyPacking:
-    """How a matrix is quantised, along its last axis."""
+    """The quantisation of a matrix, along its last axis."""
 
     mode: str
     bits: int
@@ -36,22 +37,24 @@ class NumpyPacking:
 
 
 def scale_dtype(mode: str) -> tuple[str, ...]:
-    """What scales of a mode are stored as, in safetensors' words."""
+    """The dtypes in which scales of a mode are stored, by their safetensors names."""
     return ("F32", "F16", "BF16") if mode == "affine" else ("U8",)
 
 
 def read_packing(config_file: Path, settings: Mapping[str, Any], module: str) -> NumpyPacking:
-    """A module's own settings over those of the model. Raises ModelError naming file, module and key."""
+    """The settings of a module: its own override those of the model. Raises ModelError naming file, module and key."""
     own = settings.get(module, {})
     merged = {**settings, **own} if isinstance(own, dict) else settings
     mode = merged.get("mode", "affine")
     where = f"{config_file}: quantization of {module}"
     if mode not in MODES:
-        raise ModelError(f"{where}: mode {mode!r} is not supported; known: {', '.join(MODES)}")
+        raise ModelError(f"{where}: mode {json.dumps(mode)} is not supported; known: {', '.join(MODES)}")
     bits, group_size = merged.get("bits"), merged.get("group_size")
     known = mode == "affine" and bits in AFFINE_BITS and group_size in AFFINE_GROUPS
     if not known and _FLOAT_FORMATS.get(mode) != (bits, group_size):
-        raise ModelError(f"{where}: {mode} with bits={bits!r} and group_size={group_size!r} is not supported")
+        raise ModelError(
+            f"{where}: {mode} with bits={json.dumps(bits)} and group_size={json.dumps(group_size)} is not supported"
+        )
     return NumpyPacking(mode, int(bits), int(group_size))  # type: ignore[arg-type]
 
 

@@ -1,11 +1,12 @@
-"""Rotary position embedding: which frequencies a config asks for, and a table of their cosines and sines.
+"""Rotary position embedding: the frequencies of a config, and a table of their cosines and sines.
 
-Formulas: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), and the one that came
-with Llama 3.1; constants and defaults as in transformers 5.
+Formulas: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), and the formula of Llama
+3.1; constants and defaults as in transformers 5.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,19 +18,20 @@ import numpy as np
 from exo_mesh.errors import ModelError
 
 BLOCK = 256
-"""Positions that the table grows by."""
+"""Positions by which the table grows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
-    """inv_freq: float32 `[head_dim / 2]`, radians per position. scale: of cosines and sines (YaRN's factor)."""
+    """The frequencies of a model. inv_freq: float32 `[head_dim / 2]`, radians per position. scale: of cosines and sines
+    (YaRN's factor)."""
 
     inv_freq: np.ndarray
     scale: float = 1.0
 
 
 def read_rope(file: Path, config: Mapping[str, Any], head_dim: int, default_theta: float) -> RopeSettings:
-    """From `rope_parameters`, or the older `rope_scaling` and `rope_theta`. Raises ModelError naming the key."""
+    """Read `rope_parameters`, or the older `rope_scaling` and `rope_theta`. Raises ModelError naming the key."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     given = config.get(key) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -37,10 +39,10 @@ def read_rope(file: Path, config: Mapping[str, Any], head_dim: int, default_thet
     settings = _Settings(file, key, {**_outer(config), **given})
     kind = settings.given.get("rope_type") or settings.given.get("type") or "default"
     if kind not in _KINDS:
-        raise ModelError(f"{file}: {key}: rope type {kind!r} is not supported; known: {', '.join(_KINDS)}")
+        raise ModelError(f"{file}: {key}: rope type {json.dumps(kind)} is not supported; known: {', '.join(_KINDS)}")
     for name, plain in (("partial_rotary_factor", 1.0), ("rope_traditional", False)):
         if settings.given.get(name, plain) != plain:
-            raise ModelError(f"{file}: {name}={settings.given[name]} is not supported by the numpy engine")
+            raise ModelError(f"{file}: {name}={json.dumps(settings.given[name])} is not supported by the numpy engine")
     theta = settings.number("rope_theta", default_theta)
     # in float64, rounded once: the float32 power of a library may be one bit off, which grows with the position
     frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
@@ -48,7 +50,7 @@ def read_rope(file: Path, config: Mapping[str, Any], head_dim: int, default_thet
 
 
 def _outer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that may lie beside rope_parameters instead of in it."""
+    """Settings that may be beside rope_parameters instead of in it."""
     names = ("rope_theta", "partial_rotary_factor", "rope_traditional", "max_position_embeddings")
     return {name: config[name] for name in (*names, "original_max_position_embeddings") if config.get(name) is not None}
 
@@ -60,11 +62,11 @@ class _Settings:
     given: Mapping[str, Any]
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number. Raises ModelError if there is neither one nor a default."""
+        """A positive number, or the default. Raises ModelError if there is neither."""
         value = self.given.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ModelError(f"{self.file}: {self.key}: {name} is {value!r}, not a positive number")
+            raise ModelError(f"{self.file}: {self.key}: {name} is {json.dumps(value)}, not a positive number")
         return float(value)
 
     def original_length(self) -> float:
@@ -82,7 +84,7 @@ def _linear(settings: _Settings, frequencies: np.ndarray, theta: float) -> RopeS
 
 
 def _llama3(settings: _Settings, frequencies: np.ndarray, theta: float) -> RopeSettings:
-    """Long waves are stretched by `factor`, short ones stay, those between are blended."""
+    """Stretches long waves by `factor`, keeps short ones, and blends those between."""
     factor, length = settings.number("factor"), settings.original_length()
     low, high = settings.number("low_freq_factor", 1.0), settings.number("high_freq_factor", 4.0)
     if low >= high:
@@ -132,7 +134,7 @@ _KINDS: dict[str, Callable[[_Settings, np.ndarray, float], RopeSettings]] = {
 
 
 class RopeTable:
-    """Cosines and sines by position. Grows by whole blocks, as far as positions are asked for.
+    """Cosines and sines by position. Grows by whole blocks, as far as positions are needed.
 
     The sines of the first half of a head come negated, as `rotate` needs them.
     """
@@ -144,7 +146,8 @@ class RopeTable:
         self._sin = np.zeros((0, 1, 2, half), np.float32)
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Those of each position (integers `[n]`): float32 `[n, 1, 1, head_dim / 2]` and `[n, 1, 2, head_dim / 2]`."""
+        """The values of each position (integers `[n]`): float32 `[n, 1, 1, head_dim / 2]` and
+        `[n, 1, 2, head_dim / 2]`."""
         self._grow(int(positions.max()) + 1)
         return self._cos[positions], self._sin[positions]
 
@@ -153,7 +156,7 @@ class RopeTable:
         if num_positions <= begin:
             return
         end = -(-num_positions // BLOCK) * BLOCK
-        # the angle is rounded to float32 as in transformers and mlx; only then is its cosine taken
+        # the angle is rounded to float32 as in transformers and mlx; only then is its cosine computed
         angles = (np.arange(begin, end, dtype=np.float32)[:, None] * self._settings.inv_freq).astype(np.float64)
         cos, sin = (wave * self._settings.scale for wave in (np.cos(angles), np.sin(angles)))
         self._cos = np.concatenate([self._cos, cos[:, None, None].astype(np.float32)])
@@ -161,7 +164,7 @@ class RopeTable:
 
 
 def rotate(heads: np.ndarray, cos: np.ndarray, sin: np.ndarray, spare: np.ndarray) -> None:
-    """Turn float32 heads `[n, num_heads, head_dim]` in place by what `RopeTable.at` says of their positions.
+    """Rotate float32 heads `[n, num_heads, head_dim]` in place by the values of `RopeTable.at` for their positions.
 
     Dimension i is paired with i + head_dim / 2. spare: scratch of the size of heads.
     """

@@ -1,6 +1,8 @@
-"""Copy the KV of a sequence out of a stage, and in again."""
+"""Copies the KV of a sequence out of a stage, and in again."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 
@@ -30,7 +32,7 @@ def restore(kv: SequenceKv, saved: SavedSequence) -> None:
             what = "nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
             raise EngineError(f"saved {name} do not fit this stage: expected float32{list(shape)}, got {what}")
     if surplus := sorted(saved.tensors.keys() - set(_NAMES)):
-        raise EngineError(f"saved {surplus[0]!r} is of another stage: this one has {' and '.join(_NAMES)}")
+        raise EngineError(f"saved {json.dumps(surplus[0])} is of another stage: this one has {' and '.join(_NAMES)}")
     kv.reserve(saved.length)
     keys, values = (saved.tensors[name].numpy() for name in _NAMES)
     for index, layer in enumerate(kv.layers):

@@ -1,4 +1,4 @@
-"""What a model would take with this engine, from config.json and the headers of its weights."""
+"""Reports the bytes of a model with this engine, from config.json and the headers of its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_model(model_dir: Path) -> tuple[ModelConfig, NumpyCheckpoint]:
 
 
 def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
-    """Any layer may begin a stage. Bytes are those of float32, whatever the files have."""
+    """Survey a model: any layer may begin a stage. Bytes are those of float32, whatever the files have."""
     parse_options(options)
     config, _ = open_model(model_dir)
     table = 4 * config.vocab_size * config.hidden_size

@@ -20,12 +20,12 @@ HEAD = "lm_head"
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
-"""Old checkpoints carry the frequencies, which follow from the config."""
+"""Frequencies in old checkpoints; they follow from the config."""
 
 
 @dataclass(slots=True)
 class Linear:
-    """y = x · weightᵀ + bias. weight: float32 `[outputs, inputs]`, as checkpoints have it."""
+    """y = x · weightᵀ + bias. weight: float32 `[outputs, inputs]`, as in checkpoints."""
 
     weight: np.ndarray
     bias: np.ndarray | None = None
@@ -57,8 +57,8 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class StageWeights:
-    """embedding: float32 `[vocab, hidden]`, on the first stage only. norm and head: on the last stage only; the head
-    of a tied model that is one stage is the embedding itself."""
+    """The weights of one stage. embedding: float32 `[vocab, hidden]`, on the first stage only. norm and head: on the
+    last stage only; the head of a tied model that is one stage is the embedding itself."""
 
     layers: list[LayerWeights] = field(default_factory=list)
     embedding: np.ndarray | None = None
@@ -111,7 +111,7 @@ def norms(config: ModelConfig) -> dict[str, int]:
 
 
 def is_tied(checkpoint: NumpyCheckpoint, config: ModelConfig) -> bool:
-    """Does the head use the embedding? If the config does not say, it does where there is no head of its own."""
+    """Whether the head uses the embedding. If the config has no value: yes if there is no separate head."""
     return config.tied if config.tied is not None else not checkpoint.has(f"{HEAD}.weight")
 
 
@@ -124,7 +124,7 @@ def layer_bytes(config: ModelConfig) -> int:
 
 
 def check_tensors(checkpoint: NumpyCheckpoint, config: ModelConfig) -> None:
-    """Every tensor of the model is there, in the right shape, and none that this engine would leave out.
+    """Check that every tensor of the model is there, in the right shape, and that none would be left out.
 
     Raises ModelError naming file and tensor. Layers past num_layers (multi-token prediction) do not count.
     """
@@ -155,7 +155,7 @@ def _wanted(checkpoint: NumpyCheckpoint, config: ModelConfig) -> Iterator[str]:
 def load_weights(
     checkpoint: NumpyCheckpoint, config: ModelConfig, shard: Shard, progress: LoadProgress
 ) -> StageWeights:
-    """Read what the shard holds and nothing else. progress is in bytes as held."""
+    """Read the tensors of the shard and nothing else. progress is in bytes as held."""
     weights = StageWeights()
     one_layer, table = layer_bytes(config), 4 * config.vocab_size * config.hidden_size
     shares_table = shard.is_first and shard.is_last and is_tied(checkpoint, config)

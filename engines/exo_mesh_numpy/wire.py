@@ -1,4 +1,4 @@
-"""float32 rows <-> the engine-neutral Tensor that travels between stages."""
+"""Converts float32 rows to and from the engine-neutral Tensor that travels between stages."""
 
 from __future__ import annotations
 

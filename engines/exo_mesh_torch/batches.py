@@ -1,7 +1,7 @@
-"""Which sequences' KV lies together. Sequences that decode together are joined once and then stay so.
+"""Decides which sequences share a KV cache. Sequences that decode together are joined once and then stay joined.
 
 Appending to a joined cache costs the same as to a single one. Taking it apart or joining copies KV, so it is done only
-when other sequences are asked for than those that lie together.
+when a forward has other sequences than the joined ones.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from exo_mesh_torch.caches import CachePlan, StageCache
 @dataclass(slots=True)
 class Batch:
     """Sequences whose KV is in one cache, row by row. lengths[i]: positions that row i holds; the longest is `length`.
-
-    Of a sequence that has been removed the row stays until the batch is taken apart.
-    """
+    The row of a removed sequence stays until the batch is taken apart."""
 
     sequences: list[int]
     lengths: list[int]
@@ -48,18 +46,18 @@ class Batches:
         return iter(list(self._of))
 
     def begin(self, sequence: int) -> None:
-        """An empty sequence, also in place of one that holds something."""
+        """Begin an empty sequence, also in place of an existing one."""
         self.remove(sequence)
         self._of[sequence] = Batch([sequence], [0], self._plan.new())
 
     def put(self, sequence: int, length: int, cache: StageCache) -> None:
-        """A sequence of `length` positions with a cache of one row."""
+        """Store a sequence of `length` positions with a cache of one row."""
         self.remove(sequence)
         self._of[sequence] = Batch([sequence], [length], cache)
 
     def remove(self, sequence: int) -> None:
         batch = self._of.pop(sequence, None)
-        # rows of sequences that are gone are dropped as soon as they are half of what is held
+        # rows of removed sequences are dropped as soon as they are half of the batch
         if batch is not None and len(batch.sequences) > 1:
             left = [other for other in batch.sequences if self._of.get(other) is batch]
             if 2 * len(left) <= len(batch.sequences):
@@ -70,26 +68,26 @@ class Batches:
         return batch.lengths[batch.sequences.index(sequence)]
 
     def can_cut(self, sequence: int, length: int) -> bool:
-        """Can a sequence be cut back to `length` positions?"""
+        """Whether a sequence can be cut back to `length` positions."""
         surplus = self.length(sequence) - length
         return surplus == 0 or self._of[sequence].cache.can_cut(surplus)
 
     def single(self, sequence: int) -> StageCache:
-        """The cache of a sequence that lies alone; taken apart from others if need be."""
+        """The cache of one sequence alone; taken apart from others if need be."""
         batch = self._of[sequence]
         if len(batch.sequences) > 1:
             self._take_apart(batch)
         return self._of[sequence].cache
 
     def copy(self, source: int, sequence: int, length: int) -> None:
-        """Begin a sequence with the first positions of another one; those that lie together stay so. Raises
-        EngineError, changing nothing, if the KV cannot be copied or cut back."""
+        """Begin a sequence with the first positions of another one; joined sequences stay joined. Raises EngineError,
+        changing nothing, if the KV cannot be copied or cut back."""
         held, batch = self.length(source), self._of[source]
         if not length:
             self.begin(sequence)
             return
         if not batch.cache.copyable:
-            raise EngineError("the KV of this model is of a kind that cannot be copied")
+            raise EngineError("this model has a kind of KV that cannot be copied")
         with torch.inference_mode():
             cache = batch.cache.row(batch.sequences.index(source), held)
         if length < held:
@@ -99,7 +97,7 @@ class Batches:
         self.put(sequence, length, cache)
 
     def together(self, lengths: dict[int, int]) -> Batch:
-        """One batch of these sequences, each cut back to the length given. It may have them in another order."""
+        """One batch of these sequences, each cut back to the given length. The order of its rows may differ."""
         batch = self._of[next(iter(lengths))]
         if set(batch.sequences) == set(lengths) and all(self._of[sequence] is batch for sequence in lengths):
             surplus = {batch.lengths[i] - lengths[sequence] for i, sequence in enumerate(batch.sequences)}

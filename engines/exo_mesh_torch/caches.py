@@ -30,13 +30,13 @@ _HYBRIDS = ("hybrid", "hybrid_sliding")
 
 
 class StageCache(DynamicCache):  # type: ignore[misc]
-    """One cache layer per layer of the whole model; only those of the stage's own layers ever hold anything."""
+    """One cache layer per layer of the whole model; only the stage's own layers ever hold anything."""
 
     def __init__(self, layers: list[Any]) -> None:
         Cache.__init__(self, layers=layers)
 
     def skip(self, layers: Sequence[int], num_tokens: int) -> None:
-        """After a forward: the layers that took no part follow."""
+        """Advance the layers that took no part in a forward."""
         for index in layers:
             self.layers[index].skip(num_tokens)
 
@@ -56,7 +56,7 @@ class StageCache(DynamicCache):  # type: ignore[misc]
         return StageCache([layer.row(index, length) for layer in self.layers])
 
     def join(self, others: Sequence[StageCache]) -> StageCache:
-        """A batch of this row and those of the others."""
+        """A batch of this row and the rows of the others."""
         rests = zip(*(other.layers for other in others), strict=True)
         return StageCache([layer.join(rest) for layer, rest in zip(self.layers, rests, strict=True)])
 
@@ -66,16 +66,16 @@ class StageCache(DynamicCache):  # type: ignore[misc]
 
 
 class ForeignLayer:
-    """Mixed into transformers' own cache layers of a kind that is not ours: one row only, and no way back.
+    """Mixed into transformers' own cache layers of other kinds: one row only, and no rollback.
 
-    A layer of another stage counts positions only, as models make masks from the cache of any layer.
+    A layer of another stage only counts positions, because models make masks from the cache of any layer.
     """
 
     skipped = 0
 
     def skip(self: Any, num_tokens: int) -> None:
-        """The positions of a forward that this layer took no part in."""
-        if hasattr(self, "cumulative_length"):  # of a window: what its length and masks come from
+        """Count the positions of a forward that this layer took no part in."""
+        if hasattr(self, "cumulative_length"):  # a window: its length and masks come from this
             self.cumulative_length += num_tokens
         else:
             self.skipped += num_tokens
@@ -100,10 +100,10 @@ class ForeignLayer:
 
 
 class CachePlan:
-    """What the layers of a model keep, by its config.
+    """The caches of a model's layers, from its config.
 
-    kinds[i]: the kinds of layer i, none if it keeps nothing. batchable: may rows be joined? rollback: can every layer
-    be cut back to any length, in a context of up to `context_limit` positions?
+    kinds[i]: the kinds of layer i, none if it keeps nothing. batchable: whether rows may be joined. can_roll_back:
+    whether every layer can be cut back to any length, in a context of up to `context_limit` positions.
     """
 
     def __init__(self, config: Any, context_limit: int) -> None:
@@ -138,7 +138,7 @@ class CachePlan:
         return (kind, "recurrent") if name in _HYBRIDS else (kind,)
 
     def _window(self, index: int) -> int | None:
-        """The window of a layer; None if no sequence gets long enough to notice it."""
+        """The window of a layer; None if no sequence is long enough to need it."""
         window: int | None = self._settings[index].get("sliding_window")
         return window if window is not None and window < self._limit else None
 
@@ -158,5 +158,5 @@ class CachePlan:
 
 @cache
 def _foreign(kind: type) -> type:
-    # transformers enters every class with a _layer_type into its table of kinds; ours must not replace its own there
+    # transformers enters every class with a _layer_type into its table of kinds; this class must not replace its own
     return type(kind.__name__, (ForeignLayer, kind), {"_layer_type": None})

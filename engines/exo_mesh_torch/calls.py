@@ -1,4 +1,4 @@
-"""Arguments of a model's and of its layers' forwards: the cache, and the hidden state."""
+"""Arguments of the forwards of a model and its layers: the cache, and the hidden state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from exo_mesh.errors import ModelError
 from exo_mesh_torch.caches import StageCache
 
 CACHE_ARGUMENTS = ("past_key_values", "cache_params")
-"""What model classes call their cache."""
+"""Names of the cache argument in model classes."""
 
 
 def cache_argument(model: nn.Module) -> str:
-    """What the model's forward calls its cache. Raises ModelError if it takes none that we know."""
+    """The name of the cache argument of the model's forward. Raises ModelError if it has no known one."""
     parameters = inspect.signature(model.forward).parameters
     for name in CACHE_ARGUMENTS:
         if name in parameters:
@@ -29,7 +29,7 @@ def cache_argument(model: nn.Module) -> str:
 
 
 def call_arguments(model: nn.Module, cache: StageCache, **others: Any) -> dict[str, Any]:
-    """Arguments of a forward: those of `others` that the model takes."""
+    """Arguments of a forward: the cache, and those of `others` that the model takes."""
     taken = inspect.signature(model.forward).parameters
     arguments = {name: value for name, value in others.items() if name in taken}
     return {cache_argument(model): cache, "use_cache": True, **arguments}

@@ -1,7 +1,8 @@
-"""Where and in what dtype a stage computes: decided by the operator's options, else by what the machine is good at."""
+"""Chooses the device and dtype of a stage: by the operator's options, else by what the machine is good at."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,15 +17,15 @@ _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "flo
 OPTIONS = ("device", "dtype", "threads", "batching", "packed")
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags of x86 and Arm that say that it multiplies bfloat16 itself. Without, torch widens weights each time."""
+"""CPU flags of x86 and Arm for native bfloat16 multiplication. Without it, torch widens weights each time."""
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Raises InputError naming an option that there is not."""
+    """Raises InputError naming an unknown option."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         raise InputError(
-            f"the torch engine has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}", param=unknown[0]
+            f"the torch engine has no option {json.dumps(unknown[0])}; it has {', '.join(OPTIONS)}", param=unknown[0]
         )
 
 
@@ -36,23 +37,25 @@ def choose_device(options: Mapping[str, str]) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError as exc:
-        raise InputError(f"option device={wanted!r} is none that torch knows", param="device") from exc
+        raise InputError(f"option device={json.dumps(wanted)} is not a device of torch", param="device") from exc
     if device.type != "cpu" and not _is_there(device.type):
-        raise InputError(f"option device={wanted!r}: torch sees no such device", param="device")
+        raise InputError(f"option device={json.dumps(wanted)}: torch sees no such device", param="device")
     return device
 
 
 def choose_dtype(options: Mapping[str, str], checkpoint_dtype: str, device: torch.device) -> torch.dtype:
-    """Option `dtype`, else the checkpoint's; on CPUs that cannot multiply it, float32. Raises InputError.
+    """Option `dtype`, else the checkpoint's; float32 on CPUs that cannot multiply that dtype. Raises InputError.
 
-    Measured with one thread of an AMD EPYC with AVX-512 BF16 and a 125 M Llama: bfloat16 takes in a prompt 2.9 times
-    and decodes 1.3 times as fast as float32. float16 takes in a prompt a ninth as fast as bfloat16.
+    Measured with one thread of an AMD EPYC with AVX-512 BF16 and a 125 M Llama: bfloat16 prefills 2.9 times and decodes
+    1.3 times as fast as float32. float16 prefills a ninth as fast as bfloat16.
     """
     wanted = options.get("dtype", "auto")
     wanted = _SHORT.get(wanted, wanted)
     if wanted != "auto":
         if wanted not in DTYPES:
-            raise InputError(f"option dtype={wanted!r}; there are {', '.join(DTYPES)}", param="dtype")
+            raise InputError(
+                f"option dtype={json.dumps(wanted)} is unknown; supported: {', '.join(DTYPES)}", param="dtype"
+            )
         return DTYPES[wanted]
     if device.type != "cpu":
         return DTYPES.get(checkpoint_dtype, torch.bfloat16)
@@ -60,15 +63,16 @@ def choose_dtype(options: Mapping[str, str], checkpoint_dtype: str, device: torc
 
 
 def set_threads(options: Mapping[str, str]) -> int:
-    """Option `threads`, else as many as this process may use cores. Raises InputError. Answers the number."""
+    """Set torch's threads by option `threads`, else to the cores that this process may use. Raises InputError. Returns
+    the number."""
     wanted = options.get("threads", "auto")
     if wanted == "auto":
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = min(count, torch.get_num_threads())  # torch counts cores, not hyper-threads; OMP_NUM_THREADS rules it
+        count = min(count, torch.get_num_threads())  # torch counts cores, not hyper-threads; OMP_NUM_THREADS limits it
     elif wanted.isdecimal() and 1 <= int(wanted) <= 1024:
         count = int(wanted)
     else:
-        raise InputError(f"option threads={wanted!r} is not a number from 1 to 1024", param="threads")
+        raise InputError(f"option threads={json.dumps(wanted)} is not a number from 1 to 1024", param="threads")
     torch.set_num_threads(count)
     return count
 
@@ -77,7 +81,7 @@ def wants_batching(options: Mapping[str, str]) -> bool:
     """Option `batching`: on (decode rows in one forward) or off (each alone: the bits do not depend on the others)."""
     wanted = options.get("batching", "on")
     if wanted not in ("on", "off"):
-        raise InputError(f"option batching={wanted!r}; there are on and off", param="batching")
+        raise InputError(f"option batching={json.dumps(wanted)} is unknown; supported: on, off", param="batching")
     return wanted == "on"
 
 
@@ -86,7 +90,7 @@ def has_fast_bfloat16(flags: frozenset[str]) -> bool:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What /proc/cpuinfo says that the CPU can do; empty where there is none."""
+    """CPU flags in /proc/cpuinfo; empty if there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Which cuts hold once a sequence has a past: three frames on the meta device, whole and from each cut on.
+"""Finds the cuts that hold for several frames, by running three frames on the meta device, whole and from each cut on.
 
 Model code makes its masks outside the layers, from the cache of a layer that it picks, often the first one. On a stage
-without that layer the mask can have another size from the second frame on. So a stage's first layer must be given the
-shapes that it is given in the whole model, and must end in the same way.
+without that layer the mask can have another size from the second frame on. So a stage's first layer must get the same
+shapes as in the whole model, and must end in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRAMES = (7, 3, 1)
 """Tokens of the frames: a prompt in two chunks and a decode step. Many models make no mask for a single token."""
 
 Seen = tuple[str, ...]
-"""What a layer was given in one frame: the shapes of its tensors; last, how its call ended."""
+"""The inputs of a layer in one frame: the shapes of its tensors; last, how its call ended."""
 
 
 class _DryRunEnd(Exception):
@@ -30,7 +30,7 @@ class _DryRunEnd(Exception):
 
 
 def broken_cuts(model: nn.Module, trace: TorchTrace, plan: CachePlan) -> dict[int, str]:
-    """Those of the trace's legal cuts before which no stage may begin, and why."""
+    """The trace's legal cuts before which no stage may begin, with the reasons."""
     if not trace.legal_cuts:
         return {}
     run = _DryRun(model, trace, plan)
@@ -47,23 +47,23 @@ def broken_cuts(model: nn.Module, trace: TorchTrace, plan: CachePlan) -> dict[in
 
 
 def _difference(cut: int, frame: int, got: Seen | None, expected: Seen | None) -> str:
-    where = f"layer {cut} as the first of a stage is not given what the whole model gives it in frame {frame + 1}"
+    where = f"layer {cut} as the first of a stage gets other inputs than in the whole model in frame {frame + 1}"
     if got is None or expected is None:
         return f"{where}: the code around the layers fails there"
     other = next((pair for pair in zip(got, expected, strict=False) if pair[0] != pair[1]), None)
-    return f"{where}: {other[0]} where {other[1]} is due" if other else f"{where}: other tensors"
+    return f"{where}: {other[0]} instead of {other[1]}" if other else f"{where}: other tensors"
 
 
 class _DryRun:
-    """Runs a range of a model's layers over FRAMES. Of layers that are alike only the first is called."""
+    """Runs a range of a model's layers over FRAMES. Of equal layers only the first is called."""
 
     def __init__(self, model: nn.Module, trace: TorchTrace, plan: CachePlan) -> None:
         self._model, self._trace, self._plan = model, trace, plan
         _, self._layers = find_layers(model, trace.num_layers)
 
     def frames(self, mine: range) -> list[dict[int, Seen]]:
-        """What the layers in `mine` were given, frame by frame, up to the first one that the code around them fails
-        in."""
+        """The inputs of the layers in `mine`, frame by frame, up to the first frame in which the code around them
+        fails."""
         cache = self._plan.new()
         called = [index for index in mine if self._trace.layers[index].like == index]
         others = [index for index in range(self._trace.num_layers) if index not in called]
@@ -82,7 +82,7 @@ class _DryRun:
         return frames
 
     def _frame(self, cache: StageCache, mine: range, length: int, num_tokens: int, seen: dict[int, Seen]) -> bool:
-        """One forward over zeros; False if the code around the layers failed. Fills `seen`."""
+        """Run one forward over zeros; False if the code around the layers failed. Fills `seen`."""
         device = torch.device("meta")
         ids = torch.zeros((1, num_tokens), dtype=torch.long, device=device)
         positions = torch.arange(length, length + num_tokens, device=device)[None]
@@ -93,7 +93,7 @@ class _DryRun:
                 self._model(input_ids=ids, **call_arguments(self._model, cache, position_ids=positions))
         except _DryRunEnd:
             return True
-        except Exception:  # noqa: BLE001 - model code of any kind; heads that look at values cannot run on shapes
+        except Exception:  # noqa: BLE001 - model code may raise anything; heads that read values cannot run on shapes
             return mine[-1] in seen
         finally:
             for layer in self._layers:
@@ -101,7 +101,7 @@ class _DryRun:
         return True
 
     def _noted(self, index: int, original: Any, mine: range, seen: dict[int, Seen]) -> Any:
-        """A layer's forward that notes what it is given; a ghost's outside of `mine`."""
+        """A layer's forward that records its inputs; a ghost's outside of `mine`."""
         use = self._trace.layers[index]
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ class _DryRun:
                 if use.like == index:
                     try:
                         original(*args, **kwargs)
-                    except Exception as exc:  # noqa: BLE001 - an expert router, say, looks at values
+                    except Exception as exc:  # noqa: BLE001 - some layers read values, such as expert routers
                         ended = f"{type(exc).__name__}: {exc}"
                 seen[index] = (*given, ended)
             return (hidden, *[None] * (use.returns - 1)) if use.returns else hidden
@@ -122,7 +122,7 @@ class _DryRun:
 
 
 def _length(cache: StageCache, index: int) -> int:
-    """Positions that a layer has counted; 0 of one that keeps a state only, or nothing."""
+    """Positions that a layer has counted; 0 for a layer that keeps only a state, or nothing."""
     layer = cache.layers[index]
     counts = isinstance(layer, KvLayer) or not (is_recurrent(layer) or isinstance(layer, NoLayer))
     return int(layer.get_seq_length()) if counts else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ WARM_UP_SEQUENCE = -1
 _log = logging.getLogger(__name__)
 
 MAX_JOINED_TOKENS = 16
-"""Rows of at most so many tokens share a forward: decode steps with their drafts. A longer row fills the cores alone,
+"""Rows of at most this many tokens share a forward: decode steps with their drafts. A longer row fills the cores alone,
 and joining it would copy its KV."""
 
 
@@ -81,7 +82,7 @@ class TorchStage:
         except ModelError as exc:
             if not packed.num_bytes:
                 raise
-            _log.warning("plain weights, for the code of this model takes no packed ones: %s", exc)
+            _log.warning("using plain weights, because this model's code does not work with packed ones: %s", exc)
             packed.unpack()
             self.remove(WARM_UP_SEQUENCE)
             self._warm_up(shard, request.model_dir)
@@ -109,7 +110,7 @@ class TorchStage:
                 return self._output(rows, results, tuple(faults.values()))
         except MeshError:
             raise
-        except Exception as exc:  # model code and torch raise anything
+        except Exception as exc:  # model code and torch may raise anything
             raise EngineError(f"torch failed in a forward of {len(rows)} rows: {exc}") from exc
 
     def remove(self, sequence: int) -> None:
@@ -151,7 +152,7 @@ class TorchStage:
         """See SequenceSaver."""
         model, batches = self._loaded()
         if saved.length > max_tokens:
-            raise EngineError(f"{saved.length} positions were saved, but there is room for {max_tokens} only")
+            raise EngineError(f"{saved.length} saved positions do not fit in room for {max_tokens}")
         with torch.inference_mode():
             cache = saving.restore(model.new_cache(), model.layers, saved, self._shapes, model.device)
         batches.put(sequence, saved.length, cache)
@@ -172,7 +173,7 @@ class TorchStage:
         return self._model, self._batches
 
     def _declare(self) -> Capabilities:
-        """What this stage can do, from its layers."""
+        """The capabilities of this stage, from its layers."""
         model, _ = self._loaded()
         name = wire.dtype_name(self._activation_dtype or model.hidden_dtype)
         spec = (TensorSpec(HIDDEN, name, (math.prod(model.hidden_shape),)),)
@@ -192,14 +193,16 @@ class TorchStage:
             return None
         tensor = stage_input.tensors.get(HIDDEN)
         if tensor is None:
-            raise EngineError(f"the frame lacks tensor {HIDDEN!r}; it has {sorted(stage_input.tensors)}")
+            raise EngineError(
+                f"the frame lacks tensor {json.dumps(HIDDEN)}; it has {json.dumps(sorted(stage_input.tensors))}"
+            )
         expected = (sum(row.n for row in stage_input.rows), math.prod(model.hidden_shape))
         if tensor.shape != expected:
-            raise EngineError(f"tensor {HIDDEN!r} has shape {tensor.shape}, expected {expected}")
+            raise EngineError(f"tensor {json.dumps(HIDDEN)} has shape {list(tensor.shape)}, expected {list(expected)}")
         return wire.from_tensor(tensor, model.device).to(model.hidden_dtype).reshape(-1, *model.hidden_shape)
 
     def _bad_rows(self, rows: Sequence[Row], token_ids: Sequence[int], starts: Sequence[int]) -> dict[int, Fault]:
-        """By sequence, the first thing that makes one of its rows impossible. Changes nothing."""
+        """The faults of rows that cannot be computed, by sequence: the first one of each. Changes nothing."""
         model, batches = self._loaded()
         lengths = {row.sequence: batches.length(row.sequence) for row in rows if row.sequence in batches}
         faults: dict[int, Fault] = {}
@@ -219,7 +222,7 @@ class TorchStage:
         return faults
 
     def _groups(self, indices: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-        """Rows that are computed together: of one length, each of another sequence, all begun or all not."""
+        """Groups of rows that are computed together: of one length, each of another sequence, all begun or all not."""
         if len({rows[i].sequence for i in indices}) < len(indices) or not self._joins:
             return [[i] for i in indices]
         groups: dict[tuple[int, bool, int], list[int]] = {}
@@ -238,7 +241,7 @@ class TorchStage:
         hidden: torch.Tensor | None,
         results: list[torch.Tensor | None],
     ) -> None:
-        """Run the rows of one group; put what each gives, `[n or num_logits, …]`, into results."""
+        """Run the rows of one group; put each row's values, `[n or num_logits, …]`, into results."""
         model, batches = self._loaded()
         for i in group:
             if rows[i].pos0 == 0 and batches.length(rows[i].sequence):
@@ -281,9 +284,10 @@ class TorchStage:
         )
 
     def _warm_up(self, shard: Shard, model_dir: Path) -> None:
-        """Forwards over zeros: build kernels, show that the cut works, and learn what the caches look like.
+        """Run forwards over zeros: they build kernels, show that the cut works, and show the shapes of the caches.
 
-        A chunk with a past is one of them, as many models make no mask for a first chunk or a single token.
+        One of them is a chunk with earlier positions, because many models make no mask for a first chunk or a single
+        token.
         """
         model, batches = self._loaded()
         self.insert(WARM_UP_SEQUENCE, 5)
@@ -304,7 +308,8 @@ class TorchStage:
 
 
 def _rows_of(hidden: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """`[tokens, …]` -> `[rows, n, …]` of the spans, which are equally long; without a copy if they lie in a row."""
+    """`[tokens, …]` -> `[rows, n, …]` of the spans, which are equally long; without a copy if they follow each
+    other."""
     (first, stop), n = spans[0], spans[0][1] - spans[0][0]
     if all(span == (first + i * n, stop + i * n) for i, span in enumerate(spans)):
         return hidden[first : first + n * len(spans)].unflatten(0, (len(spans), n))

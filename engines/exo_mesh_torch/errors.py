@@ -1,4 +1,4 @@
-"""Foreign errors in our messages."""
+"""Shortens errors of foreign libraries for our messages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Run layers `[start, stop)` of a model by the model's own, unchanged forward pass ("ghost layers").
+"""Runs layers `[start, stop)` of a model by the model's own, unchanged forward pass ("ghost layers").
 
 The layer list, the config and the cache keep their full length, so every index and mask in the forward code stays
-right. Layers outside the range are ghosts: those before it return what they are given, the one behind it ends the pass.
-The first layer of the range gets the hidden state that has come from the stage before. Modules that belong before the
-layers and are not held here give zeros, which nobody looks at.
+right. Layers outside the range are ghosts: those before it return their input, the one behind it ends the pass. The
+first layer of the range gets the hidden state from the previous stage. Modules that belong before the layers and are
+not loaded here return zeros, which are not used.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ class TorchGhostStage:
         hidden: torch.Tensor | None,
         num_logits: int,
     ) -> torch.Tensor:
-        """token_ids, positions `[rows, n]` int64; mask `[rows, past + n]` or None; hidden `[rows, n, …]`.
+        """Run the stage. token_ids, positions `[rows, n]` int64; mask `[rows, past + n]` or None; hidden
+        `[rows, n, …]`.
 
-        Answers the hidden state `[rows, n, …]`, or on the last stage logits `[rows, num_logits, vocab]`; with
-        num_logits 0 what the last layer returned. Appends n positions to `cache`.
+        Returns the hidden state `[rows, n, …]`, or on the last stage logits `[rows, num_logits, vocab]`; with
+        num_logits 0 the result of the last layer. Appends n positions to `cache`.
         """
         self._received = hidden.movedim(2, 0) if hidden is not None and self._streams else hidden
         self._num_logits = num_logits
@@ -86,7 +87,7 @@ class TorchGhostStage:
         return result
 
     def close(self) -> None:
-        """Undo what refers to this object from inside the model, so that nothing is kept in a circle."""
+        """Remove the references to this object from inside the model, so that no reference cycle stays."""
         for module in self._model.modules():
             vars(module).pop("forward", None)
         self._model = None
@@ -113,16 +114,16 @@ class TorchGhostStage:
             raise _TorchStageEnd(output[0] if isinstance(output, tuple) else output)
 
     def _before_head(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to multiply
-        them with a strided hidden state. `contiguous` would keep the odd stride of an axis of size 1."""
+        """Keep only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to
+        multiply them with a strided hidden state. `contiguous` would keep the odd stride of an axis of size 1."""
         hidden, *others = args
         return (hidden[:, -self._num_logits :].clone(memory_format=torch.contiguous_format), *others)
 
 
 def _silence(model: nn.Module, names: frozenset[str], device: torch.device) -> None:
-    """Modules whose parameters are only used before the first layer give zeros, or what they are given.
+    """Make modules whose parameters are only used before the first layer return zeros, or their input.
 
-    In place of their weights stands a single zero of the same shape: some code asks where the embedding lies.
+    A single zero of the same shape replaces their weights, because some code reads the device of the embedding.
     """
     for path in {name.rpartition(".")[0] for name in names}:
         module = model.get_submodule(path)
@@ -134,7 +135,7 @@ def _silence(model: nn.Module, names: frozenset[str], device: torch.device) -> N
 
 
 def _zeros(module: nn.Module) -> Any:
-    """A forward of an embedding that gives zeros; of any other module one that gives what it is given."""
+    """A forward for an embedding that returns zeros; for any other module one that returns its input."""
     weight: Any = getattr(module, "weight", None)
 
     def embedding(*args: Any, **kwargs: Any) -> torch.Tensor:

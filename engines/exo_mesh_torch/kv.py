@@ -1,7 +1,7 @@
-"""KV of a few sequences in one layer: transformers' cache layers, with room to grow and rows that can be taken apart.
+"""KV of a few sequences in one layer: transformers' cache layers, with room to grow and rows that can be separated.
 
-transformers asks a cache layer for its length and for the size of the mask, and gives it keys and values to append. Its
-own layers copy all of them with every token. These keep them in buffers with room at the end.
+transformers asks a cache layer for its length and for the size of the mask, and passes keys and values to append. Its
+own layers copy all of them with every token. These layers keep them in buffers with room at the end.
 
 Rows of different lengths are padded on the left, as in transformers' own batches: the last position of every row is at
 the same place, so appending needs no index per row. `length` counts padded positions.
@@ -22,16 +22,16 @@ from transformers.cache_utils import (
 )
 
 SLACK = 64
-"""Positions before its window that a windowed layer keeps, so that rejected drafts can be taken back."""
+"""Positions before its window that a windowed layer keeps, so that rejected drafts can be rolled back."""
 
 ROOM = 64
-"""Least number of positions that a buffer grows by."""
+"""Least number of positions by which a buffer grows."""
 
 
 class KvLayer(DynamicLayer):  # type: ignore[misc]
     """Keys `[rows, heads, positions, width]` and values of one attention layer; of the last `window` positions if set.
 
-    A layer of another stage never gets any: it counts positions only, so that masks made from it are right.
+    A layer of another stage never gets any: it only counts positions, so that masks made from it are right.
     """
 
     is_croppable = False
@@ -55,13 +55,13 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
 
     @property
     def reach(self) -> int:
-        """How many past positions the next token sees."""
+        """The number of past positions that the next token sees."""
         return self.length if self.window is None else min(self.length, self.window - 1)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append n positions; answers the keys and values that these may attend to."""
+        """Append n positions; returns the keys and values that they may attend to."""
         num_tokens, visible = key_states.shape[-2], self.reach + key_states.shape[-2]
         self._make_room(num_tokens, (key_states, value_states))
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
@@ -81,11 +81,11 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         return -1 if self.window is None else self.window
 
     def skip(self, num_tokens: int) -> None:
-        """The positions of a forward that this layer took no part in."""
+        """Count the positions of a forward that this layer took no part in."""
         self.length += num_tokens
 
     def can_cut(self, surplus: int) -> bool:
-        """Is enough left for the next token to see after dropping the last `surplus` positions?"""
+        """Whether the next token can still see enough positions after dropping the last `surplus` ones."""
         if not self._buffers:
             return surplus <= self.length
         after = self.length - surplus
@@ -99,7 +99,7 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
             self._fill -= surplus
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The buffers, as they take memory."""
+        """The buffers, by their memory."""
         yield from self._buffers
 
     def row(self, index: int, length: int) -> KvLayer:
@@ -112,7 +112,7 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         return copy
 
     def join(self, others: Sequence[KvLayer]) -> KvLayer:
-        """One layer with this one's row and those of the others. All hold one row."""
+        """One layer with this layer's row and the rows of the others. All hold one row."""
         parts = [self, *others]
         joined = self.fresh()
         joined.length = max(part.length for part in parts)
@@ -128,11 +128,11 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         return type(self)(self.window)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a save of its one row must hold."""
+        """The tensors that a save of its one row must hold."""
         return {} if not self._buffers else {"keys": self._last(0, self.kept)[0], "values": self._last(1, self.kept)[0]}
 
     def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
-        """Take what `state` gave, `[heads, positions, width]` each."""
+        """Restore the tensors of `state`, `[heads, positions, width]` each."""
         self.length = length
         if state:
             self._set([state["keys"][None], state["values"][None]])
@@ -166,7 +166,7 @@ class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
         return not any(True for _ in self.recurrent_tensors())
 
     def cut(self, surplus: int) -> None:
-        """Nothing to drop: only a layer without states says that it can be cut."""
+        """Do nothing: only a layer without states can be cut."""
 
     def recurrent_tensors(self) -> Iterator[torch.Tensor]:
         for states in (self.conv_states, self.recurrent_states):
@@ -193,7 +193,7 @@ class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
         return {name: tensor[0] for name, tensor in self._named().items()}
 
     def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
-        # the kernel's length says where transformers goes on from; a whole state always has it
+        # transformers continues by the kernel's length; a whole state always has it
         sizes = {int(name[4:]): tensor.shape[-1] for name, tensor in state.items() if name.startswith("conv")}
         self.conv_kernel_size: dict[int, int | None] = {**dict.fromkeys(range(self.number_of_states)), **sizes}
         self._fill_in({name: tensor[None].clone() for name, tensor in state.items()})
@@ -220,7 +220,7 @@ class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
 
 
 class HybridLayer(RecurrentLayer, KvLayer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
-    """A layer with both. Each part does its own; transformers tells them apart by how it calls."""
+    """A layer with both kinds of cache. Each part works for itself; transformers calls them by different methods."""
 
     is_compileable = False
 
@@ -271,13 +271,13 @@ class NoLayer(DummyLayer):  # type: ignore[misc]
     """A layer that keeps nothing."""
 
     def skip(self, num_tokens: int) -> None:
-        """Nothing to count."""
+        """Do nothing: there is nothing to count."""
 
     def can_cut(self, surplus: int) -> bool:
         return True
 
     def cut(self, surplus: int) -> None:
-        """Nothing to drop."""
+        """Do nothing: there is nothing to drop."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
         yield from ()
@@ -292,11 +292,11 @@ class NoLayer(DummyLayer):  # type: ignore[misc]
         return {}
 
     def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
-        """Nothing to take."""
+        """Do nothing: there is nothing to restore."""
 
 
 def is_recurrent(layer: Any) -> bool:
-    """Does it keep a state of constant size?"""
+    """Whether a layer keeps a state of constant size."""
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
@@ -315,7 +315,7 @@ def _with_room(states: torch.Tensor, length: int, capacity: int) -> torch.Tensor
 def _right_aligned(parts: Sequence[torch.Tensor], length: int) -> torch.Tensor:
     """Rows of different lengths as one tensor, with zeros before the shorter ones.
 
-    Zeros and not just anything: masked positions still are multiplied, and 0 * NaN is NaN.
+    They must be zeros: masked positions are still multiplied, and 0 * NaN is NaN.
     """
     first = parts[0]
     joined = first.new_zeros((len(parts), first.shape[1], length, first.shape[3]))

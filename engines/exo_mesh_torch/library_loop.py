@@ -1,4 +1,4 @@
-"""transformers' own `generate`, greedy: what this engine is compared with by `exo-mesh bench engines`."""
+"""transformers' own greedy `generate`, with which `exo-mesh bench engines` compares this engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exo_mesh.engine.measure import Loop, TimedGeneration
 
 
 class _Clock:
-    """A streamer that notes when each token came; `generate` shows it the prompt first."""
+    """A streamer that records when each token came; `generate` passes it the prompt first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -23,11 +23,11 @@ class _Clock:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is buffered."""
+        """Do nothing: nothing is buffered."""
 
 
 def open_loop(model_dir: Path, options: Mapping[str, str]) -> Loop:
-    """Load the whole model with transformers, in the `dtype` of the options or that of its files."""
+    """Load the whole model with transformers, in the `dtype` of the options or of its files."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=options.get("dtype", "auto")).to(device).eval()
 

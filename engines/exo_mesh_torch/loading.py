@@ -1,4 +1,4 @@
-"""Fill a skeleton with the parameters of one stage, layer by layer, and nothing else."""
+"""Fills a skeleton with the parameters of one stage, layer by layer, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class StageLoader:
         device: torch.device,
         pack: Callable[[nn.Module], bool] | None = None,
     ) -> None:
-        """Checks all names and shapes. pack: see PackedLinears. Raises ModelError naming file and tensor for one that
-        does not fit."""
+        """Checks all names and shapes. pack: see PackedLinears. Raises ModelError naming file and tensor for a tensor
+        that does not fit."""
         self._pack = pack
         self._packed: list[nn.Module] = []
         self._checkpoint, self._model, self._trace, self._device = checkpoint, model, trace, device
@@ -42,7 +42,7 @@ class StageLoader:
         refuse_surplus(self._names, trace.num_layers, tied, list(model._keys_to_ignore_on_load_unexpected or ()))
 
     def wanted(self, start: int, stop: int) -> list[set[str]]:
-        """Names of parameters and saved buffers by step: what is beside the layers, then each layer of the stage."""
+        """Names of parameters and saved buffers by step: those outside the layers, then each layer of the stage."""
         trace, state = self._trace, self._model.state_dict()
         beside = set(trace.everywhere)
         beside |= trace.first if start == 0 else set()
@@ -53,7 +53,7 @@ class StageLoader:
         return [beside | buffers, *steps]
 
     def load(self, start: int, stop: int, progress: LoadProgress) -> None:
-        """Reads the weights; progress is in bytes of the layers as they will be held. Raises ModelError."""
+        """Read the weights; progress is in bytes of the layers as they will be held. Raises ModelError."""
         beside, *layers = self.wanted(start, stop)
         state = self._model.state_dict()
         sizes = [sum(state[name].nbytes for name in layer) for layer in layers]
@@ -67,7 +67,7 @@ class StageLoader:
         self._rebuild_buffers(self._stage_modules(start, stop))
 
     def _load(self, names: set[str]) -> None:
-        """All of `names`, under whichever of its names a shared parameter is saved."""
+        """Load all of `names`, whichever name of a shared parameter is in the files."""
         for name in sorted(names):
             if name not in self._loaded:
                 self._load_recipe(self._recipe_for(name))
@@ -79,7 +79,7 @@ class StageLoader:
         for alias in self._aliases.get(name, (name,)):
             if alias in self._names.recipes:
                 return self._names.recipes[alias]
-        # one of several that a converter makes at once: its recipe is under the first
+        # a converter may make several parameters at once: its recipe is under the first
         return next((r for r in self._names.recipes.values() if _makes(r, name)), Recipe(name))
 
     def _load_recipe(self, recipe: Recipe) -> None:
@@ -95,7 +95,7 @@ class StageLoader:
                 self._set(target, tensor)
 
     def _convert(self, recipe: Recipe) -> dict[str, torch.Tensor]:
-        """Let transformers' own rule make parameters of several tensors."""
+        """Let transformers' own rule make parameters from several tensors."""
         rule, dtype = deepcopy(recipe.converter), self._dtype(recipe.target)
         assert rule is not None, "called for recipes with a converter"
         for source, pattern in recipe.sources:
@@ -118,9 +118,7 @@ class StageLoader:
         if shape != expected:
             info = self._checkpoint.table.get(source)
             file = info.file if info is not None else self._where()
-            raise ModelError(
-                f"{file}: {source} has shape {list(shape)}, the model that config.json describes {list(expected)}"
-            )
+            raise ModelError(f"{file}: {source} has shape {list(shape)}, but config.json requires {list(expected)}")
 
     def _set(self, target: str, tensor: torch.Tensor) -> None:
         """Put a tensor in place, under every name of a shared parameter."""
@@ -133,12 +131,12 @@ class StageLoader:
             self._loaded.add(alias)
         if self._pack is not None and target.endswith(".weight") and target not in self._aliases:
             module = self._model.get_submodule(target.removesuffix(".weight"))
-            del old, tensor, value  # or the plain weights would be there until the next ones
+            del old, tensor, value  # otherwise the plain weights would stay in memory until the next ones
             if self._pack(module):
                 self._packed.append(module)
 
     def _stage_modules(self, start: int, stop: int) -> Iterable[nn.Module]:
-        """All modules but those of other stages' layers."""
+        """All modules except those of other stages' layers."""
         layers = f"{self._trace.prefix}."
         mine = tuple(f"{layers}{i}" for i in range(start, stop))
         for name, module in self._model.named_modules():
@@ -146,9 +144,9 @@ class StageLoader:
                 yield module
 
     def _rebuild_buffers(self, modules: Iterable[nn.Module]) -> None:
-        """Buffers that are in no file (inverse frequencies, say) are computed anew, as after any load by transformers.
+        """Compute buffers that are in no file (such as inverse frequencies) again, as after any load by transformers.
 
-        It initialises whatever is not marked as loaded; on the meta device that changes nothing.
+        transformers initialises every module that is not marked as loaded; on the meta device that changes nothing.
         """
         for module in modules:
             for name, buffer in module._buffers.items():
@@ -157,7 +155,7 @@ class StageLoader:
         for module in self._model.modules():
             module._is_hf_initialized = False
         for module in self._packed:
-            module._is_hf_initialized = True  # there is no weight that it could look at
+            module._is_hf_initialized = True  # it has no weight to initialise
         self._model.initialize_weights()
 
     def _where(self) -> str:
@@ -172,7 +170,7 @@ def num_bytes(model: nn.Module) -> int:
 
 
 def _makes(recipe: Recipe, name: str) -> bool:
-    """Does a recipe make `name` besides its first target?"""
+    """Whether a recipe makes `name` besides its first target."""
     rule = recipe.converter
     if rule is None or len(rule.target_patterns) < 2:
         return False

@@ -29,7 +29,7 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A checkpoint with its model on the meta device, and how that uses its layers."""
+    """A checkpoint with its model on the meta device, and the trace of its layers."""
 
     checkpoint: TorchCheckpoint
     config: Any
@@ -39,13 +39,13 @@ class OpenModel:
 
     @property
     def batchable(self) -> bool:
-        """May rows of different lengths share a forward, padded on the left?"""
+        """Whether rows of different lengths may share a forward, padded on the left."""
         recurrent_only = all("recurrent" in kinds or not kinds for kinds in self.caches.kinds)
         takes_positions = "position_ids" in signature(self.model.forward).parameters
         return self.caches.batchable and not _ropes(self.config) and (takes_positions or recurrent_only)
 
     def kinds(self, index: int) -> tuple[KvKind, ...]:
-        """What layer `index` keeps. Latent, where one row of the width of kv_lora_rank stands for all heads."""
+        """The kinds of KV of layer `index`. Latent, if one row of the width of kv_lora_rank stands for all heads."""
         kinds = self.caches.kinds[index]
         buffers = list(self.trace.caches.layers[self.trace.layers[index].like].tensors())
         rank = _layer_setting(self.config, index, "kv_lora_rank")
@@ -54,7 +54,7 @@ class OpenModel:
         return kinds
 
     def check_range(self, start: int, stop: int) -> None:
-        """Raises ModelError if start or stop is no legal cut."""
+        """Raises ModelError if start or stop is not a legal cut."""
         for cut in (start, stop):
             if 0 < cut < self.trace.num_layers and cut not in self.trace.legal_cuts:
                 reason = self.trace.reason or "later layers use keys and values of earlier ones"
@@ -63,9 +63,7 @@ class OpenModel:
 
 def open_model(model_dir: Path, context_limit: int, choose: Callable[[str], torch.dtype]) -> OpenModel:
     """Read config and headers, build the model without weights and trace it. choose: from the checkpoint's dtype.
-
-    Raises ModelError naming file and key or tensor.
-    """
+    Raises ModelError naming file and key or tensor."""
     checkpoint = open_checkpoint(model_dir)
     config = read_config(checkpoint)
     model = build_skeleton(checkpoint, config, choose(stored_dtype(checkpoint)))
@@ -74,9 +72,9 @@ def open_model(model_dir: Path, context_limit: int, choose: Callable[[str], torc
         return OpenModel(checkpoint, config, model, trace_model(model, num_layers(config), caches), caches)
     except MeshError:
         raise
-    except Exception as exc:  # configs, caches and models of any kind
+    except Exception as exc:  # configs, caches and models may raise anything
         raise ModelError(
-            f"the torch engine cannot run {type(model).__name__}: its code in transformers fails when it is looked at "
+            f"the torch engine cannot run {type(model).__name__}: its code in transformers fails in a run "
             f"without weights ({type(exc).__name__}: {one_line(exc)})"
         ) from exc
 
@@ -98,14 +96,14 @@ def _count_floats(table: TensorTable) -> Counter[str]:
 
 
 def _layer_setting(config: Any, index: int, name: str) -> Any:
-    """A setting of layer `index`; None if there is none. Some configs have settings that differ by layer, and refuse
-    to say them for all."""
+    """A setting of layer `index`; None if there is none. Some configs have settings that differ by layer, and refuse to
+    give one for all."""
     by_layer = getattr(config, "is_heterogeneous", False)
     return getattr(config.per_layer_config[index] if by_layer else config, name, None)
 
 
 def _ropes(config: Any) -> bool:
-    """Does some layer have frequencies that follow from the longest row?"""
+    """Whether some layer has frequencies that follow from the longest row."""
     rope = getattr(config, "rope_parameters", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     return any(part.get("rope_type") in _LENGTH_DEPENDENT_ROPE for part in parts)
@@ -162,7 +160,7 @@ class StageModel:
         self._stage.close()
 
     def _mask(self, batch: Batch, num_tokens: int) -> torch.Tensor | None:
-        """`[rows, past + n]`, 0 at the padding before shorter rows; None if there is none."""
+        """`[rows, past + n]`, 0 at the padding before shorter rows; None if there is no padding."""
         if min(batch.lengths) == batch.length or not self._has_attention:
             return None
         width = batch.length + num_tokens

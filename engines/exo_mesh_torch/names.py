@@ -1,8 +1,8 @@
-"""Which tensors of a checkpoint make which parameters of transformers' model.
+"""Maps the tensors of a checkpoint to the parameters of transformers' model.
 
-Names in files are older than names in code. transformers has the rules for that, and for experts that are stacked into
-one tensor on load; they are used here as `from_pretrained` uses them, on names alone. Before them come two rules of our
-own: text towers of larger models, and what mlx-lm writes.
+Names in files are older than names in code. transformers has rules for that, and for experts that are stacked into one
+tensor on load; they are used here as `from_pretrained` uses them, on names alone. Two rules of this engine come first:
+for the text towers of larger models, and for the names that mlx-lm writes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _EXPERT_NAMES = (
     {"gate_proj": "experts.{}.gate_proj", "up_proj": "experts.{}.up_proj", "down_proj": "experts.{}.down_proj"},
     {"gate_proj": "experts.{}.w1", "up_proj": "experts.{}.w3", "down_proj": "experts.{}.w2"},
 )
-"""How checkpoints name the tensors of one expert, which mlx-lm stacks under `switch_mlp`."""
+"""Names of the tensors of one expert in checkpoints; mlx-lm stacks them under `switch_mlp`."""
 
 
 @dataclass(slots=True)
 class Recipe:
-    """Sources that make one parameter, or several at once (`converter`); pattern[i]: the rule that took source i."""
+    """The sources that make one parameter, or several at once (`converter`); pattern[i]: the rule that took source
+    i."""
 
     target: str
     converter: WeightConverter | None = None
@@ -49,7 +50,7 @@ class Recipe:
 
 
 class NameMap:
-    """Recipes by their (first) target. `unused`: tensors that no parameter of the model wants."""
+    """Recipes by their (first) target. `unused`: tensors that belong to no parameter of the model."""
 
     def __init__(self, checkpoint: TorchCheckpoint, model: Any) -> None:
         """Raises ModelError naming file and tensor if a quantised tensor is incomplete."""
@@ -76,7 +77,7 @@ class NameMap:
         recipe.sources.append((source, pattern))
 
     def _target(self, name: str) -> tuple[str, str | None]:
-        """transformers' name for a tensor, and the pattern of the converter that takes it, if one does."""
+        """transformers' name for a tensor, and the pattern of the converter that takes it, if there is one."""
         if self._tower:
             name = _TOWER.sub("lm_head." if ".lm_head." in name else "model.", name, count=1).replace(
                 "lm_head.lm_head.", "lm_head."
@@ -102,7 +103,7 @@ class NameMap:
                 yield from ((part, table[name]) for part in self._experts(source, stacked))
 
     def _experts(self, source: Plain | Packed, stacked: re.Match[str]) -> Iterator[TensorSource]:
-        """The experts' tensors one by one, under the first naming that the model knows."""
+        """The experts' tensors one by one, under the first naming that the model has."""
         before = source.name[: stacked.start()]
         for naming in _EXPERT_NAMES:
             template = f"{before}.{naming[stacked[1]]}.{stacked[2]}"
@@ -114,7 +115,7 @@ class NameMap:
 
 
 def refuse_surplus(names: NameMap, num_layers: int, tied: bool, ignored: list[str]) -> None:
-    """Raises ModelError naming a tensor that the model has no place for: the config does not mean this checkpoint."""
+    """Raises ModelError naming a tensor without a place in the model: the config belongs to another checkpoint."""
     patterns = [re.compile(pattern) for pattern in ignored]
     for name, info in names.unused:
         layer = layer_of(name)
@@ -138,7 +139,7 @@ def _source(quantisation: Quantisation | None, table: TensorTable, name: str) ->
     packing = quantisation.of(module)
     biases = table.get(f"{module}.biases")
     if (biases is None) != (packing.mode != "affine"):
-        raise ModelError(f"{info.file}: {module}.biases {'is missing' if biases is None else 'is one too many'}")
+        raise ModelError(f"{info.file}: {module}.biases {'is missing' if biases is None else 'must not be there'}")
     shape = check_shapes(name, info.file, info.shape, scales.shape, packing)
     if info.dtype != "U32" or (biases is not None and biases.shape != scales.shape):
         raise ModelError(
@@ -153,7 +154,7 @@ def _is_part_of_packed(name: str, table: TensorTable) -> bool:
 
 
 def _is_tower(checkpoint: TorchCheckpoint, model: nn.Module) -> bool:
-    """Is the model only a part, the one for text, of what the checkpoint holds?"""
+    """Whether the model is only the text part of what the checkpoint holds."""
     return any(re.match(r"(model\.)?language_model\.", name) for name in checkpoint.table) and not any(
         "language_model." in name for name, _ in model.named_parameters()
     )

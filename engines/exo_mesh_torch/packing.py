@@ -1,13 +1,13 @@
 """Weights of linear layers in the order in which oneDNN multiplies them.
 
-On a CPU a linear layer of torch reads its weights as the checkpoint has them, and for the few rows of a decode step
-that is slow: measured with one thread of an AMD EPYC and 8 rows, 4 GB/s in bfloat16 and 2 in float32. With weights
-that were put in order once it is 17 and 9, and for one row 25, which is what the memory gives
-(docs/how-it-works/benchmarks.md).
+On a CPU a linear layer of torch reads its weights in the checkpoint's order, and for the few rows of a decode step that
+is slow: measured with one thread of an AMD EPYC and 8 rows, 4 GB/s in bfloat16 and 2 in float32. With weights that were
+reordered once it is 17 and 9, and for one row 25, which is the limit of the memory (docs/how-it-works/benchmarks.md).
 """
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,8 @@ from torch import nn
 from exo_mesh.errors import InputError
 
 ROWS = 8
-"""Rows that the order is chosen for; it is as good for one, and no worse than none for a prompt."""
+"""Number of rows that the order is chosen for; it is as good for one row, and no worse than the plain order for a
+prompt."""
 
 MIN_ELEMENTS = 2**18
 """Smaller weights stay in the cache of a core, whatever their order."""
@@ -27,23 +28,25 @@ _PACKED = {torch.float32, torch.bfloat16}
 
 
 def wants_packing(options: Mapping[str, str], device: torch.device) -> bool:
-    """Option `packed`: on (where torch can do it, the CPU of a PC) or off, the default: loading so takes up to 1.7
-    times the stage's memory for a moment, where plans count on 1.15. Raises InputError."""
+    """Option `packed`: on (if torch can do it: on the CPU of a PC) or off, the default: loading then takes up to 1.7
+    times the stage's memory for a moment, while plans count on 1.15. Raises InputError."""
     wanted = options.get("packed", "off")
     if wanted not in ("on", "off"):
-        raise InputError(f"option packed={wanted!r}; there are on and off", param="packed")
+        raise InputError(f"option packed={json.dumps(wanted)} is unknown; supported: on, off", param="packed")
     able = device.type == "cpu" and platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
     if wanted == "on" and not able:
-        raise InputError(f"option packed=on: torch cannot do it on {device.type} of this machine", param="packed")
+        raise InputError(
+            f"option packed=on: torch cannot pack weights on {device.type} of this machine", param="packed"
+        )
     return able and wanted == "on"
 
 
 class PackedLinears:
     """The linear layers of a stage that were packed, in place: each keeps its weights only in oneDNN's order, from the
-    moment that they are loaded, or the stage would need its memory twice.
+    moment that they are loaded; otherwise the stage would need its memory twice.
 
-    In the place of the plain weights is None, so that code which uses a layer's weights by itself, and not by calling
-    the layer, fails; `unpack` then makes everything as it was.
+    None replaces the plain weights, so that code which uses a layer's weights directly, and not by calling the layer,
+    fails; `unpack` then restores everything.
     """
 
     def __init__(self) -> None:
@@ -51,11 +54,11 @@ class PackedLinears:
 
     @property
     def num_bytes(self) -> int:
-        """Of all packed weights."""
+        """Bytes of all packed weights."""
         return sum(packed.num_bytes for _, packed in self._layers)
 
     def unpack(self) -> None:
-        """Plain weights and torch's own kernels again."""
+        """Restore plain weights and torch's own kernels."""
         for linear, packed in self._layers:
             vars(linear).pop("forward", None)
             linear.weight = nn.Parameter(packed.weight.to_dense().contiguous(), requires_grad=False)
@@ -73,7 +76,7 @@ class PackedLinears:
 
 
 class _Packed:
-    """`[…, in]` -> `[…, out]`, as nn.Linear."""
+    """A linear layer with packed weights: `[…, in]` -> `[…, out]`, as nn.Linear."""
 
     __slots__ = ("_linear", "num_bytes", "weight")
 
@@ -92,5 +95,5 @@ class _Packed:
 
 
 def _is_large(weight: torch.Tensor) -> bool:
-    """Is it one of this stage, and worth it?"""
+    """Whether a weight is of this stage and large enough."""
     return not weight.is_meta and weight.dtype in _PACKED and weight.numel() >= MIN_ELEMENTS

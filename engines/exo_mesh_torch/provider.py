@@ -1,4 +1,4 @@
-"""What the node may ask about the torch engine; answered from files and package metadata, without importing torch."""
+"""The provider of the torch engine, for the node. Reads files and package metadata, and imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exo_mesh.engine.floors import too_old, upgrade
 _REMEDY = 'pip install "exo-mesh[torch]"'
 
 _PREFERENCE: dict[Compute, int] = {"cuda": 60, "rocm": 60, "xpu": 60, "metal": 20, "cpu": 30}
-"""Between the MLX engine's on Apple silicon (100) and on a Linux CPU (10), where torch is the fast one."""
+"""Between the MLX engine's preferences on Apple silicon (100) and on a Linux CPU (10), where torch is faster."""
 
 _NODES: dict[Compute, tuple[str, ...]] = {
     "cuda": ("nvidia0", "dxg", "nvhost-gpu"),
@@ -35,8 +35,8 @@ _NO_DECODER = frozenset(
         "roc_bert", "roformer", "trocr", "whisper", "xlm-roberta", "xlm-roberta-xl", "xmod",
     }
 )  # fmt: skip
-"""In transformers' list of causal language models, but halves of other models, or with caches unlike all others
-(in longcat_flash two to a layer)."""
+"""Models in transformers' list of causal language models that are halves of other models, or have caches unlike all
+others (in longcat_flash two to a layer)."""
 
 
 class TorchProvider:
@@ -53,7 +53,7 @@ class TorchProvider:
         return Availability(True, reason, compute=compute, preference=_PREFERENCE[compute])
 
     def supports(self, architecture: str) -> bool:
-        """transformers has a causal language model for this `model_type`."""
+        """Whether transformers has a causal language model for this `model_type`."""
         return architecture in _causal_models() and architecture not in _OWN_CACHE | _NO_DECODER
 
     def version(self) -> str:
@@ -66,14 +66,15 @@ class TorchProvider:
         return TorchStage()
 
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
-        """See Surveyor; from a run on the meta device that reads headers only."""
+        """See Surveyor; uses a run on the meta device that reads headers only."""
         from exo_mesh_torch.survey import survey
 
         return survey(model_dir, options)
 
 
 def find_compute(version: str, libraries: Iterable[str], devices: Iterable[str]) -> tuple[Compute, str]:
-    """What torch would compute on, and why: a GPU if the wheel was built for it and its device file is there."""
+    """The device that torch would use, and the reason: a GPU if the wheel was built for it and its device file is
+    there."""
     built, present = _wheel(version, frozenset(libraries)), frozenset(devices)
     if built == "cpu":
         return "cpu", f"torch {version} is built for CPUs"
@@ -87,7 +88,8 @@ def find_compute(version: str, libraries: Iterable[str], devices: Iterable[str])
 
 
 def _wheel(version: str, libraries: frozenset[str]) -> Compute:
-    """By the version's local part, which wheels from PyPI lack; then by the libraries in the wheel."""
+    """The device of a wheel: by the version's local part, which wheels from PyPI lack; then by the libraries in the
+    wheel."""
     tag = version.partition("+")[2]
     tests: list[tuple[Compute, Callable[[str], bool], str]] = [
         ("cuda", lambda tag: tag.startswith("cu"), "torch_cuda"),

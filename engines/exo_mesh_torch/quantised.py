@@ -1,4 +1,4 @@
-"""Weights in MLX's quantised formats, as plain tensors again: the very bits of `mx.dequantize`.
+"""Converts weights in MLX's quantised formats to plain tensors: the very bits of `mx.dequantize`.
 
 Each row of uint32 words is one little-endian stream of codes. affine: `scale * code + bias` per group, in the scales'
 dtype. mxfp4, nvfp4: codes are 4-bit floats (E2M1); mxfp8: 8-bit floats (E4M3). Their scales are bytes: a power of two
@@ -7,6 +7,7 @@ dtype. mxfp4, nvfp4: codes are 4-bit floats (E2M1); mxfp8: 8-bit floats (E4M3). 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ _SETTINGS = ("group_size", "bits", "mode")
 
 @dataclass(frozen=True, slots=True)
 class TorchPacking:
-    """How one tensor is quantised."""
+    """The quantisation of one tensor."""
 
     mode: str
     bits: int
@@ -35,7 +36,8 @@ class TorchPacking:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """What config.json says: the packing of all modules but those with an entry of their own, under MLX's names."""
+    """The settings in config.json: the packing of all modules except those with an entry of their own, under MLX's
+    names."""
 
     default: TorchPacking
     modules: Mapping[str, TorchPacking]
@@ -45,7 +47,8 @@ class Quantisation:
 
 
 def read_quantisation(file: Path, config: Mapping[str, Any]) -> Quantisation | None:
-    """None for a checkpoint of plain weights. Raises ModelError naming the file and the key that is not understood."""
+    """The settings, or None for a checkpoint of plain weights. Raises ModelError naming the file and the unknown
+    key."""
     key = "quantization" if config.get("quantization") else "quantization_config"
     settings = config.get(key) or (config.get("text_config") or {}).get(key)
     if not settings:
@@ -55,7 +58,7 @@ def read_quantisation(file: Path, config: Mapping[str, Any]) -> Quantisation | N
     if "bits" not in settings or "quant_method" in settings:
         method = settings.get("quant_method")
         raise ModelError(
-            f"{file}: {key}.quant_method {method!r} is not supported; MLX's formats are, and plain weights"
+            f"{file}: {key}.quant_method {json.dumps(method)} is not supported; MLX's formats and plain weights are"
         )
     default = _packing(file, key, settings)
     own = {name: value for name, value in settings.items() if isinstance(value, dict)}
@@ -68,23 +71,27 @@ def _packing(file: Path, key: str, settings: Mapping[str, Any]) -> TorchPacking:
     if mode in _FLOAT_MODES:
         fixed = _FLOAT_MODES[mode]
         if (bits or fixed[0], group_size or fixed[1]) != fixed:
-            raise ModelError(f"{file}: {key} says {bits} bits in groups of {group_size}; {mode} has {fixed}")
+            raise ModelError(
+                f"{file}: {key} has {bits} bits in groups of {group_size}; "
+                f"{mode} has {fixed[0]} in groups of {fixed[1]}"
+            )
         return TorchPacking(mode, *fixed)
     if mode != "affine":
         known = ", ".join(["affine", *_FLOAT_MODES])
-        raise ModelError(f"{file}: {key}.mode {mode!r} is not supported; known: {known}")
+        raise ModelError(f"{file}: {key}.mode {json.dumps(mode)} is not supported; known: {known}")
     if bits not in AFFINE_BITS or not isinstance(group_size, int) or group_size < 8:
-        raise ModelError(f"{file}: {key} has {bits!r} bits in groups of {group_size!r}; known bits: {AFFINE_BITS}")
+        raise ModelError(
+            f"{file}: {key} has {json.dumps(bits)} bits in groups of {json.dumps(group_size)}; "
+            f"known bits: {json.dumps(AFFINE_BITS)}"
+        )
     return TorchPacking(mode, bits, group_size)
 
 
 def dequantise(
     words: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor | None, packing: TorchPacking
 ) -> torch.Tensor:
-    """words uint8 `[rows, 4 * words]`, scales and biases `[rows, groups]` -> `[rows, groups * group_size]`.
-
-    In the scales' dtype if affine, else bfloat16, as MLX has it.
-    """
+    """Plain weights. words uint8 `[rows, 4 * words]`, scales and biases `[rows, groups]` ->
+    `[rows, groups * group_size]`, in the scales' dtype if affine, else bfloat16, as in MLX."""
     codes = unpack(words, packing.bits).reshape(*scales.shape, packing.group_size)
     if packing.mode == "affine":
         assert biases is not None, "affine weights have biases"

@@ -1,4 +1,4 @@
-"""The KV of one sequence as bytes, and back."""
+"""Converts the KV of one sequence to bytes and back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from exo_mesh_torch.caches import ForeignLayer, StageCache
 from exo_mesh_torch.kv import KvLayer
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""Of each tensor of a saved sequence, dtype and shape; of keys and values `[heads, width]`, without the positions."""
+"""dtype and shape of each tensor of a saved sequence; of keys and values `[heads, width]`, without the positions."""
 
 
 def save(cache: StageCache, layers: range, length: int) -> SavedSequence:
-    """Copies of what the layers keep. cache: of one row."""
+    """Copies of the layers' KV. cache: of one row."""
     if not length:
         return SavedSequence(0, {})
     if any(isinstance(cache.layers[index], ForeignLayer) for index in layers):
-        raise EngineError("the KV of this model is of a kind that cannot be saved")
+        raise EngineError("this model has a kind of KV that cannot be saved")
     tensors = {
         f"{index}.{name}": wire.to_tensor(tensor.clone())
         for index in layers
@@ -31,7 +31,7 @@ def save(cache: StageCache, layers: range, length: int) -> SavedSequence:
 
 
 def shapes(cache: StageCache, layers: range) -> Shapes:
-    """What `save` would give for a cache that has been used."""
+    """The form of `save`'s result for a cache that has been used."""
     return {
         f"{index}.{name}": (tensor.dtype, _fixed_shape(name, tuple(tensor.shape)))
         for index in layers
@@ -61,7 +61,9 @@ def restore(
                 leaf = name.removeprefix(prefix)
                 kept = tensor.shape[1] if isinstance(layer, KvLayer) and len(tensor.shape) == 3 else 0
                 if (tensor.dtype, _fixed_shape(leaf, tensor.shape)) != (wire.dtype_name(dtype), shape):
-                    raise EngineError(f"saved {name} is {tensor.dtype}{list(tensor.shape)}, not of this stage")
+                    raise EngineError(
+                        f"saved {name} is {tensor.dtype}{list(tensor.shape)}, which does not fit this stage"
+                    )
                 if leaf in ("keys", "values") and not _kept_enough(layer, saved.length, kept):
                     raise EngineError(f"saved {name} has {kept} positions of {saved.length}")
                 state[leaf] = wire.from_tensor(tensor, device)
@@ -76,5 +78,5 @@ def _kept_enough(layer: KvLayer, length: int, kept: int) -> bool:
 
 
 def _fixed_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the axis of positions."""
+    """The shape without the axis of positions."""
     return (shape[0], *shape[2:]) if name in ("keys", "values") and len(shape) == 3 else shape

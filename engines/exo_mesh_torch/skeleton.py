@@ -1,7 +1,9 @@
-"""A model of transformers without weights, from a checkpoint's config: on the meta device, in the dtype wanted."""
+"""Builds a model of transformers without weights, from a checkpoint's config: on the meta device, in the wanted
+dtype."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,8 @@ class TorchCheckpoint:
 
 
 def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
-    """Raises ModelError naming file and key or tensor: unreadable, of unknown quantisation, or with code of its own."""
+    """Check a checkpoint. Raises ModelError naming file and key or tensor if it is unreadable, of unknown quantisation,
+    or needs code of its own."""
     config = read_json(model_dir / "config.json")
     _refuse_foreign_code(model_dir / "config.json", config)
     return TorchCheckpoint(
@@ -43,13 +46,15 @@ def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
 
 
 def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
-    """Code in a checkpoint is never run: it is transformers' own where that has the architecture, else an error."""
+    """Raises ModelError for an architecture that transformers does not have. Code in a checkpoint is never run."""
     architecture = config.get("model_type")
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return
     if config.get("auto_map"):
-        raise ModelError(f"{file}: auto_map asks to run code from the checkpoint for {architecture!r}; that is refused")
-    raise ModelError(f"{file}: model_type {architecture!r} is not supported by the installed transformers")
+        raise ModelError(
+            f"{file}: auto_map asks to run code from the checkpoint for {json.dumps(architecture)}; that is refused"
+        )
+    raise ModelError(f"{file}: model_type {json.dumps(architecture)} is not supported by the installed transformers")
 
 
 def read_config(checkpoint: TorchCheckpoint) -> Any:
@@ -59,24 +64,26 @@ def read_config(checkpoint: TorchCheckpoint) -> Any:
         config = AutoConfig.from_pretrained(checkpoint.model_dir, local_files_only=True, trust_remote_code=False)
         config = config.get_text_config(decoder=True)
         if getattr(config, "quantization_config", None) is not None:
-            del config.quantization_config  # dequantised on load: transformers shall know nothing of it
+            del config.quantization_config  # weights are dequantised on load, so transformers must not see this
         return config
-    except Exception as exc:  # configs are checked by foreign code
+    except Exception as exc:  # transformers checks configs, and may raise anything
         raise ModelError(f"{checkpoint.config_file}: {one_line(exc)}") from exc
 
 
 def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype) -> nn.Module:
-    """The whole model on the meta device; those parameters in float32 that transformers wants so. Raises ModelError."""
+    """The whole model on the meta device; those parameters in float32 that transformers keeps in float32. Raises
+    ModelError."""
     try:
         with initialization.no_init_weights(), torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    except Exception as exc:  # model classes of any kind
+    except Exception as exc:  # model classes may raise anything
         raise ModelError(f"{checkpoint.config_file}: {one_line(exc)}") from exc
     model.tie_weights()
     model.eval()
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
-            module.warn_if_padding_and_no_attention_mask = _no_warning  # looks at values: a wait for a GPU each time
+            # it reads values, which waits for a GPU each time
+            module.warn_if_padding_and_no_attention_mask = _no_warning
     plan = model._get_dtype_plan(dtype)
     if plan:
         pattern = re.compile("|".join(name.replace("*", ".*") for name in plan))
@@ -87,7 +94,7 @@ def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype)
 
 
 def num_layers(config: Any) -> int:
-    """Raises ModelError for a config that counts its layers in another way."""
+    """The number of layers. Raises ModelError for a config that counts its layers in another way."""
     count = getattr(config, "num_hidden_layers", None)
     if not isinstance(count, int):
         raise ModelError(f"the torch engine cannot run {config.model_type}: its config has no num_hidden_layers")
@@ -95,4 +102,4 @@ def num_layers(config: Any) -> int:
 
 
 def _no_warning(*_args: Any, **_kwargs: Any) -> None:
-    """Rows of ours have a mask whenever they are padded."""
+    """Do nothing: the rows of this engine have a mask whenever they are padded."""

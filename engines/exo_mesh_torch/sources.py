@@ -1,4 +1,4 @@
-"""Tensors that lie in safetensors files, read a few lines at a time into the place and dtype where they are wanted.
+"""Reads tensors from safetensors files, a few lines at a time, into the place and dtype where they are needed.
 
 Files are read and not mapped: pages of a mapping count as memory until they are dropped, and a file that shrinks under
 a mapping kills the process.
@@ -17,7 +17,8 @@ from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo, on_disk
 from exo_mesh_torch.quantised import TorchPacking, dequantise
 
 CHUNK_BYTES = 4 * 2**20
-"""Read at once of a tensor that changes its dtype or device on the way; what loading needs beside the weights."""
+"""Bytes read at once of a tensor that changes its dtype or device on the way; loading needs this besides the
+weights."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -34,11 +35,11 @@ DTYPES = {
     "BOOL": torch.bool,
     "U32": torch.uint8,
 }
-"""U32 holds quantised weights, whose bytes are what counts."""
+"""U32 holds quantised weights, of which only the bytes count."""
 
 
 class TensorSource(Protocol):
-    """A tensor on disk. `lines` are those along its last axis."""
+    """A tensor on disk. `lines` are along its last axis."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +49,7 @@ class TensorSource(Protocol):
 
     @property
     def line_bytes(self) -> int:
-        """Bytes of a line once read, to know how many to read at once."""
+        """Bytes of a line once read; they decide how many lines are read at once."""
 
     def lines(self, first: int, count: int) -> torch.Tensor:
         """`[count, shape[-1]]` on the CPU. Raises ModelError naming file and tensor."""
@@ -90,7 +91,7 @@ class Packed:
 
     @property
     def line_bytes(self) -> int:
-        return self.plain_shape[-1] * 8  # of the codes on their way to floats
+        return self.plain_shape[-1] * 8  # for the codes on their way to floats
 
     def lines(self, first: int, count: int) -> torch.Tensor:
         words = _read(self.name, self.words, first, count)
@@ -165,7 +166,7 @@ class _Stream(Protocol):
 
 
 def _read_all(stream: _Stream, view: memoryview) -> int:
-    """Bytes read: all, unless the file ends."""
+    """Number of bytes read: all, unless the file ends."""
     done = 0
     while done < len(view) and (got := stream.readinto(view[done:])):
         done += got

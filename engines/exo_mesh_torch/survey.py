@@ -1,4 +1,4 @@
-"""What the engine knows of a model before a weight is read: cuts, bytes and kinds of layers."""
+"""Surveys a model before a weight is read: cuts, bytes and kinds of layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exo_mesh_torch.kv import KvLayer, is_recurrent
 from exo_mesh_torch.model import OpenModel, open_model
 
 LONGEST_CONTEXT = 2**31
-"""No window is wider: the survey does not know how long sequences will be."""
+"""An upper bound of all windows: the survey does not know how long sequences will be."""
 
 
 def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
@@ -72,5 +72,5 @@ def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
 
 
 def _kinds(opened: OpenModel) -> tuple[str, ...]:
-    """Equal for layers of equal classes, shapes and caches."""
+    """Names that are equal for layers of equal classes, shapes and caches."""
     return tuple(f"{'+'.join(opened.kinds(use.like)) or 'none'}-{use.like}" for use in opened.trace.layers)

@@ -1,7 +1,7 @@
-"""How a model's forward pass uses its layers, seen on the meta device: shapes only, no weights, nothing computed.
+"""Traces how a model's forward pass uses its layers, on the meta device: shapes only, no weights, nothing computed.
 
-The model's own code runs over the whole model, with every layer watched. That shows what a stage must be given and what
-it hands on, which of the other modules belong before or behind the layers, and whether anything else than the hidden
+The model's own code runs over the whole model, with every layer watched. That shows the inputs and outputs of a stage,
+and which of the other modules belong before or behind the layers. It also shows whether any value besides the hidden
 state goes from layer to layer, so that the model cannot be cut there.
 """
 
@@ -25,10 +25,8 @@ RUN_TOKENS = 7
 
 @dataclass(frozen=True, slots=True)
 class TorchLayerUse:
-    """returns: how many values the layer returns if it returns a tuple, the hidden state first; 0 for a plain tensor.
-
-    like: the first layer with the same code and shapes; only that one's cache was filled.
-    """
+    """The behaviour of one layer. returns: number of values if the layer returns a tuple, the hidden state first; 0 for
+    a plain tensor. like: the first layer with the same code and shapes; only its cache was filled."""
 
     returns: int
     like: int
@@ -36,8 +34,9 @@ class TorchLayerUse:
 
 @dataclass(frozen=True, slots=True)
 class TorchTrace:
-    """hidden_shape, hidden_dtype: of one token of the hidden state between layers. streams: does an axis of parallel
-    hidden states come before rows and tokens? reason: why a model without legal_cuts has none.
+    """The trace of a model. hidden_shape, hidden_dtype: of one token of the hidden state between layers. streams:
+    whether an axis of parallel hidden states comes before rows and tokens. reason: why a model without legal_cuts has
+    none.
 
     first, last: parameters used only before the first and only behind the last layer; everywhere: those that every
     stage needs. caches: a cache that the run has filled, whose shapes are those of the real one.
@@ -62,7 +61,7 @@ class TorchTrace:
 
 @dataclass(slots=True)
 class _RunWatch:
-    """What one run has shown so far. tainted: layers that get values that other modules' parameters went into."""
+    """The results of one run so far. tainted: layers that get values computed from other modules' parameters."""
 
     next_layer: int = 0
     order_kept: bool = True
@@ -81,7 +80,7 @@ class _RunWatch:
 
 
 def find_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
-    """The list of decoder layers and its name. Raises ModelError if there is none of that length."""
+    """The list of decoder layers and its name. Raises ModelError if there is no list of that length."""
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -96,7 +95,7 @@ def find_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
 
 
 def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> TorchTrace:
-    """Raises ModelError if the forward pass does not run on the meta device with a cache like ours."""
+    """Trace a model. Raises ModelError if the forward pass does not run on the meta device with a StageCache."""
     prefix, layers = find_layers(model, num_layers)
     own = {id(parameter): name for name, parameter in model.named_parameters() if not name.startswith(prefix + ".")}
     cache = plan.new()
@@ -132,7 +131,7 @@ def _legal_cuts(direct: _RunWatch, through: _RunWatch, num_layers: int) -> tuple
     if not direct.order_kept:
         return (), "its layers are not called once each, in order"
     if direct.side_values or through.side_values:
-        return (), "its layers hand on more than one value"
+        return (), "its layers pass on more than one value"
     first_writer = min(direct.writers | through.writers, default=num_layers)
     cuts = tuple(range(1, min(first_writer, num_layers - 1) + 1))
     return cuts, "" if cuts else "a value of its first layer is used by later ones"
@@ -158,8 +157,8 @@ def _run(
     *,
     from_layers: bool,
 ) -> _RunWatch:
-    """One forward over zeros. Values are followed by their gradients, which begin at parameters outside the layers, or
-    at what layers return; only in the first case do the layers run themselves."""
+    """Run one forward over zeros. Values are followed by their gradients, which begin at parameters outside the layers,
+    or at the results of layers; only in the first case do the layers run themselves."""
     hooks = [module.register_forward_pre_hook(_note_use(watch, own, layers, module)) for module in _owners(model, own)]
     for parameter in model.parameters():
         parameter.requires_grad_(not from_layers and id(parameter) in own)
@@ -173,12 +172,12 @@ def _run(
             model(input_ids=ids, **call_arguments(model, cache, position_ids=positions))
     except ModelError:
         raise
-    except Exception as exc:  # model code of any kind
-        # behind the layers nothing matters any more: heads that look at values cannot run on shapes
+    except Exception as exc:  # model code may raise anything
+        # after the layers errors do not matter: heads that read values cannot run on shapes
         if watch.next_layer < len(layers):
             raise ModelError(
                 f"the torch engine cannot run {type(model).__name__}: its code in transformers needs values where only "
-                f"shapes are known yet ({type(exc).__name__}: {one_line(exc)})"
+                f"shapes are known ({type(exc).__name__}: {one_line(exc)})"
             ) from exc
     finally:
         for hook in hooks:
@@ -198,7 +197,8 @@ def _owners(model: nn.Module, own: dict[int, str]) -> Iterator[nn.Module]:
 
 
 def _note_use(watch: _RunWatch, own: dict[int, str], layers: nn.ModuleList, owner: nn.Module) -> Any:
-    """A module around the layers may use its parameters at any time during its call."""
+    """A hook that records a module's parameters as used. A module around the layers may use its parameters at any time
+    during its call."""
     around = any(module is layers for module in owner.modules())
 
     def hook(module: nn.Module, _args: Any) -> None:
@@ -221,7 +221,7 @@ def _watched(watch: _RunWatch, index: int, layer: nn.Module, *, from_layers: boo
         watch.next_layer += 1
         hidden = get_hidden(args, kwargs)
         watch.hidden_shape = watch.hidden_shape or tuple(hidden.shape)
-        watch.hidden_dtype = hidden.dtype  # the last layer's: it comes out of a layer, unless there is but one
+        watch.hidden_dtype = hidden.dtype  # the last layer's: it comes out of a layer, unless there is only one
         others = [value for value in _tensors(args, kwargs) if value is not hidden]
         if any(value.requires_grad for value in others):
             if from_layers:
@@ -256,10 +256,10 @@ def _is_float(value: Any) -> bool:
 
 
 def _try(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the layer returns; None if it looks at values (an expert router, say). Its attention has run by then."""
+    """The result of a layer; None if it reads values, such as an expert router. Its attention has run by then."""
     try:
         return original(*args, **kwargs)
-    except Exception:  # noqa: BLE001 - foreign code on tensors without values
+    except Exception:  # noqa: BLE001 - model code may raise anything on tensors without values
         return None
 
 
@@ -272,5 +272,5 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch
 
 
 def _is_shared(value: Any) -> bool:
-    """Something that a layer can write into for later layers."""
+    """Whether a layer can write into a value for later layers."""
     return not isinstance(value, StageCache) and hasattr(value, "__setitem__") and not isinstance(value, torch.Tensor)

@@ -1,7 +1,8 @@
-"""torch.Tensor <-> the engine-neutral Tensor that travels between stages."""
+"""Converts torch.Tensor to and from the engine-neutral Tensor that travels between stages."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import torch
@@ -23,7 +24,7 @@ _DTYPES = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as frames spell it. Raises EngineError if it cannot cross a hop."""
+    """The name of a dtype in frames. Raises EngineError if it cannot cross a hop."""
     for name, known in _DTYPES.items():
         if known == dtype:
             return name
@@ -31,7 +32,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def to_tensor(tensor: torch.Tensor) -> Tensor:
-    """Copy out to the CPU; no copy if it is there and contiguous, so it must not be changed afterwards."""
+    """Copy to the CPU; no copy if the tensor is there and contiguous, so it must not be changed afterwards."""
     name, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     if not tensor.numel():
         return Tensor(name, shape, b"")
@@ -40,7 +41,7 @@ def to_tensor(tensor: torch.Tensor) -> Tensor:
 
 
 def from_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on `device`, in its own dtype. Raises EngineError for a dtype that torch has not."""
+    """A tensor on `device`, in its own dtype. Raises EngineError for a dtype that torch does not have."""
     if tensor.dtype not in _DTYPES:
         raise EngineError(f"torch has no dtype {tensor.dtype}")
     if not math.prod(tensor.shape):
@@ -50,7 +51,7 @@ def from_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name. Raises EngineError for one that activations cannot have."""
+    """The dtype of a name. Raises EngineError for a dtype that activations cannot have."""
     if name not in ACTIVATION_DTYPES:
-        raise EngineError(f"activations of dtype {name!r} are not possible; known: {', '.join(ACTIVATION_DTYPES)}")
+        raise EngineError(f"activations cannot have dtype {json.dumps(name)}; known: {', '.join(ACTIVATION_DTYPES)}")
     return _DTYPES[name]

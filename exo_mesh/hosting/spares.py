@@ -135,7 +135,7 @@ class HeadStart:
         if (failure := begun.exception()) is not None:
             _log.info(
                 "importing %s ahead of its stage failed: %s", self._engine, failure
-            )  # a new process says it again to its owner
+            )  # the next process reports the error to its owner
             return None
         return begun.result()
 

@@ -55,7 +55,7 @@ def run_process(control_fd: int) -> int:
         first = receive_message(pipe, pb.ToRunner)
     if first is None or not first.HasField("start"):
         return EXIT_ORPHANED
-    pipe.settimeout(None)  # from here on `select` says when there is something to read
+    pipe.settimeout(None)  # from here on `select` waits for data
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
         import uvloop  # halves the cost of a hop

@@ -119,7 +119,7 @@ def test_a_child_says_why_it_cannot(model_dir: Path, tmp_path: Path) -> None:
     for engine, directory, why in (("nope", model_dir, 'no engine "nope"'), ("dummy", tmp_path, "config.json")):
         with pytest.raises(EngineError, match=why):
             ask_once(engine_command(engine, directory, {}, 30), 30)
-    with pytest.raises(EngineError, match="no option 'speed'"):
+    with pytest.raises(EngineError, match='no option "speed"'):
         ask_once(engine_command("dummy", model_dir, {"speed": "9"}, 30), 30)
 
 

@@ -115,7 +115,7 @@ def load(stage: MlxStage, directory: Path, architecture: str, start: int, stop: 
 
 
 def test_a_cut_inside_shared_caches_is_refused(stage: MlxStage, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="layers 5 to 5 cannot run by themselves, for they use what only other"):
+    with pytest.raises(ModelError, match="layers 5 to 5 cannot run by themselves, because they use data of other"):
         load(stage, tmp_path, "afm7", 5, 6)
 
 

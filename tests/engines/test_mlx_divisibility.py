@@ -52,7 +52,7 @@ def test_settings_of_a_module_count_only_if_it_is_split() -> None:
     of_head = {"quantization": {"group_size": 64, "bits": 4, "lm_head": {"group_size": 4096, "bits": 8}}}
     assert division_obstacle(LLAMA_8B | of_head, 2) == ""
     of_layer = {"quantization": {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 7168 * 2}}}
-    assert "no multiple of the quantisation group of 14336" in division_obstacle(LLAMA_8B | of_layer, 2)
+    assert "not a multiple of the quantisation group of 14336" in division_obstacle(LLAMA_8B | of_layer, 2)
 
 
 def test_the_language_model_inside_a_model_that_sees_counts() -> None:

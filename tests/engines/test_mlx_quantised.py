@@ -100,14 +100,17 @@ def test_a_mixture_of_formats_splits_bit_for_bit_and_is_surveyed_exactly(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"quantization": {"group_size": 64, "bits": 7}}, "quantization.bits is 7; affine knows 1, 2, 3, 4, 5, 6, 8"),
+        (
+            {"quantization": {"group_size": 64, "bits": 7}},
+            "quantization.bits is 7; affine supports 1, 2, 3, 4, 5, 6, 8",
+        ),
         ({"quantization": {"group_size": 48, "bits": 4}}, "quantization.group_size is 48"),
-        ({"quantization": {"bits": 4}}, "quantization.group_size is None"),
-        ({"quantization": {"group_size": 64, "bits": 4, "mode": "ternary"}}, "quantization.mode is 'ternary'"),
+        ({"quantization": {"bits": 4}}, "quantization.group_size is null"),
+        ({"quantization": {"group_size": 64, "bits": 4, "mode": "ternary"}}, 'quantization.mode is "ternary"'),
         ({"quantization": {"group_size": 64, "bits": 4, "lm_head": {"bits": 9}}}, "quantization.lm_head.bits is 9"),
-        ({"quantization": "4bit"}, "quantization is '4bit'"),
-        ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config.quant_method is 'exl2'"),
-        ({"quantization_config": {"quant_algo": "FP8"}}, "quantization_config.quant_method is None"),
+        ({"quantization": "4bit"}, 'quantization is "4bit"'),
+        ({"quantization_config": {"quant_method": "exl2"}}, 'quantization_config.quant_method is "exl2"'),
+        ({"quantization_config": {"quant_algo": "FP8"}}, "quantization_config.quant_method is null"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

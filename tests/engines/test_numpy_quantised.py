@@ -101,11 +101,11 @@ def test_modules_may_differ_in_how_they_are_quantised(tmp_path: Path) -> None:
     [
         ({"group_size": 64, "bits": 7}, "bits=7"),
         ({"group_size": 48, "bits": 4}, "group_size=48"),
-        ({"group_size": 64, "bits": 4, "mode": "nf4"}, "mode 'nf4'"),
+        ({"group_size": 64, "bits": 4, "mode": "nf4"}, 'mode "nf4"'),
         ({"group_size": 32, "bits": 8, "mode": "mxfp4"}, "mxfp4 with bits=8"),
         ({"group_size": 32, "bits": 4}, "scales has shape"),
         ({"group_size": 64, "bits": 8}, "weight has shape"),
-        ({}, "bits=None"),
+        ({}, "bits=null"),
     ],
     ids=str,
 )

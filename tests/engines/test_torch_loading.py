@@ -208,7 +208,7 @@ def test_the_survey_counts_the_dtype_of_the_options(tmp_path: Path) -> None:
     small, large = (provider.survey(tmp_path / "llama", {"dtype": name}) for name in ("bfloat16", "float32"))
     assert large.layer_bytes == tuple(2 * size for size in small.layer_bytes)
     assert large.kv_bytes_per_token == tuple(2 * size for size in small.kv_bytes_per_token)
-    with pytest.raises(InputError, match="no option 'speed'"):
+    with pytest.raises(InputError, match='no option "speed"'):
         provider.survey(tmp_path / "llama", {"speed": "high"})
 
 

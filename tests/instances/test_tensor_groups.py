@@ -96,7 +96,7 @@ async def test_a_group_that_fails_twice_becomes_a_pipeline_of_the_same_peers_and
         instance = await nodes[0].create_instance(PAIR)
         assert shape(instance) == [1, 1]
         assert "failed to become a tensor group 2 times" in instance["reason"]
-        assert "compute wrongly, as fail_group asked" in instance["reason"]
+        assert "compute wrong results, as the option fail_group demands" in instance["reason"]
         assert instance["ballot"][0] == 3, "two groups were tried, each by a ballot of its own"
         assert (await nodes[0].create_instance(PAIR))["digest"] == instance["digest"], "nobody tries again at once"
         await until(lambda: any(i["state"] == "ready" and i["reason"] for i in instances(nodes[1])))

@@ -100,7 +100,7 @@ def test_an_engine_that_is_no_part_of_any_mixed_ring_says_so_and_leaves_nothing_
     model_dir = write_checkpoint(tmp_path / "model", TinyModel(layers=2))
     (tmp_path / "scratch").mkdir()
     code, answer = child("dummy", str(model_dir), str(tmp_path / "scratch"), "1:2")
-    assert code == 1 and "hands on uint32, not float32" in answer["error"]
+    assert code == 1 and "passes on uint32, not float32" in answer["error"]
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
