@@ -75,9 +75,8 @@ class TemplateRenderer:
         self._slots = asyncio.Semaphore(NUM_PROCESSES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._idle: dict[RendererProcess, float] = {}  # idle since; the most recently used process is last
-        self._started: dict[
-            RendererProcess, asyncio.Task[None] | None
-        ] = {}  # the task that awaits the end of a killed one
+        # for each process that has not ended: the task that awaits its end, once it was killed
+        self._started: dict[RendererProcess, asyncio.Task[None] | None] = {}
         self._tasks = TaskOwner()
         self._memory_watch = Watchdog(MEMORY_LOOK_S)
         self._idle_watch = Watchdog(IDLE_S / 10, clock)
