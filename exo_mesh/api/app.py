@@ -87,9 +87,9 @@ def build_app(
 
 
 def app_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels a handler as soon as its client has gone: that is what frees an abandoned request.
+    """A runner that cancels a handler as soon as its client disconnects, which frees an abandoned request.
 
-    Bodies stay packed, for `read_body` unpacks them within a limit.
+    aiohttp leaves bodies packed; `read_body` unpacks them within a limit.
     """
     _server_log.addFilter(_not_http)
     return web.AppRunner(

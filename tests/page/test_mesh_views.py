@@ -68,9 +68,9 @@ async def _tend_a_peer(page: Any, mesh: LocalMesh) -> None:
     await expect(card.locator(".log li").first).to_be_visible()
     await expect(card).to_contain_text("Python")
     await card.get_by_role("button", name="Drain").click()
-    await expect(card.get_by_role("button", name="Take requests again")).to_be_visible()
+    await expect(card.get_by_role("button", name="Accept requests again")).to_be_visible()
     assert mesh.client(2).get("/drain")["draining"]
-    await card.get_by_role("button", name="Take requests again").click()
+    await card.get_by_role("button", name="Accept requests again").click()
     await expect(card.get_by_role("button", name="Drain")).to_be_visible()
     await card.get_by_role("button", name="Stop").click()
     await expect(card.get_by_role("button", name="Cancel")).to_be_focused()
@@ -82,7 +82,7 @@ async def _see_a_recovery(page: Any, mesh: LocalMesh) -> None:
     from playwright.async_api import expect
 
     os.killpg(mesh.children[1].pid, signal.SIGKILL)  # the recovery may be over before the page looks again
-    await expect(page.locator(".events")).to_contain_text("is whole again", timeout=30_000)
+    await expect(page.locator(".events")).to_contain_text("has recovered", timeout=30_000)
     await expect(page.locator(".events")).to_contain_text("peer-2 is gone", timeout=15_000)
     await page.set_viewport_size(PHONE)
     assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
@@ -110,11 +110,11 @@ async def test_a_recovery_is_shown_for_as_long_as_it_lasts(scripted: ScriptedMes
     async with served(scripted, ApiOptions(live_interval_s=0.02)) as api, page_at(f"{api.url}/#/mesh") as page:
         await page.locator("svg.ring .peer").first.wait_for()
         now = "during"
-        await expect(page.locator(".recovery")).to_contain_text("is being recovered")
+        await expect(page.locator(".recovery")).to_contain_text("is recovering")
         assert "recovering" in (await page.locator("svg.ring").get_attribute("class") or "")
         now = "after"
         await expect(page.locator(".recovery")).to_have_count(0)
-        await expect(page.locator(".events")).to_contain_text("is whole again")
+        await expect(page.locator(".events")).to_contain_text("has recovered")
 
 
 HIDE = """(isHidden) => {

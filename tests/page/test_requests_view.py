@@ -82,7 +82,7 @@ async def test_a_running_answer_is_listed_and_stopped(traced_mesh: LocalMesh) ->
         await page.locator("section", has_text="Running now").get_by_role("button", name="Stop").click(timeout=20_000)
         asking.join(20.0)
         assert not asking.is_alive()
-        await expect(page.get_by_text("No answer that you may see is running.")).to_be_visible(timeout=10_000)
+        await expect(page.get_by_text("No running answer that you may see.")).to_be_visible(timeout=10_000)
 
 
 def ends_early(mesh: LocalMesh) -> None:

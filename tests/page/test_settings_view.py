@@ -72,7 +72,7 @@ async def test_settings_keys_and_invitations_are_changed_by_hand(scripted: Scrip
         assert made is not None and made.role is Role.USE
         row = page.locator(".plain-list li", has_text=made.id)
         await row.get_by_role("button", name="Revoke").click()
-        await row.get_by_role("button", name="Revoke for good?").click()
+        await row.get_by_role("button", name="Revoke permanently?").click()
         await expect(row).to_have_count(0)
         assert keys.check(text) is None
 
@@ -113,7 +113,7 @@ async def test_who_may_not_change_settings_sees_no_places(scripted: ScriptedMesh
     desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins))
     async with served(scripted, ApiOptions(config=desk)) as api, page_at(f"{api.url}/#/settings") as page:
         await expect(page.get_by_text("needs a key with the role admin")).to_be_visible()
-        await expect(page.get_by_role("cell", name="shown to admins")).to_be_visible()
+        await expect(page.get_by_role("cell", name="only for admins")).to_be_visible()
         for button in ("Save", "Create key", "Create code"):
             await expect(page.get_by_role("button", name=button).first).to_be_disabled()
         assert str(tmp_path) not in await page.content()

@@ -83,7 +83,7 @@ async def test_a_model_is_pulled_with_progress_then_loaded_and_unloaded(mesh: Lo
         hub.faults.pause_s = 0.1
         await page.get_by_label("Hugging Face hub").fill("org/tiny")
         await page.get_by_role("button", name="Pull", exact=True).click()
-        await expect(page.locator(".download").get_by_text("fetching").first).to_be_visible()
+        await expect(page.locator(".download").get_by_text("downloading").first).to_be_visible()
         await expect(page.locator(".download .quiet").last).to_have_text(re.compile(r"^[1-9]\d? %: .*B of .*B"))
         hub.faults.pause_s = 0
         tiny = page.locator(".item", has_text="org/tiny")

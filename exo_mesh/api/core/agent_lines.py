@@ -1,8 +1,8 @@
-"""Lines that change with each request of a coding agent and that agents put first: moved behind the rest. Pure.
+"""Moves lines that change with each request, which some coding agents put first, to the end of a system prompt. Pure.
 
-A cache of prompts finds the longest beginning that two prompts share. Some agents begin their system prompt with a
-billing line or with the date, so that two of their prompts share nothing. Such a line goes to the end of the message it
-is in; not a word is lost. Where the client marks cache positions itself, every character stays where it is.
+A prefix cache reuses the longest beginning that two prompts share. Some agents begin their system prompt with a billing
+line or with the date, so that two of their prompts share nothing. Such a line moves to the end of its message; no text
+is lost. If the client marks cache positions itself, nothing is moved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from exo_mesh.api.core.request import Turn
 
 MAX_LINES = 40
-"""How far into a system prompt such lines are looked for."""
+"""Only this many first lines of a system prompt are searched."""
 
 _LINE = re.compile(
     r"\s*(?:x-[a-z-]*billing-header\s*:.*|"
@@ -24,7 +24,7 @@ _LINE = re.compile(
 
 
 def with_agent_lines_last(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The same turns, with such lines of the first one at its end, if it is the system's."""
+    """The same turns; if the first is a system prompt, with its changing lines moved to its end."""
     if not turns or turns[0].role not in ("system", "developer") or any(turn.has_cache_marks for turn in turns):
         return tuple(turns)
     lines = turns[0].text.split("\n")

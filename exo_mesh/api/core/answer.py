@@ -1,4 +1,4 @@
-"""A request while it runs: the service's token events in, neutral events out, for each of its choices."""
+"""Runs a prepared request: turns the token events of the service into neutral events, for each of its choices."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from exo_mesh.text.output.parser import OutputParser
 
 
 class Generator(Protocol):
-    """Where the events of a request come from: the mesh, or the peer where it runs already."""
+    """The source of a request's events: the mesh, or the peer where the request already runs."""
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         """See MeshService.generate."""
 
 
 class ChoiceReader:
-    """Turns the token events of one choice into neutral events. A choice that can be nothing but text has no parser."""
+    """Turns the token events of one choice into neutral events. A choice that can only be text has no parser."""
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self.position = 0
-        """Token events read so far: an event has the same position in every replay of its answer."""
+        """Token events read so far. An event has the same position in every replay of its answer."""
         self.finished = False
         self.logprobs: list[float] = []
-        """Of the tokens so far; only where they are asked for."""
+        """Log-probabilities of the tokens so far; empty unless the request asks for them."""
         self.prompt_logprobs: list[PromptLogprob] = []
-        """Of the prompt's tokens but the first; only where they are asked for."""
+        """Log-probabilities of all prompt tokens but the first; empty unless the request asks for them."""
         self._parser: OutputParser | None = None
         shown: frozenset[str] = frozenset()
         if prepared.needs_parser:
@@ -58,11 +58,11 @@ class ChoiceReader:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Those of them that are thoughts."""
+        """Reasoning tokens among the output tokens so far."""
         return self._parser.num_reasoning_tokens if self._parser else 0
 
     def push(self, event: TokenEvent) -> list[OutputEvent]:
-        """What the event makes; [] if its text is held."""
+        """Take a token event and return the neutral events that it completes; [] if its text is held back."""
         self.position += 1
         if event.logprob is not None:
             self.logprobs.append(event.logprob)
@@ -73,7 +73,8 @@ class ChoiceReader:
 
 @dataclass(slots=True)
 class AnswerStep:
-    """What one token event of one choice has made. Not frozen: one is made for each token."""
+    """The neutral events from one token event of one choice. Not frozen, because creation is faster and there is one
+    for each token."""
 
     choice: int
     position: int
@@ -82,22 +83,23 @@ class AnswerStep:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds for reading the prompt and for writing the answer, once the request had its turn."""
+    """Seconds for reading the prompt and for writing the answer, without the time in the queue."""
 
     prompt_s: float
     answer_s: float
 
 
 class Answer:
-    """A prepared request on the mesh. Use as a context: leaving it early cancels the request everywhere.
+    """A prepared request that runs on the mesh. It is a context manager: leaving it early cancels the request
+    everywhere.
 
-    Wait, then take the steps, until it is finished.
+    Call `wait`, then take the `steps`, until `finished`.
     """
 
     def __init__(self, service: Generator, prepared: PreparedRequest, watchdog: Watchdog) -> None:
         self.prepared = prepared
         self.progress: Progress | None = None
-        """What is being waited for, as last heard; None once tokens have come after it."""
+        """The last progress report of the mesh; None once a token has arrived after it."""
         self._undecided = set(range(min(len(prepared.choices), MAX_AT_ONCE)))
         self.choices = [ChoiceReader(prepared) for _ in prepared.choices]
         self._num_running = len(self.choices)
@@ -117,13 +119,13 @@ class Answer:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the mesh has taken the request: a ring works on it or has it in its queue, or one is being loaded for
+        """Whether the mesh has accepted the request: a ring works on it or has queued it, or a ring is being loaded for
         it. Until then the request may still be refused."""
         return not self._undecided
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has its end."""
+        """Whether every choice is complete."""
         return self._num_running == 0
 
     @property
@@ -133,16 +135,16 @@ class Answer:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Those of them that are thoughts."""
+        """Reasoning tokens of all choices so far."""
         return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     @property
     def timings(self) -> Timings:
-        """As measured here, so far."""
+        """The times so far, measured at this node."""
         return Timings(self._first - self._began, self._last - self._first)
 
     async def wait(self, deadline: float = math.inf) -> bool:
-        """Wait for token events; False once the deadline is reached without one. Raises the MeshError that ended the
+        """Wait for token events. Returns False if the deadline passes without one. Raises the MeshError that ended the
         request."""
         while items := await self._feed.take(deadline):
             for index, item in items:
@@ -164,8 +166,8 @@ class Answer:
         return False
 
     def steps(self) -> Iterator[AnswerStep]:
-        """What the token events that have come make, each with something in it. The counts are those at the step in
-        hand. After a step with OutputEnd, its choice has no other."""
+        """Yields a step for each waiting token event that completes neutral events. The counts of this object are those
+        at the yielded step. A step with OutputEnd is the last of its choice."""
         while self._items:
             index, item = self._items.popleft()
             choice = self.choices[index]
@@ -178,12 +180,12 @@ class Answer:
                 yield AnswerStep(index, choice.position, events)
 
     def prompt_logprobs_of(self, choice: int) -> list[PromptLogprob]:
-        """Of the prompt of a choice. The first choice of each prompt brings them."""
+        """The log-probabilities of a choice's prompt; the first choice of each prompt has them."""
         num_drawn = self.prepared.num_drawn
         return self.choices[choice // num_drawn * num_drawn].prompt_logprobs
 
     def best(self) -> list[int]:
-        """The choices that the client gets, in their order."""
+        """The indices of the choices that the client gets, in their order; the likeliest of each prompt."""
         num_drawn, num_kept = self.prepared.num_drawn, self.prepared.num_kept
         if num_drawn == num_kept:
             return list(range(len(self.choices)))
@@ -194,7 +196,7 @@ class Answer:
         return kept
 
     def call_id(self, choice: int, index: int) -> str:
-        """The id of a tool call: the same in every replay of the answer."""
+        """The id of a tool call; it is the same in every replay of the answer."""
         text = f"{self.prepared.choices[choice].request.request_id}/{index}"
         return "call_" + hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -1,4 +1,4 @@
-"""Who asks, and under what id."""
+"""The caller of a request, and the request's ids."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from exo_mesh.api.core.idempotency import Idempotency
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Where a traced request is in its trace, as W3C Trace Context has it. span_id: of the request itself.
-    parent_span_id and state: the caller's; empty if the trace begins here."""
+    """The place of a traced request in its trace, as W3C Trace Context defines it. span_id: the span of the request
+    itself. parent_span_id and state: those of the caller; "" if the trace begins here."""
 
     trace_id: str = ""
     span_id: str = ""
@@ -20,9 +20,10 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks: the id of the request, whose share of the ring it takes (an API key's id, or an address), its
-    place in its trace if it has one, under what the answer is kept if the client gave an idempotency key, the id of its
-    API key, whether a model that no peer has may be downloaded for it, and the x-request-id of the reply.
+    """The caller of a request. request_id: the id of the request. client: an API key's id or an address, whose share of
+    the ring the request uses. trace: its place in its trace. idempotency: the key under which the answer is kept, if
+    the client gave one. key_id: the id of the caller's API key. may_download: whether a model that no peer has may be
+    downloaded for it. header_id: the x-request-id of the reply.
     """
 
     request_id: str

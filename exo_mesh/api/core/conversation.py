@@ -1,4 +1,4 @@
-"""Neutral messages to what a chat template reads. Pure."""
+"""Translates neutral messages to the messages and variables of a chat template. Pure."""
 
 from __future__ import annotations
 
@@ -12,58 +12,61 @@ from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.template import RESERVED, ChatTemplate
 
 _TOGGLES = ("enable_thinking", "thinking")
-"""Variables with which templates turn thinking on and off: Qwen and GLM; DeepSeek and Granite."""
+"""Variables with which templates turn thinking on and off: the first for Qwen and GLM, the second for DeepSeek and
+Granite."""
 
 _RANKS = {name: rank for rank, name in enumerate(("type", "description", "enum", "properties", "required", "items"))}
 
 NO_EFFORT = "none"
-"""The effort that means: do not think."""
+"""The reasoning effort that turns thinking off."""
 
 
 def template_messages(turns: Sequence[Turn], template: ChatTemplate | None) -> list[dict[str, Any]]:
-    """One dict per message, content as one string. Raises InputError for what the template has no place for."""
+    """One dict per message, with its content as one string. Raises InputError for a field that the template does not
+    use."""
     source = template.source if template else ""
     return [_message(turn, source) for turn in turns]
 
 
 def template_variables(conversation: Conversation, template: ChatTemplate | None, names: FieldNames) -> dict[str, Any]:
-    """Names for the template: what the client sets, how to think, and the tools. Raises InputError."""
+    """Variables for the template: those that the client sets, the thinking options, and the tools. Raises
+    InputError."""
     variables = dict(conversation.variables)
     for name in sorted(RESERVED & variables.keys()):
-        raise InputError(f"{names.variables}.{name} is not for requests to set", param=names.variables)
+        raise InputError(f"{names.variables}.{name} is reserved; a request may not set it", param=names.variables)
     known = template.variables if template else frozenset()
     variables |= _thinking_variables(conversation.thinking, known)
     if tools := offered_tools(conversation):
         if "tools" not in known:
-            text = "the model's chat template has no place for tools; use a model that lists the capability `tools`"
+            text = "the model's chat template does not support tools; use a model that lists the capability `tools`"
             raise InputError(text, param=names.tools)
         variables["tools"] = [tool.as_function() for tool in tools]
     return variables
 
 
 def offered_tools(conversation: Conversation) -> tuple[Tool, ...]:
-    """The tools that the model may call, in their canonical form; none if the client forbids calls."""
+    """The tools that the model may call, in canonical form; () if the client forbids calls."""
     return () if conversation.tool_choice.mode == "none" else tuple(map(canonical_tool, conversation.tools))
 
 
 def canonical_tool(tool: Tool) -> Tool:
-    """The same tool with the keys of its schema in one order, whatever order the client has sent them in.
+    """The same tool with the keys of its schema in a fixed order.
 
-    Clients that keep objects in hash tables send the same tools in another order each time; the prompt of both is one,
-    so that a cache of prompts finds it.
+    Clients that keep objects in hash tables send the same tools in a different order each time. With a fixed order
+    their prompts are equal, so a prefix cache finds them.
     """
     return replace(tool, parameters=_ordered(tool.parameters))
 
 
 def _ordered(value: Any) -> Any:
-    """Keywords as models have seen them in training come first, all other keys by the alphabet."""
+    """Sort the keys: first the keywords in the order of the models' training data, then all others alphabetically."""
     if isinstance(value, dict):
         return {name: _ordered(value[name]) for name in sorted(value, key=lambda name: (_RANKS.get(name, 9), name))}
     return [_ordered(item) for item in value] if isinstance(value, list) else value
 
 
 def _thinking_variables(thinking: Thinking, known: frozenset[str]) -> Mapping[str, Any]:
-    """Only names that the template reads: where a model has no such choice, no word changes its answer."""
+    """The thinking options as variables of the template. Options that the template does not read are dropped."""
     made: dict[str, Any] = {}
     enabled = thinking.enabled
     if thinking.effort is not None:
@@ -77,7 +80,7 @@ def _thinking_variables(thinking: Thinking, known: frozenset[str]) -> Mapping[st
 
 
 def _message(turn: Turn, source: str) -> dict[str, Any]:
-    # `developer` is a newer name for `system`; few templates know it.
+    # `developer` is a newer name for `system` that few templates know
     role = "system" if turn.role == "developer" and "developer" not in source else turn.role
     made: dict[str, Any] = {"role": role, "content": turn.text}
     if turn.name is not None and turn.role != "tool":
@@ -99,6 +102,6 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _need(source: str, field: str, where: str) -> None:
-    """A field that the template never looks at would be dropped silently."""
+    """Raises InputError for a field that the template never reads, because it would be dropped silently."""
     if field not in source:
-        raise InputError(f"{where}.{field}: the model's chat template has no place for it", param=f"{where}.{field}")
+        raise InputError(f"{where}.{field}: the model's chat template does not use it", param=f"{where}.{field}")

@@ -1,4 +1,4 @@
-"""What the settings say for requests that leave it open."""
+"""Default values, from the settings, for fields that a request leaves out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MAX_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """temperature: stronger than what the model recommends. system_prompt: for conversations without one. max_tokens:
-    of answers in conversations, as far as there is room. model: "" for the only one that is there. keep_agent_lines:
-    lines that agents put first stay there; see exo_mesh.api.core.agent_lines. trace_sample: the share of requests that
-    are traced without having asked for it."""
+    """Default values for requests. temperature: overrides the model's recommendation; None means no default.
+    system_prompt: for conversations without one. max_tokens: for answers in conversations, if there is room for so
+    many. model: "" means the only model of the mesh. keep_agent_lines: leave the changing lines of agents first; see
+    exo_mesh.api.core.agent_lines. trace_sample: the share of requests without a traceparent header that is traced."""
 
     temperature: float | None = None
     system_prompt: str = ""
@@ -26,7 +26,7 @@ class RequestDefaults:
 
     @classmethod
     def of(cls, settings: Settings) -> RequestDefaults:
-        """As settings have it."""
+        """The defaults that these settings define."""
         return cls(
             settings.default_temp,
             settings.system_prompt,
@@ -38,7 +38,7 @@ class RequestDefaults:
 
 
 def with_defaults(asked: NeutralRequest, defaults: RequestDefaults, *, is_unlimited: bool = False) -> NeutralRequest:
-    """The request with what it leaves open. is_unlimited: the client has said that the answer has no limit."""
+    """The request with its missing fields filled in. is_unlimited: the client asked for an answer without a limit."""
     if asked.sampling.temperature is None and defaults.temperature is not None:
         asked = replace(asked, sampling=replace(asked.sampling, temperature=defaults.temperature))
     if not isinstance(asked.subject, Conversation):
@@ -48,7 +48,7 @@ def with_defaults(asked: NeutralRequest, defaults: RequestDefaults, *, is_unlimi
 
 
 def with_system_prompt(conversation: Conversation, text: str) -> Conversation:
-    """With this text as its first message, unless there is none, or the conversation has instructions of its own."""
+    """Add the text as a first system message, unless it is "" or the conversation has its own instructions."""
     if not text or any(turn.role in ("system", "developer") for turn in conversation.turns):
         return conversation
     return replace(conversation, turns=(Turn("system", text, "--system-prompt"), *conversation.turns))

@@ -1,4 +1,4 @@
-"""Which grammar holds for an answer: from the tools that must be called, and the form that was asked for."""
+"""Decides the grammar of an answer, from the tools that must be called and the form that the client asked for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def answer_grammar(
     names: FieldNames,
     starts_in_reasoning: bool,
 ) -> GrammarSpec | None:
-    """The grammar of everything that the model writes; None if it is free. Raises InputError for what cannot be
-    enforced."""
+    """The grammar of everything that the model writes; None if the model is free. Raises InputError if the request
+    cannot be enforced. starts_in_reasoning: the prompt ends inside reasoning."""
     spec = asked
     choice = conversation.tool_choice
     if tools and (choice.mode in ("required", "named") or asked is not None):
@@ -41,11 +41,11 @@ def _calls(
     wanted = [tool for tool in tools if not is_named or tool.name == choice.name]
     spec = tool_grammar(output, wanted, "required", conversation.parallel_tool_calls and not is_named)
     if spec is None:
-        message = "tool calls cannot be enforced in this model's format; use tool_choice auto, and no schema"
+        message = 'tool calls cannot be enforced in this model\'s format; use tool_choice "auto" and no schema'
         raise InputError(message, param=names.tool_choice)
     return spec
 
 
 def _either(answer: GrammarSpec, calls: GrammarSpec) -> GrammarSpec:
-    """The model answers in the form that was asked for, or calls tools."""
+    """A grammar for an answer in the form that the client asked for, or for tool calls."""
     return GrammarSpec("lark", f"start: answer | calls\nanswer: {lark_of(answer)}\ncalls: {lark_of(calls)}\n")

@@ -1,4 +1,4 @@
-"""How long a model shall stay loaded after a request, as clients of Ollama and LM Studio say it. Pure."""
+"""Reads how long a model must stay loaded after a request, in the forms of Ollama and LM Studio. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def keep_alive_s(given: float | str | None, param: str) -> float | None:
-    """Seconds from "5m", "1h30m", "300" or a number; FOR_EVER if negative, None if absent.
+    """Read a duration such as "5m", "1h30m", "300" or a number, in seconds; FOR_EVER if negative, None if absent.
 
     Raises InputError for anything else, and for more than a year.
     """
@@ -24,7 +24,10 @@ def keep_alive_s(given: float | str | None, param: str) -> float | None:
         return None
     seconds = _seconds_of(given) if isinstance(given, str) else float(given)
     if seconds is None or seconds != seconds or seconds > MAX_KEEP_S:
-        message = f"{param} is a number of seconds or a time such as 5m or 1h30m, at most a year; negative: for ever"
+        message = (
+            f'{param} must be a number of seconds or a time such as "5m" or "1h30m", at most one year; '
+            "a negative number means for ever"
+        )
         raise InputError(message, param=param)
     return FOR_EVER if seconds < 0 else seconds
 

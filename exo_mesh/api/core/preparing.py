@@ -1,4 +1,4 @@
-"""From a neutral request to requests in token ids: which model, which prompt, how many tokens, how they are drawn."""
+"""Turns a neutral request into requests in token ids: chooses the model, prompt, token limit and sampling."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ DEFAULT_MODEL = "exo-mesh-demo"
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """moves_agent_lines: see exo_mesh.api.core.agent_lines."""
+    """Options for making prompts. moves_agent_lines: see exo_mesh.api.core.agent_lines."""
 
     moves_agent_lines: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChoice:
-    """One answer that is to be made. prompt: its text, where the client wants that back."""
+    """One answer to generate. prompt: the text of its prompt, if the client wants it in the reply."""
 
     request: GenerateRequest
     prompt: str = ""
@@ -44,9 +44,10 @@ class PreparedChoice:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """Everything known before the first token. choices: answers in their order, num_drawn for each prompt.
+    """Everything known before the first token. choices: the answers in order, num_drawn for each prompt.
 
-    output: how the model marks thoughts and calls. tools: those that it may call. parallel_calls: as many as it likes.
+    output: how the model marks reasoning and calls. tools: the tools that the model may call. parallel_calls: whether
+    it may make several calls. num_kept: answers of each prompt that the client gets.
     """
 
     id: str
@@ -61,22 +62,22 @@ class PreparedRequest:
     num_kept: int = 1
     num_drawn: int = 1
     chosen_bound: int | None = None
-    """The most tokens of an answer, where that is not the number that the client asked for."""
+    """The most tokens of an answer; None if this is the number that the client asked for."""
 
     @property
     def needs_parser(self) -> bool:
-        """Whether there can be anything but text in an answer."""
+        """Whether an answer can contain anything but text."""
         return bool(self.output.markers(has_tools=bool(self.tools)))
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Each prompt counts once, however many answers it has."""
+        """Tokens of all prompts; each prompt counts once, even if it has several answers."""
         return sum(len(choice.request.prompt_ids) for choice in self.choices[:: self.num_drawn])
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A prompt in token ids, and how many tokens may follow."""
+    """A prompt in token ids, and the most tokens that may follow it."""
 
     ids: tuple[int, ...]
     max_tokens: int
@@ -90,7 +91,7 @@ async def prepare(
     texts: TextModels,
     options: PromptOptions,
 ) -> PreparedRequest:
-    """Raises InputError, UnknownModelError, ContextLengthError, or what the service raises."""
+    """Prepare a request. Raises InputError, UnknownModelError, ContextLengthError, or an error of the service."""
     name = choose_model(asked.model, service.models())
     entry = await find_model(service, name, may_download=asker.may_download)
     text = await texts.get(await service.text_files(entry.name))
@@ -163,32 +164,34 @@ async def _encode_prompt(
 
 
 def _room(asked: NeutralRequest, entry: ModelEntry, num_prompt: int, limit: int, param: str) -> int:
-    """How many tokens may be made for a prompt."""
+    """The most tokens that may be generated for a prompt. Raises ContextLengthError."""
     room = fit_context(entry.name, num_prompt, asked.max_tokens, limit, param)
     return room if asked.max_tokens is not None else min(asked.default_tokens or room, room)
 
 
 def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, param: str) -> int:
-    """How many tokens may be made: as many as were asked for, as far as there is room; without a wish, all the room.
+    """The most tokens that may be generated: the wanted number, but no more than fit; if wanted is None, all that fit.
 
-    Raises ContextLengthError if the prompt leaves no room at all.
+    Raises ContextLengthError if the prompt leaves no room.
     """
     if num_prompt == 0:
         raise InputError(f"{param}: the prompt has no tokens", param=param)
     left = limit - num_prompt
     if left < 1 and wanted != 0:
         raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens, but {model} can hold {limit} of prompt and output together; "
-            f"shorten it by at least {1 - left}",
+            f"the prompt has {num_prompt} tokens, but {model} holds at most {limit} tokens of prompt and output "
+            f"together; shorten the prompt by at least {1 - left} tokens",
             param=param,
         )
     return max(0, left if wanted is None else min(wanted, left))
 
 
 def choose_model(name: str | None, entries: list[ModelEntry]) -> str:
-    """The model of a request that names none: the only loaded one, else the only known one, else the demo model.
+    """The model of a request. A request without a name gets the only loaded model, else the only known one, else the
+    demo model.
 
-    A model whose ring is recovering counts as loaded: another one must not answer in its place.
+    A model whose ring is recovering counts as loaded, because no other model may answer in its place. Raises InputError
+    if there are several models to choose from.
     """
     if name is not None:
         return name
@@ -199,14 +202,14 @@ def choose_model(name: str | None, entries: list[ModelEntry]) -> str:
     if any(entry.name == DEFAULT_MODEL for entry in entries) or not entries:
         return DEFAULT_MODEL
     names = ", ".join(sorted(entry.name for entry in entries)[:10])
-    raise InputError(f"model is missing, and there are several to choose from: {names}", param="model")
+    raise InputError(f"model is required, because there are several models: {names}", param="model")
 
 
 def sampling_params(
     wish: SamplingWish, text: TextModel, draw_seed: Callable[[int], int] = secrets.randbits
 ) -> SamplingParams:
-    """The client's wishes, else the model's own defaults, else the usual ones. Without a seed one is drawn here, once:
-    the entry peer keeps it, so that a replay continues the same text."""
+    """The sampling parameters: the client's values, else the model's defaults, else the usual ones. Without a seed, one
+    is drawn here once; the entry peer keeps it, so that a replay continues the same text."""
     defaults = text.defaults
     seed = draw_seed(63) if wish.seed is None else wish.seed
     return SamplingParams(
@@ -218,7 +221,7 @@ def sampling_params(
         presence_penalty=_first(wish.presence_penalty, 0.0),
         frequency_penalty=_first(wish.frequency_penalty, 0.0),
         logit_bias=tuple(sorted(wish.logit_bias.items())),
-        seed=seed % 2**64,  # int64 to uint64: two's complement, so different seeds stay different
+        seed=seed % 2**64,  # int64 to uint64 in two's complement, so different seeds stay different
         logprobs=wish.logprobs,
     )
 
@@ -235,10 +238,10 @@ def _prepared(
     key = asker.idempotency
     sampling = sampling_params(asked.sampling, text, secrets.randbits if key is None else key.draw_seed)
     if asked.num_drawn > asked.num_choices and sampling.logprobs is None:
-        sampling = replace(sampling, logprobs=0)  # the likeliest are kept
+        sampling = replace(sampling, logprobs=0)  # log-probabilities decide which answers are kept
     for prompt in encoded:
         if asked.min_tokens > prompt.max_tokens:
-            message = f"min_tokens is {asked.min_tokens}, but at most {prompt.max_tokens} tokens may be made"
+            message = f"min_tokens is {asked.min_tokens}, but the answer may have at most {prompt.max_tokens} tokens"
             raise InputError(message, param="min_tokens")
     bound = min(prompt.max_tokens for prompt in encoded)
     first = GenerateRequest(
@@ -282,7 +285,7 @@ def _prepared(
 
 
 def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Asker) -> GenerateRequest:
-    """The request of one of several prompts."""
+    """The request for the prompt with this index; first: the request for prompt 0."""
     if index == 0:
         return first
     key = asker.idempotency
@@ -297,7 +300,7 @@ def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Aske
 
 
 def _thinking_budget(tokens: int | None, text: TextModel, starts_in_reasoning: bool) -> ThinkingBudget | None:
-    """None where no budget is set, and for a model that marks no thoughts: there is nothing to cut short."""
+    """The thinking budget; None if the client sets none, or if the model does not mark its reasoning."""
     output = text.output
     if tokens is None or not output.reasoning_start or not output.reasoning_end:
         return None
@@ -309,9 +312,9 @@ def _check_ids(token_ids: Sequence[int], text: TextModel, param: str) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
             shown = token_id if token_id.bit_length() < 64 else "a huge number"
-            raise InputError(f"{param} names token {shown}, which this model does not have", param=param)
+            raise InputError(f"{param} contains {shown}, which is not a token id of this model", param=param)
 
 
 def _first(*values: Any) -> Any:
-    """The first that is not None."""
+    """The first value that is not None; None if there is none."""
     return next((value for value in values if value is not None), None)

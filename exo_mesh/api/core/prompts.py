@@ -1,4 +1,4 @@
-"""The text of a conversation's prompt, as the model's chat template makes it."""
+"""Makes the prompt text of a conversation with the model's chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from exo_mesh.text.tokenizer import TextModel
 async def conversation_prompt(
     conversation: Conversation, text: TextModel, texts: TextModels, names: FieldNames, *, moves_agent_lines: bool
 ) -> str:
-    """moves_agent_lines: see agent_lines. Raises InputError for what the template has no place for, or refuses."""
+    """Render the prompt. moves_agent_lines: see agent_lines. Raises InputError if the template does not support a field
+    or refuses the messages."""
     opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
     turns = with_agent_lines_last(conversation.turns) if moves_agent_lines else conversation.turns
     return await texts.render(

@@ -1,4 +1,4 @@
-"""One child process that renders chat templates, and the node's ends of its pipes."""
+"""One child process that renders chat templates, seen from the node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from exo_mesh.text.template_wire import (
 )
 
 START_LIMIT_S = 30.0
-"""A process starts in 0.1 s; on a small board that is busy it takes seconds."""
+"""Time limit for a start. A process starts in 0.1 s; on a busy small board it takes seconds."""
 
 EXIT_LIMIT_S = 1.0
 """How long to wait for the exit code of a process that has closed its pipe."""
@@ -36,24 +36,25 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 class RendererLostError(Exception):
-    """The process is of no more use. The message completes the sentence "the chat template …"."""
+    """The process cannot be used any more. The message completes the sentence "the chat template …"."""
 
 
 class RendererProcess:
-    """It answers one question at a time. After RendererLostError or a cancelled question, kill it."""
+    """One renderer process. It answers one question at a time. After RendererLostError or a cancelled question the
+    owner must kill it."""
 
     def __init__(self, process: asyncio.subprocess.Process, most_resident_bytes: int) -> None:
         self._process = process
         self._most_resident_bytes = most_resident_bytes
-        self._measured: psutil.Process | None = None  # once it is ready
+        self._measured: psutil.Process | None = None  # set once the process is ready
         self._is_too_large = False
         self._is_asked = False
         self._is_spent = False
 
     @classmethod
     async def spawn(cls, growth_bytes: int, most_resident_bytes: int) -> RendererProcess:
-        """Start a process. growth_bytes: by how much it may grow, as far as the system can limit that;
-        most_resident_bytes: how much memory `watch_memory` lets it occupy. Raises NotReadyError."""
+        """Start a process. growth_bytes: by how much its address space may grow, if the system can limit that;
+        most_resident_bytes: the resident memory above which `watch_memory` kills it. Raises NotReadyError."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "exo_mesh.text.template_child", str(growth_bytes)),
@@ -68,7 +69,7 @@ class RendererProcess:
         return cls(process, most_resident_bytes)
 
     async def ready(self) -> None:
-        """Wait until it can be asked. Raises NotReadyError with its last words."""
+        """Wait until the process can take questions. Raises NotReadyError with the last line of its stderr."""
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 answer = await self._read()
@@ -77,13 +78,13 @@ class RendererProcess:
             self.kill()
             _, errors = await self._process.communicate()
             words = errors.decode(errors="replace").strip().rpartition("\n")[2][:300] or type(exc).__name__
-            raise NotReadyError(f"the process that renders chat templates does not start: {words}") from exc
+            raise NotReadyError(f"the process that renders chat templates did not start: {words}") from exc
         if not isinstance(answer, RendererReady):
-            raise NotReadyError("the process that renders chat templates is of another version")
+            raise NotReadyError("the process that renders chat templates has another version; restart the node")
 
     @property
     def is_usable(self) -> bool:
-        """It runs, waits for a question, and has memory for one."""
+        """Whether the process runs, waits for a question, and still has memory for one."""
         assert self._process.stdout is not None
         runs = self._process.returncode is None and not self._process.stdout.at_eof()
         return runs and not self._is_asked and not self._is_spent
@@ -93,14 +94,14 @@ class RendererProcess:
         return self._process.pid
 
     def resident_bytes(self) -> int:
-        """Memory that it occupies now; 0 once it has ended."""
+        """The process's resident memory; 0 before it is ready and after it has ended."""
         if self._measured is not None:
             with suppress(psutil.Error):
                 return int(self._measured.memory_info().rss)
         return 0
 
     async def ask(self, question: bytes, limit_s: float) -> Answer:
-        """Its answer to a framed question. Raises RendererLostError."""
+        """Send a framed question and wait for the answer. Raises RendererLostError."""
         assert self._process.stdin is not None
         self._is_asked = True
         try:
@@ -109,7 +110,7 @@ class RendererProcess:
                 await self._process.stdin.drain()
                 answer = await self._read()
         except TimeoutError as exc:
-            raise RendererLostError(f"runs too long: it was ended after {limit_s:g} s") from exc
+            raise RendererLostError(f"runs too long: it was stopped after {limit_s:g} s") from exc
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as exc:
             raise RendererLostError(await self._fate()) from exc
         self._is_asked = False
@@ -117,32 +118,32 @@ class RendererProcess:
         return answer
 
     def watch_memory(self, _now: float) -> float:
-        """Kill it if it is too large: a check for a Watchdog, for systems that do not limit its memory themselves."""
+        """Kill the process if it is too large. A check for a Watchdog, for systems that cannot limit its memory."""
         if self.resident_bytes() > self._most_resident_bytes:
             self._is_too_large = True
             self.kill()
         return math.inf
 
     def kill(self) -> None:
-        """It has nothing that could be lost."""
+        """Kill the process at once; it holds no data that could be lost."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def closed(self) -> None:
-        """Wait until it has ended and its pipes are closed."""
+        """Wait until the process has ended and its pipes are closed."""
         await self._process.wait()
-        with suppress(RuntimeError):  # a question still reads its answer, and closes the pipe itself
+        with suppress(RuntimeError):  # a question is still reading its answer, and closes the pipe itself
             await self._process.communicate()
 
     async def _read(self) -> Answer:
         assert self._process.stdout is not None
         (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
         if length > MAX_ANSWER_BYTES:
-            raise RendererLostError(f"makes an answer of {length} bytes")
+            raise RendererLostError(f"outputs {length} bytes, which is too much")
         return _answers.decode(await self._process.stdout.readexactly(length))
 
     async def _fate(self) -> str:
-        """Why it does not answer."""
+        """The reason why the process does not answer, as the message of a RendererLostError."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EXIT_LIMIT_S):
                 await self._process.wait()
@@ -152,11 +153,12 @@ class RendererProcess:
         if code == -signal.SIGXCPU:
             return "runs too long"
         how = "a broken answer" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"ended the process that renders it ({how}); it may need too much memory"
+        return f"crashed the process that renders it ({how}); it may need too much memory"
 
 
 def renderer_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What Python needs to start and to tell the time. All else, secrets and tokens among it, stays out of reach."""
+    """The variables that Python needs to start and to know the time zone. All others, including secrets, are left
+    out."""
     return {
         name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }

@@ -1,4 +1,4 @@
-"""What a client asks for, in words of no dialect: each translates its bodies into a NeutralRequest. Pure."""
+"""A client's request, independent of the API dialect: each dialect translates its bodies to a NeutralRequest. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exo_mesh.text.output.tools import Tool
 
 Role = Literal["developer", "system", "user", "assistant", "tool"]
 Prompt = str | tuple[int, ...]
-"""Text, or token ids."""
+"""A prompt as text or as token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. where: its place in the client's body, for errors. tool_call_id: the call that a tool answers."""
+    """One message. where: its place in the client's body, for errors. tool_call_id: the call that this message of a
+    tool answers."""
 
     role: Role
     text: str
@@ -35,12 +36,12 @@ class Turn:
     tool_call_id: str | None = None
     reasoning: str | None = None
     has_cache_marks: bool = False
-    """The client marks in it up to where its prompt is cached: then not a character of it may be moved."""
+    """Whether the client marks cache positions in the message; if so, no text of it may be moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """name: of the tool that must be called, for the mode "named"."""
+    """Whether the model may or must call tools. name: the tool that must be called, for the mode "named"."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str = ""
@@ -48,7 +49,7 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How the model shall think. None: as it does by itself. budget: most tokens of thoughts."""
+    """How the model should think; None leaves the model's default. budget: most tokens of reasoning."""
 
     enabled: bool | None = None
     effort: str | None = None
@@ -59,8 +60,8 @@ class Thinking:
 class Conversation:
     """Messages that a chat template turns into a prompt.
 
-    variables: further names for the template. continues_last: the answer goes on inside the last message.
-    opens_turn: whether the template opens a turn of the assistant; None: unless continues_last.
+    variables: further variables for the template. continues_last: the answer continues the last message. opens_turn:
+    whether the template opens a turn of the assistant; None means yes, unless continues_last.
     """
 
     turns: tuple[Turn, ...]
@@ -75,7 +76,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Bare prompts, each answered by itself. echo: each answer begins with its prompt."""
+    """Bare prompts, each answered separately. echo: each answer begins with its prompt."""
 
     prompts: tuple[Prompt, ...]
     echo: bool = False
@@ -83,7 +84,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class SamplingWish:
-    """What the client says about drawing; None: the model's own default, else the usual one."""
+    """The client's sampling parameters; None means the model's default, else the usual one."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -99,7 +100,7 @@ class SamplingWish:
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """What a dialect calls the fields that errors of the core name."""
+    """A dialect's names of the fields that errors of the core mention."""
 
     messages: str = "messages"
     prompt: str = "prompt"
@@ -113,12 +114,12 @@ class FieldNames:
 
 @dataclass(frozen=True, slots=True)
 class NeutralRequest:
-    """One request of any dialect, checked as far as it can be without the model.
+    """One request of any dialect, with all checks done that do not need the model.
 
-    max_tokens: None: all that fits. default_tokens: likewise, but no more than that many, for requests that say
-    nothing. num_choices: answers to each prompt; num_drawn: so many are made, of which the likeliest are kept.
-    prompt_logprobs: how many alternatives each prompt token comes with; None: prompt tokens have no log-probabilities.
-    keep_alive_s: see GenerateRequest.
+    max_tokens: the client's limit; None means all that fits. default_tokens: the limit if max_tokens is None; None
+    means all that fits. num_choices: answers to each prompt; num_drawn: answers to generate, of which the likeliest
+    num_choices are kept. prompt_logprobs: the number of alternatives for each prompt token; None means no
+    log-probabilities for the prompt. keep_alive_s: see GenerateRequest.
     """
 
     model: str | None

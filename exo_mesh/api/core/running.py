@@ -1,4 +1,4 @@
-"""Sources of one answer while they run: their items, with bounded memory between them and a slow reader."""
+"""Runs the sources of one answer and collects their items, with bounded memory for a slow reader."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from exo_mesh.tasks import Watchdog
 
 T = TypeVar("T")
 
-MAX_BUFFERED = 32  # items of each source waiting for a slow reader; then the source itself waits
-MAX_AT_ONCE = 16  # sources that run at a time, so that one request does not fill the queue of a ring
+MAX_BUFFERED = 32  # items of each source that may wait for a slow reader; after that the source waits
+MAX_AT_ONCE = 16  # sources that run at the same time, so that one request does not fill the queue of a ring
 
 
 class Feed(Generic[T]):
-    """Drives async generators, each from one task, from start to close, so that its timeouts and scopes stay in it.
+    """Runs async generators and collects their items. Each generator runs in one task from start to close, because its
+    timeouts and scopes must stay in one task.
 
-    Leaving the context cancels the tasks, closes the generators and waits for both. Waits have no timer of their own:
-    the watchdog ends them.
+    Leaving the context cancels the tasks, closes the generators and waits for both. Waits have no timers; the watchdog
+    ends them.
     """
 
     def __init__(self, sources: Sequence[AsyncGenerator[T, None]], watchdog: Watchdog) -> None:
@@ -53,11 +54,11 @@ class Feed(Generic[T]):
         await asyncio.wait(self._tasks)
         for task in self._tasks:
             if not task.cancelled():
-                task.exception()  # an error nobody waits for any more
+                task.exception()  # marks an error as seen, because nobody waits for it any more
 
     async def take(self, deadline: float = math.inf) -> list[tuple[int, T]]:
-        """All items that have come, each with the index of its source: at least one, but none once `deadline` (of the
-        monotonic clock, kept to within the watchdog's period) is reached. Raises what a source raised."""
+        """Wait for items and return all that have arrived, each with the index of its source. Returns [] if `deadline`
+        (monotonic clock, accurate to the watchdog's period) passes first. Raises an error that a source raised."""
         self._deadline = deadline
         while not self._items:
             self._raise_ends()
@@ -75,7 +76,7 @@ class Feed(Generic[T]):
         for task in ended:
             task.result()
         if len(ended) == len(self._tasks):
-            raise EngineError("the request ended without saying why")
+            raise EngineError("the request ended without a result")
 
     def _check(self, now: float) -> float:
         if now < self._deadline:

@@ -1,7 +1,8 @@
-"""Renders chat templates in child processes: templates are untrusted code, and must cost the node no memory or time.
+"""Renders chat templates in child processes, because templates are untrusted code and must not slow down the node.
 
-`text/template_child.py` is what runs there. At most NUM_PROCESSES are started, on first use. One that was idle for
-IDLE_S ends. One that fails, does not answer in time or stays large is killed; the next question starts another.
+The processes run `text/template_child.py`. At most NUM_PROCESSES are started, on first use. A process that was idle for
+IDLE_S is ended. A process that fails, does not answer in time or stays large is killed; the next question starts
+another.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ from exo_mesh.text.template_wire import (
 )
 
 NUM_PROCESSES = 2
-"""Requests for one template use one process at a time, so that a hostile template leaves the other one to the rest."""
+"""Most processes. Requests for one template use one process at a time, so a hostile template leaves one to the
+others."""
 
 IDLE_S = 300.0
 
 KILL_GRACE_S = 1.0
-"""How much longer than its limit a question may take. The sandbox ends most templates in time and says why."""
+"""How much longer than its limit a question may take; the sandbox usually stops a template in time, with a reason."""
 
 WAIT_LIMIT_S = 30.0
 """How long a request waits for a process while others use them."""
 
 GROWTH_BYTES = 512 << 20
-"""By how much a process may grow. It starts with 20 MiB; the longest prompt takes a quarter of it."""
+"""By how much a process may grow. It starts with 20 MiB; the longest prompt needs a quarter of this growth."""
 
 MOST_RESIDENT_BYTES = GROWTH_BYTES + (64 << 20)
-"""A process that occupies more is killed; for systems that do not limit the growth themselves."""
+"""A process with more resident memory is killed; needed on systems that cannot limit the growth."""
 
 KEPT_BYTES = 128 << 20
-"""A process that is larger than this after an answer is not kept: the next question must find the memory free."""
+"""A process that is larger than this after an answer is ended, so that the next question finds free memory."""
 
 MEMORY_LOOK_S = 0.1
-"""Pause between two looks at the memory of a busy process."""
+"""Interval between two checks of a busy process's memory."""
 
 CLOSE_LIMIT_S = 5.0
 """How long `close` waits for killed processes to end."""
@@ -64,16 +66,17 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateRenderer:
-    """The renderer processes of a node."""
+    """Owns the renderer processes of a node and sends them questions."""
 
     def __init__(self, limit_s: float = RENDER_LIMIT_S, *, clock: Clock = monotonic) -> None:
-        """limit_s: for one question."""
+        """limit_s: time limit for one question."""
         self._limit_s = limit_s
         self._clock = clock
         self._slots = asyncio.Semaphore(NUM_PROCESSES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._idle: dict[RendererProcess, float] = {}  # since when; the one that was used last is the last
-        self._started: dict[RendererProcess, asyncio.Task[None] | None] = {}  # with what waits for its end, if killed
+        self._idle: dict[RendererProcess, float] = {}  # idle since; the most recently used process is last
+        # for each process that has not ended: the task that awaits its end, once it was killed
+        self._started: dict[RendererProcess, asyncio.Task[None] | None] = {}
         self._tasks = TaskOwner()
         self._memory_watch = Watchdog(MEMORY_LOOK_S)
         self._idle_watch = Watchdog(IDLE_S / 10, clock)
@@ -81,13 +84,13 @@ class TemplateRenderer:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that have not ended."""
+        """The pids of the processes that have not ended."""
         return {process.pid for process in self._started}
 
     async def compile(self, template: ChatTemplate) -> ChatTemplate:
-        """The template with its variables.
+        """Compile a template in a process; returns the template with its variables filled in.
 
-        Raises ModelError if it cannot be used, NotReadyError without a process, DeadlineError if all stay busy.
+        Raises ModelError if it cannot be used, NotReadyError if no process starts, DeadlineError if all stay busy.
         """
         try:
             async with self._process(template.digest) as process:
@@ -104,7 +107,8 @@ class TemplateRenderer:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Raises InputError with what the template says or does wrong, else as `compile`."""
+        """Render the prompt. Raises InputError if the template refuses the messages or fails; other errors as
+        `compile`."""
         question = RenderTemplate(
             template.digest,
             list(messages),
@@ -116,7 +120,7 @@ class TemplateRenderer:
         try:
             framed = frame(question)
         except UnicodeEncodeError as exc:
-            raise InputError("the text holds a lone surrogate, which is no character", param="messages") from exc
+            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
         async with self._process(template.digest) as process:
             try:
                 answer = await self._ask(process, framed, template)
@@ -131,8 +135,10 @@ class TemplateRenderer:
         return answer.text
 
     async def check_grammar(self, spec: GrammarSpec, param: str = "response_format") -> None:
-        """Raises InputError if no driver could hold an output to it, naming what is wrong; else as `compile`. One at a
-        time: a hostile grammar costs this node one process for as long as a template may take."""
+        """Check that drivers can enforce a grammar. Raises InputError with the reason; other errors as `compile`.
+
+        Only one grammar is checked at a time, so a hostile one occupies one process for at most the time limit.
+        """
         check_size(spec, param)
         question = frame(CheckGrammar(spec.kind, spec.text, param, self._limit_s))
         async with self._process("grammar") as process:
@@ -144,7 +150,7 @@ class TemplateRenderer:
             raise InputError(answer.message, param=answer.param)
 
     def end_idle(self, now: float) -> float:
-        """End the processes that nobody has used for IDLE_S; returns when the next one is due."""
+        """End the processes that were idle for IDLE_S. Returns the time at which the next one is due."""
         for process, since in list(self._idle.items()):
             if now - since >= IDLE_S or not process.is_usable:
                 self._end(process)
@@ -153,7 +159,7 @@ class TemplateRenderer:
         return min(self._idle.values(), default=math.inf) + IDLE_S
 
     async def close(self) -> None:
-        """End all processes. Questions that wait get an error."""
+        """End all processes. Waiting questions get an error."""
         self._is_closed = True
         self._idle_watch.forget(self.end_idle)
         if ends := [self._end(process) for process in list(self._started)]:
@@ -161,12 +167,12 @@ class TemplateRenderer:
         await self._tasks.close()
 
     async def _compile(self, process: RendererProcess, template: ChatTemplate) -> frozenset[str]:
-        """Names that the template reads. Raises ModelError, RendererLostError."""
+        """Compile a template in this process; returns the names that it reads. Raises ModelError, RendererLostError."""
         try:
             question = frame(CompileTemplate(template.digest, template.source, template.where, self._limit_s))
             answer = await self._ask(process, question, template)
         except UnicodeEncodeError as exc:
-            raise ModelError(f"{template.where}: the chat template holds a lone surrogate") from exc
+            raise ModelError(f"{template.where}: the chat template contains a lone surrogate") from exc
         if isinstance(answer, TemplateRefused):
             raise ModelError(answer.message)
         assert isinstance(answer, TemplateCompiled)
@@ -176,12 +182,12 @@ class TemplateRenderer:
         try:
             return await process.ask(question, self._limit_s + KILL_GRACE_S)
         except RendererLostError as exc:
-            _log.warning("%s: the chat template %s; its renderer process was ended", template.where, exc)
+            _log.warning("%s: the chat template %s; its renderer process was killed", template.where, exc)
             raise
 
     @asynccontextmanager
     async def _process(self, subject: str) -> AsyncIterator[RendererProcess]:
-        """A process for the questions of one request. Afterwards it is kept if it can answer others."""
+        """Borrow a process for the questions of one request. Afterwards the process is kept if it is still usable."""
         turn = self._turns.setdefault(subject, asyncio.Lock())
         async with AsyncExitStack() as held:
             try:
@@ -190,7 +196,7 @@ class TemplateRenderer:
                     await held.enter_async_context(self._slots)
             except TimeoutError as exc:
                 raise DeadlineError(
-                    f"no chat template was rendered and no grammar checked: others were for {WAIT_LIMIT_S:.0f} s"
+                    f"the processes for chat templates and grammars were busy for {WAIT_LIMIT_S:.0f} s; try again"
                 ) from exc
             process = await self._take()
             self._memory_watch.watch(process.watch_memory)

@@ -1,4 +1,4 @@
-"""The text models in use: opened once; their templates run in child processes, and their tokenizers in threads."""
+"""Caches the text models in use. Their templates run in child processes, and their tokenizers in threads."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from exo_mesh.text.tokenizer import TextModel
 
 T = TypeVar("T")
 
-MAX_OPEN = 8  # text models kept open; one of a large vocabulary takes some 50 MB
+MAX_OPEN = 8  # most text models in memory; a model with a large vocabulary takes about 50 MB
 NUM_WORKERS = 2
-WORK_LIMIT_S = 30.0  # this covers megabytes of text to tokenize
+WORK_LIMIT_S = 30.0  # enough to tokenize megabytes of text
 
 _Version = tuple[Path, int]
-"""A directory, and when its tokenizer.json was modified."""
+"""A directory, and the modification time of its tokenizer.json in ns."""
 
 
 class TextModels:
     """A small cache of TextModel by directory, and the threads and processes that open and use them."""
 
     def __init__(self, templates: TemplateRenderer) -> None:
-        """It owns `templates`."""
+        """templates: owned and closed by this object."""
         self._templates = templates
         self._open: OrderedDict[_Version, TextModel] = OrderedDict()
         self._opening: dict[_Version, asyncio.Task[TextModel]] = {}
@@ -40,7 +40,7 @@ class TextModels:
         self._tasks = TaskOwner()
 
     async def get(self, directory: Path) -> TextModel:
-        """The text model of a directory; read again if its tokenizer.json has changed. Raises ModelError."""
+        """The text model of a directory; it is read again if its tokenizer.json has changed. Raises ModelError."""
         version = (directory, await self.work(lambda: _modified_ns(directory)))
         if version in self._open:
             self._open.move_to_end(version)
@@ -52,38 +52,38 @@ class TextModels:
     async def render(
         self, text: TextModel, messages: Sequence[Message], *, variables: Mapping[str, Any], **options: bool
     ) -> str:
-        """The prompt of a conversation; `options` as of TemplateRenderer.render. Raises InputError."""
+        """Render the prompt of a conversation. options: those of TemplateRenderer.render. Raises InputError."""
         if text.template is None:
             raise InputError(
-                f"the model {text.name} has no chat template; it can only continue bare prompts", param="messages"
+                f"the model {text.name} has no chat template; use /v1/completions with a plain prompt", param="messages"
             )
         names = {**text.special_tokens, **variables}
         return await self._templates.render(text.template, messages, variables=names, **options)
 
     async def check_grammar(self, spec: GrammarSpec, param: str) -> None:
-        """Raises InputError that names the keyword that cannot be honoured; `param`: the client's field."""
+        """Raises InputError, naming the keyword, if a grammar cannot be enforced. param: the client's field."""
         try:
             await self._templates.check_grammar(spec, param)
         except InputError as exc:
             raise InputError(f"{param}: {exc}", param=param) from exc
 
     async def work(self, job: Callable[[], T]) -> T:
-        """Run blocking text work in a thread. Raises what it raises, or DeadlineError."""
+        """Run blocking text work in a thread. Raises the errors of the work, or DeadlineError."""
         future = asyncio.get_running_loop().run_in_executor(self._workers, job)
         try:
             async with asyncio.timeout(WORK_LIMIT_S):
                 return await future
         except TimeoutError as exc:
-            raise DeadlineError(f"the text of this request took more than {WORK_LIMIT_S:.0f} s to prepare") from exc
+            raise DeadlineError(f"preparing the text of this request took more than {WORK_LIMIT_S:.0f} s") from exc
 
     async def close(self) -> None:
-        """End the processes and let the threads go; work that has not begun is dropped."""
+        """End the processes and release the threads; work that has not started is dropped."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         await self._tasks.close()
         await self._templates.close()
 
     async def _read(self, version: _Version) -> TextModel:
-        """Open a model for all requests that wait for it: also when the first of them is cancelled."""
+        """Open a model for all requests that wait for it; it continues even if the first of them is cancelled."""
         directory, _ = version
         try:
             text = await self.work(lambda: TextModel.open(directory))

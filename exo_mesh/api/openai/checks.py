@@ -1,4 +1,4 @@
-"""Ranges and choices of request fields: pure functions from a body to an InputError or nothing."""
+"""Checks the ranges and choices of request fields: pure functions that raise InputError."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from exo_mesh.api.openai.lenient import refuse_unless, show_json
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from exo_mesh.errors import InputError
 
-MAX_STOPS = 64  # completion of code in editors sends more than 16: marks of the model and words of the language
+MAX_STOPS = 64  # code completion in editors sends more than 16: markers of the model and words of the language
 MAX_STOP_IDS = 64
 MAX_TOOLS = 512
 MAX_CHOICES = 128
-"""Of one request, over all of its prompts: what OpenAI allows for n."""
+"""Most answers of one request, over all of its prompts; OpenAI's limit for n."""
 
-MAX_STOP_CHARACTERS = 1024  # a bound of ours, so that looking for them stays cheap
+MAX_STOP_CHARACTERS = 1024  # our own bound, so that the search for stop strings stays cheap
 MAX_TOP_LOGPROBS = 20
 _INT64 = 2**63
 
@@ -40,36 +40,39 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _LIMITS = ("max_tokens", "max_completion_tokens")
 NO_LIMIT = -1
-"""What llama.cpp, LM Studio and Ollama understand as an answer without a limit of its own."""
+"""The value that llama.cpp, LM Studio and Ollama use for an answer without a limit."""
 
-# Fields of which only some values mean what exo-mesh does; the others would change the reply, so they are refused.
+# Fields with these values have no effect; any other value would have to change the reply, so it is refused.
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 
 
 def check_body(body: GenerationBody) -> None:
-    """Everything that can be said without the model. Raises InputError: field, what it is, what it may be."""
+    """Check everything that does not need the model. Raises InputError with the field, its value and the allowed
+    values."""
     for name, (low, high) in _RANGES.items():
         value = getattr(body, name, None)
         if value is not None and not low <= value <= high:
-            raise InputError(f"{name} is {show_json(value)}, but must be between {low} and {high}", param=name)
+            raise InputError(f"{name} is {show_json(value)}; it must be between {low} and {high}", param=name)
     for name in _LIMITS:
         limit = getattr(body, name, None)
         if limit == 0 and isinstance(body, CompletionBody) and body.echo:
-            continue  # only the prompt and its log-probabilities are wanted
+            continue  # the client wants only the prompt and its log-probabilities
         if limit is not None and limit != NO_LIMIT and not 1 <= limit < 2**31:
-            text = f"{name} is {show_json(limit)}, but must be between 1 and {2**31 - 1}, or {NO_LIMIT} for no limit"
+            text = f"{name} is {show_json(limit)}; it must be between 1 and {2**31 - 1}, or {NO_LIMIT} for no limit"
             raise InputError(text, param=name)
     for name, allowed in _CHOICES.items():
         refuse_unless(name, getattr(body, name, None), allowed)
     if None not in (body.repeat_penalty, body.repetition_penalty) and body.repeat_penalty != body.repetition_penalty:
-        raise InputError("repeat_penalty and repetition_penalty are two names of one field", param="repeat_penalty")
+        message = "repeat_penalty and repetition_penalty are two names of the same field: send only one"
+        raise InputError(message, param="repeat_penalty")
     _check_stops(body.stop)
     if len(body.stop_token_ids or ()) > MAX_STOP_IDS:
-        raise InputError(f"stop_token_ids may have at most {MAX_STOP_IDS} ids", param="stop_token_ids")
+        message = f"stop_token_ids has {len(body.stop_token_ids or ())} ids; at most {MAX_STOP_IDS} are allowed"
+        raise InputError(message, param="stop_token_ids")
     if body.prompt_logprobs is not None and body.stream:
-        message = "prompt_logprobs cannot be streamed; completions with echo and logprobs stream them"
+        message = "prompt_logprobs cannot be streamed; use /v1/completions with echo and logprobs to stream them"
         raise InputError(message, param="prompt_logprobs")
     _check_bias(body.logit_bias)
     _check_stream_options(body)
@@ -81,18 +84,18 @@ def check_body(body: GenerationBody) -> None:
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """`stop` as a tuple, whichever form it came in."""
+    """The field `stop`, in any of its forms, as a tuple."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def _check_stops(stop: str | list[str] | None) -> None:
     stops = stop_strings(stop)
     if len(stops) > MAX_STOPS:
-        raise InputError(f"stop has {len(stops)} strings, but at most {MAX_STOPS} are allowed", param="stop")
+        raise InputError(f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed", param="stop")
     for text in stops:
         if not 0 < len(text) <= MAX_STOP_CHARACTERS:
             raise InputError(
-                f"stop has a string of {len(text)} characters, but it must have 1 to {MAX_STOP_CHARACTERS}",
+                f"stop has a string of {len(text)} characters; it must have 1 to {MAX_STOP_CHARACTERS}",
                 param="stop",
             )
 
@@ -101,7 +104,7 @@ def _check_bias(logit_bias: dict[int, float] | None) -> None:
     for token_id, bias in (logit_bias or {}).items():
         if not -100 <= bias <= 100:
             raise InputError(
-                f"logit_bias of token {token_id} is {show_json(bias)}, but must be between -100 and 100",
+                f"logit_bias of token {token_id} is {show_json(bias)}; it must be between -100 and 100",
                 param="logit_bias",
             )
 
@@ -111,21 +114,21 @@ def _check_stream_options(body: GenerationBody) -> None:
     if options is None:
         return
     if not body.stream:
-        raise InputError("stream_options is only allowed together with stream: true", param="stream_options")
+        raise InputError('stream_options is only allowed together with "stream": true', param="stream_options")
     if options.include_obfuscation:
         raise InputError(
-            "stream_options.include_obfuscation is true, which is not supported yet; it may be false",
+            "stream_options.include_obfuscation is true, which is not supported yet; it must be false",
             param="stream_options.include_obfuscation",
         )
 
 
 def _check_chat(body: ChatBody) -> None:
     if not body.messages:
-        raise InputError("messages is empty; there must be at least one", param="messages")
+        raise InputError("messages is empty; at least one message is required", param="messages")
     if len(body.tools or ()) > MAX_TOOLS:
-        raise InputError(f"tools has {len(body.tools or ())} tools, but at most {MAX_TOOLS} are allowed", param="tools")
+        raise InputError(f"tools has {len(body.tools or ())} tools; at most {MAX_TOOLS} are allowed", param="tools")
     if body.top_logprobs and not body.logprobs:
-        raise InputError("top_logprobs is only allowed together with logprobs: true", param="top_logprobs")
+        raise InputError('top_logprobs is only allowed together with "logprobs": true', param="top_logprobs")
     _check_thinking(body)
     if not body.continue_final_message:
         return
@@ -135,14 +138,15 @@ def _check_chat(body: ChatBody) -> None:
         )
     if body.messages[-1].role != "assistant":
         raise InputError(
-            f"continue_final_message needs a last message of the assistant, not of {body.messages[-1].role}",
+            "continue_final_message is true, so the last message must have the role assistant, "
+            f"not {body.messages[-1].role}",
             param="continue_final_message",
         )
 
 
 def _check_thinking(body: ChatBody) -> None:
     if body.reasoning is not None and body.reasoning.exclude:
-        message = "reasoning.exclude is true, which is not supported yet; it may be false"
+        message = "reasoning.exclude is true, which is not supported yet; it must be false"
         raise InputError(message, param="reasoning.exclude")
     budgets = {
         "reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None,
@@ -150,18 +154,19 @@ def _check_thinking(body: ChatBody) -> None:
     }
     for name, value in budgets.items():
         if value is not None and not 0 <= value < 2**31:
-            raise InputError(f"{name} is {show_json(value)}, but must be between 0 and {2**31 - 1}", param=name)
+            raise InputError(f"{name} is {show_json(value)}; it must be between 0 and {2**31 - 1}", param=name)
 
 
 def _check_logprobs_count(logprobs: int | None) -> None:
     if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
-        raise InputError(f"logprobs is {logprobs}, but must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
+        raise InputError(f"logprobs is {logprobs}; it must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
 
 
 def _check_best_of(body: CompletionBody) -> None:
     if body.best_of is None or body.best_of <= (body.n or 1):
         if body.best_of is not None and body.best_of < (body.n or 1):
-            raise InputError(f"best_of is {body.best_of}, but n is {body.n}, and must not be more", param="best_of")
+            raise InputError(f"best_of is {body.best_of}; it must be at least n, which is {body.n}", param="best_of")
         return
     if body.stream:
-        raise InputError("best_of cannot be streamed: which texts are the best is known at the end", param="best_of")
+        message = "best_of cannot be streamed: the best texts are known only at the end"
+        raise InputError(message, param="best_of")

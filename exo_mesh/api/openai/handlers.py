@@ -1,4 +1,4 @@
-"""The handlers of OpenAI's routes: models, chat completions, completions, and cancelling them."""
+"""Handlers for OpenAI's routes: models, chat completions, completions, and cancellation."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
 from exo_mesh.api.openai.streaming import stream_answer
 from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.stream_secret import new_secret
 from exo_mesh.api.tracing import TRACE, trace_of
@@ -48,11 +49,11 @@ _DELIVERY = (
     "timings",
     "timings_per_token",
 )
-"""Fields that do not change the answer, only how and to whom it is given."""
+"""Fields that do not change the answer, only its delivery."""
 
 
 class OpenAIRoutes:
-    """Each method answers one route. Errors are raised; the middleware makes replies of them."""
+    """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -71,7 +72,7 @@ class OpenAIRoutes:
                 body=CompletionBody, reply=TextCompletion, errors=GENERATION_ERRORS, events=True,
             ),
             Route(
-                "GET", ("/v1/models", "/models"), self.models, USE, "Models that peers have",
+                "GET", ("/v1/models", "/models"), self.models, USE, "The models of the mesh",
                 errors=(400,), query={"status": "downloaded, loaded, known or unusable"},
             ),
             Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.model, USE, "One model", errors=(404,)),
@@ -92,10 +93,10 @@ class OpenAIRoutes:
         return await self._answer(request, body, neutral_completion(body), CompletionReply, "cmpl-")
 
     async def models(self, request: web.Request) -> web.Response:
-        """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs.
+        """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance.
 
-        `?status=unusable` has instead what this node has on its disk and cannot use, each with the reason;
-        `?status=known` the models of cards that no peer has.
+        `?status=unusable` instead lists models on this node's disk that cannot be used, each with the reason;
+        `?status=known` lists models that have a card but that no peer has.
         """
         created = self._context.started_at
         entries = self._service.models()
@@ -110,20 +111,20 @@ class OpenAIRoutes:
                 known = [known_object(card, created) for card in self._service.known_cards()]
                 return json_response({"object": "list", "data": known})
             case other:
-                message = f"status is {other!r}; it may be downloaded, loaded, known or unusable"
+                message = f"status is {quoted(other)}; it must be downloaded, loaded, known or unusable"
                 return plain_error("invalid_request", message, "status")
         return json_response(
             {"object": "list", "data": [model_object(entry, self._context.started_at) for entry in entries]}
         )
 
     async def model(self, request: web.Request) -> web.Response:
-        """GET /v1/models/{id}; hub ids contain a slash."""
+        """GET /v1/models/{id}: one model; hub ids contain a slash."""
         name = await named_model(request, self._service, request.match_info["id"])
         return json_response(model_object(await self._service.model(name), self._context.started_at))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """POST /v1/cancel/{id}: by any id that the client saw, of the reply, its x-request-id or its x-trace-id, at any
-        peer."""
+        """POST /v1/cancel/{id}: cancel a request at any peer, by the id of the reply, its x-request-id or its
+        x-trace-id."""
         given = request.match_info["id"]
         if not await self._service.cancel(given, request[CALLER].limited_to):
             return plain_error("not_found", f"no request {given} is running", "id")
@@ -165,7 +166,7 @@ class OpenAIRoutes:
                 return json_response(reply.whole(steps))
 
     def _card(self, request: web.Request, recipe: StreamRecipe) -> StreamCard:
-        """By which others find the request while it runs. A caller without a key gets a secret for that."""
+        """The card by which others find the running request. A caller without a key gets a secret for this."""
         key_id = request[CALLER].key_id
         return StreamCard(
             recipe.id,
@@ -178,23 +179,23 @@ class OpenAIRoutes:
         )
 
     def _key_scope(self, request: web.Request) -> str:
-        """The API key that an Idempotency-Key is valid with.
+        """The id of the API key with which an Idempotency-Key is valid.
 
-        Other peers do not know the local token of this node. So on an open mesh its holder asks like a caller without a
-        key, and the answer can go on at another peer.
+        Other peers do not know the local token of this node. So on an open mesh the holder of the local token counts as
+        a caller without a key; then the answer can be resumed at another peer.
         """
         caller = request[CALLER]
         return "" if caller == LOCAL and self._context.options.access.is_open else caller.key_id
 
     def _asker(self, request: web.Request, request_id: str, priority: int, key: Idempotency | None) -> Asker:
-        """Raises InputError for a priority that the caller may not ask for.
+        """The caller as the mesh sees it. Raises InputError for a priority that the caller may not use.
 
-        Without keys, each machine is a client. Behind nginx they are all one, unless they have keys: a header that says
-        who asks could be written by anybody.
+        Without keys, each address counts as one client. Behind a proxy such as nginx all callers without keys are one
+        client, because anybody could forge a header with the caller's address.
         """
         caller = request[CALLER]
         if priority > 0 and caller.role is not Role.ADMIN:
-            raise InputError("priority above 0 is for keys with the role admin", param="priority")
+            raise InputError("a priority above 0 needs a key with the role admin", param="priority")
         sample = self._context.options.defaults().trace_sample
         headers = request.headers
         trace = trace_of(headers.getall("traceparent", ()), headers.getall("tracestate", ()), sample)

@@ -1,6 +1,6 @@
-"""Fields of other servers and clients that change nothing at certain values: those values are accepted.
+"""Accepts fields of other servers and clients at values that change nothing.
 
-A field that would change the answer is honoured or refused: a listed field with another value is a 400 naming it.
+A field that would change the answer is honoured or refused: a listed field with another value gets a 400 that names it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from exo_mesh.errors import InputError
 MAX_SHOWN = 60
 
 ANY: tuple[Any, ...] = ()
-"""Labels, hints about speed, and settings of something that another field turns on: no value changes the answer."""
+"""For fields whose value never changes the answer: labels, hints about speed, and settings of a feature that another
+field turns on."""
 
 OPENAI: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
@@ -86,7 +87,7 @@ LLAMA_CPP_AND_OLLAMA: Mapping[str, tuple[Any, ...]] = {
 OPENROUTER_AND_GROQ: Mapping[str, tuple[Any, ...]] = {
     "include_reasoning": (True,),
     "plugins": ([],),
-    "provider": ANY,  # which of many providers may answer: here is only the mesh
+    "provider": ANY,  # chooses among providers; the mesh is the only one here
     "reasoning_format": ("auto", "deepseek", "parsed"),
     "route": ("fallback",),
     "transforms": ([],),
@@ -109,24 +110,24 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **OPENROUTER_AND_GROQ,
     **CLIENTS,
 }
-"""The values of each field that do nothing; null does nothing anywhere."""
+"""For each field the values that have no effect; null never has an effect."""
 
 IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("id", "message_id", "messageId", "parent_id", "index", "agent", "model", "provider"), ANY),
     **dict.fromkeys(("created", "created_at", "createdAt", "timestamp", "date", "cycle", "opts", "metadata"), ANY),
     **dict.fromkeys(("usage", "status", "finish_reason", "logprobs", "provider_specific_fields"), ANY),
-    # what other servers give along with a thought whose text is in reasoning or reasoning_content
+    # other servers send these together with reasoning whose text is in reasoning or reasoning_content
     **dict.fromkeys(("reasoning_details", "reasoning_opaque", "thinking_blocks"), ANY),
     **dict.fromkeys(("images", "files", "attachments"), ([],)),
     **dict.fromkeys(("prefix", "partial"), (False,)),
 }
-"""The same for fields of messages: applications keep notes of their own in the messages that they send."""
+"""The same for fields of messages: applications keep their own notes in the messages that they send."""
 
 
 def without_neutral_fields(body: bytes, known: Collection[str], known_in_messages: Collection[str] = ()) -> bytes:
-    """The JSON object `body` without neutral fields that are not known to its route, also in its messages.
+    """Remove the fields of NEUTRAL that the route does not know from the JSON object `body` and from its messages.
 
-    Raises InputError for one with another value, and what msgspec raises for malformed JSON.
+    Raises InputError for such a field with another value, and msgspec's errors for malformed JSON.
     """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     _drop(fields, NEUTRAL, known, "")
@@ -136,7 +137,8 @@ def without_neutral_fields(body: bytes, known: Collection[str], known_in_message
 
 
 def _without_notes(messages: msgspec.Raw, known: Collection[str]) -> msgspec.Raw:
-    """The messages without neutral fields. What is no list of objects comes back as it is, for the struct to refuse."""
+    """The messages without neutral fields. Anything but a list of objects is returned unchanged; the struct refuses
+    it."""
     try:
         turns = msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]])
     except msgspec.ValidationError:
@@ -159,11 +161,11 @@ def refuse_unless(name: str, value: Any, allowed: Collection[Any]) -> None:
     """Raises InputError if a field has a value that is neither null nor allowed."""
     if value is not None and not any(_is_same(value, choice) for choice in allowed):
         choices = " or ".join(show_json(choice) for choice in allowed)
-        raise InputError(f"{name} is {show_json(value)}, which is not supported yet; it may be {choices}", param=name)
+        raise InputError(f"{name} is {show_json(value)}, which is not supported yet; it must be {choices}", param=name)
 
 
 def show_json(value: Any) -> str:
-    """The value as the caller wrote it, but never more than a line of it."""
+    """The value as JSON, shortened to at most about one line."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     try:
@@ -178,5 +180,5 @@ def show_json(value: Any) -> str:
 
 
 def _is_same(value: Any, choice: Any) -> bool:
-    """JSON has one kind of number, and true is none."""
+    """Whether two JSON values are equal: 1 equals 1.0, but true does not equal 1."""
     return value == choice and isinstance(value, bool) == isinstance(choice, bool)

@@ -1,4 +1,4 @@
-"""Chat messages as OpenAI's clients send them, to neutral turns."""
+"""Translates the chat messages of OpenAI's clients to neutral turns."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Any
 import msgspec
 
 from exo_mesh.api.core.request import ToolCall, Turn
+from exo_mesh.api.openai.lenient import show_json
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
 
 INVALID = "invalid_arguments"
-"""The name under which templates get the arguments of a call that are no JSON object."""
+"""The name under which a template gets the arguments of a call that are not a JSON object."""
 
 
 def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
-    """Raises InputError that names the message and its field."""
+    """Translate the messages. Raises InputError that names the message and its field."""
     return tuple(_turn(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def _turn(message: Message, where: str) -> Turn:
     if message.tool_calls and message.role != "assistant":
-        raise InputError(f"{where}.tool_calls: only the assistant calls tools", param=f"{where}.tool_calls")
+        message_text = f"{where}.tool_calls: only messages with the role assistant may have tool calls"
+        raise InputError(message_text, param=f"{where}.tool_calls")
     calls = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
     said = _said(message, where)
     given = (message.reasoning_content, message.reasoning, message.thinking, said.thought)
@@ -35,7 +37,7 @@ def _turn(message: Message, where: str) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The content of a message. has_cache_marks: the client marks in it up to where its prompt is cached."""
+    """The content of a message. thought: its reasoning. has_cache_marks: the client marks cache positions in it."""
 
     text: str
     thought: str | None = None
@@ -43,15 +45,15 @@ class _Said:
 
 
 def _said(message: Message, where: str) -> _Said:
-    """Texts of parts are joined by newlines, as other servers do for templates that know strings only.
+    """Join the texts of a message's parts by newlines, as other servers do for templates that know only strings.
 
-    An assistant that was stopped before its first word, or that only thought or called tools, and a tool without output
-    have no content.
+    The content may be missing for a tool without output, and for an assistant that was stopped before its first word or
+    only reasoned or called tools.
     """
     if message.content is None:
         if message.role in ("assistant", "tool"):
             return _Said(message.refusal or "")
-        raise InputError(f"{where}.content is missing", param=f"{where}.content")
+        raise InputError(f"{where}.content: this field is required", param=f"{where}.content")
     if isinstance(message.content, str):
         return _Said(message.content or message.refusal or "")
     texts: list[str] = []
@@ -70,24 +72,27 @@ _PART_NOTES = {"type", "id", "annotations", "logprobs", "metadata", "cache_contr
 
 
 def _part(part: dict[str, Any], is_assistant: bool, where: str) -> tuple[bool, str]:
-    """Whether it is a thought, and its text. Parts with names of OpenAI's responses come from clients of both APIs."""
+    """Whether a part is reasoning, and its text. Part types of OpenAI's Responses API are accepted, because some
+    clients use both APIs."""
     kind = part.get("type")
     known = _TEXT_OF_ASSISTANT if is_assistant else _TEXT_OF
     if not isinstance(kind, str) or kind not in known:
-        raise InputError(f"{where}: parts of type {kind!r} are not supported; text is", param=where)
+        message = f'{where}: content parts of type {show_json(kind)} are not supported; only "text" is'
+        raise InputError(message, param=where)
     text = part.get(known[kind])
     if not isinstance(text, str):
-        raise InputError(f"{where}: a part of type {kind!r} has a string `{known[kind]}`", param=where)
+        message = f"{where}: a part of type {show_json(kind)} needs a string in `{known[kind]}`"
+        raise InputError(message, param=where)
     if unknown := sorted(part.keys() - {known[kind]} - _PART_NOTES):
         raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
     return kind in _THOUGHTS, text
 
 
 def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
-    """OpenAI sends a call's arguments as a JSON string; templates read them as an object."""
+    """Translate a tool call. OpenAI's clients send the arguments as a JSON string; templates read an object."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InputError(f"{where}: a tool call has a `function` with a `name`", param=where)
+        raise InputError(f"{where}: a tool call needs a `function` with a `name`", param=where)
     arguments, call_id = function.get("arguments"), call.get("id")
     if not isinstance(call_id, str | None):
         raise InputError(f"{where}.id is not a string", param=f"{where}.id")
@@ -95,10 +100,10 @@ def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
 
 
 def _object_of(arguments: Any) -> dict[str, Any]:
-    """The arguments as an object, whatever the model wrote.
+    """The arguments as an object; never fails.
 
-    A model's call may be malformed, or cut by a limit of tokens. Clients send it back with every later request, and a
-    conversation must not end there: the model then sees what it wrote under the name INVALID.
+    A model's call may be malformed, or cut by the token limit. Clients send it back with every later request, and the
+    conversation must continue. So invalid arguments are shown to the model under the name INVALID.
     """
     decoded = arguments
     if isinstance(arguments, str):

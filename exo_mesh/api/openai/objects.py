@@ -1,4 +1,4 @@
-"""The objects of OpenAI's replies. A field that is UNSET is left out; OpenAI's clients expect all others."""
+"""The objects of OpenAI's replies. A field that is UNSET is left out; OpenAI's clients expect all other fields."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_cal
 
 
 class PromptDetails(msgspec.Struct):
-    """cached_tokens: of the prompt, taken from a cache."""
+    """Details of the prompt's tokens. cached_tokens: prompt tokens that came from a cache."""
 
     cached_tokens: int = 0
 
 
 class CompletionDetails(msgspec.Struct):
-    """reasoning_tokens: of the answer, thoughts."""
+    """Details of the answer's tokens. reasoning_tokens: answer tokens that are reasoning."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a request."""
+    """The number of tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -33,7 +33,8 @@ class Usage(msgspec.Struct):
 
 
 class TimingsObject(msgspec.Struct):
-    """As llama.cpp has them. cache_n: prompt tokens from a cache; prompt_n: those that were computed."""
+    """Timings in llama.cpp's format. cache_n: prompt tokens from a cache; prompt_n: prompt tokens that were
+    computed."""
 
     cache_n: int
     prompt_n: int
@@ -47,7 +48,7 @@ class TimingsObject(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct):
-    """A token that could have stood there."""
+    """An alternative token at a position."""
 
     token: str
     logprob: float
@@ -55,7 +56,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class ChatTokenLogprob(msgspec.Struct):
-    """A token of the answer."""
+    """A token of the answer with its log-probability and alternatives."""
 
     token: str
     logprob: float
@@ -64,21 +65,21 @@ class ChatTokenLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of the tokens of the answer, without thoughts and tool calls."""
+    """Log-probabilities of the tokens of the answer, without reasoning and tool calls."""
 
     content: list[ChatTokenLogprob]
     refusal: None = None
 
 
 class FunctionCall(msgspec.Struct):
-    """arguments: JSON text."""
+    """The function of a tool call. arguments: JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCallObject(msgspec.Struct):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     function: FunctionCall
@@ -86,7 +87,7 @@ class ToolCallObject(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """The answer. reasoning is another name of reasoning_content; both are there only if the model has thought."""
+    """The answer. reasoning is another name of reasoning_content; both are present only if the model has reasoned."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -106,8 +107,8 @@ class ChatChoice(msgspec.Struct):
 
 
 class PromptTokenLogprob(msgspec.Struct):
-    """A token that stands, or could stand, at a place of the prompt. rank: 1 is the likeliest; null: not among those
-    that were asked for."""
+    """The actual token or an alternative at a position of the prompt. rank: 1 for the likeliest token; null if the
+    token is not among the requested alternatives."""
 
     logprob: float
     rank: int | None
@@ -133,14 +134,14 @@ class ChatCompletion(msgspec.Struct):
 
 
 class FunctionDelta(msgspec.Struct):
-    """The name comes first, then pieces of the arguments."""
+    """A piece of a function call: first the name, then pieces of the arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(msgspec.Struct):
-    """A piece of a call of a tool. id and type come with the first piece."""
+    """A piece of a tool call. Only the first piece has id and type."""
 
     index: int
     function: FunctionDelta
@@ -183,7 +184,7 @@ class ChatCompletionChunk(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Of the tokens of the text; null for the first token of a prompt."""
+    """Log-probabilities of the tokens of the text; null for the first token of a prompt."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -202,7 +203,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class TextCompletion(msgspec.Struct):
-    """The reply to bare prompts; events of a stream bear the same name."""
+    """The reply to bare prompts; the events of a stream have the same object name."""
 
     id: str
     object: Literal["text_completion"]

@@ -1,4 +1,4 @@
-"""How the events of a running answer become a reply at any peer: what its entry peer knows of it, as JSON bytes."""
+"""Recipes of running answers: the data, as JSON bytes, from which any peer can make the reply to an answer's events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class RecipeTool(msgspec.Struct):
 
 
 class RecipeChoice(msgspec.Struct):
-    """One answer. prompt: its text and ids, where the client wants that back; else the ids are none."""
+    """One answer. prompt, prompt_ids: the prompt's text and ids, if the client wants the prompt in the reply; else
+    empty."""
 
     request_id: str
     num_prompt: int
@@ -36,7 +37,8 @@ class RecipeChoice(msgspec.Struct):
 
 
 class StreamRecipe(msgspec.Struct):
-    """The parts of a PreparedRequest and its Delivery that replies are made of. has_format: of a conversation."""
+    """The parts of a PreparedRequest and its Delivery that a reply needs. has_format: the answer uses the model's
+    output format, as in a conversation."""
 
     dialect: Literal["chat", "completion"]
     id: str
@@ -66,7 +68,7 @@ class StreamRecipe(msgspec.Struct):
         return Delivery(True, options, self.names_tier, self.shows_logprobs, self.shows_timings)
 
     def prepared(self, text: TextModel) -> PreparedRequest:
-        """The request as far as replies look at it."""
+        """The request, with only the fields that a reply needs."""
         return PreparedRequest(
             self.id,
             self.model,
@@ -83,7 +85,7 @@ class StreamRecipe(msgspec.Struct):
 
 
 def recipe_of(kind: type[Reply], prepared: PreparedRequest, delivery: Delivery, created: int) -> StreamRecipe:
-    """What another peer must know of a request to make the same reply."""
+    """The recipe with which another peer can make the same reply."""
     return StreamRecipe(
         "chat" if kind is ChatReply else "completion",
         prepared.id,
@@ -114,11 +116,11 @@ def recipe_of(kind: type[Reply], prepared: PreparedRequest, delivery: Delivery, 
 
 
 def read_recipe(data: bytes) -> StreamRecipe:
-    """Raises TransportError for what no peer of this version has written."""
+    """Decode a recipe. Raises TransportError if a peer of another version wrote it."""
     try:
         return msgspec.json.decode(data, type=StreamRecipe)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
-        raise TransportError("a peer of another version has this answer; ask it") from exc
+        raise TransportError("a peer of another exo-mesh version runs this answer; read it from that peer") from exc
 
 
 def _choice(recipe: RecipeChoice) -> PreparedChoice:

@@ -1,4 +1,4 @@
-"""From neutral events to the replies that OpenAI's clients expect, for chat and for plain completions."""
+"""Turns neutral events into OpenAI's replies, for chat completions and plain completions."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from exo_mesh.text.output.events import (
 from exo_mesh.text.tokenizer import TextModel
 
 FINGERPRINT = f"exo-mesh-{__version__}"
-LEAST_LOGPROB = -9999.0  # what OpenAI writes for "very unlikely"; JSON has no -inf
+LEAST_LOGPROB = -9999.0  # OpenAI's value for "very unlikely"; JSON has no -inf
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the reply is given, as far as that does not change the answer."""
+    """The options of a reply that do not change the answer."""
 
     stream: bool = False
     options: StreamOptions = field(default_factory=StreamOptions)
     names_tier: bool = False
-    """The request had a service_tier, so the reply has one."""
+    """Whether the request had a service_tier; then the reply has one, too."""
     shows_logprobs: bool = False
     shows_prompt_logprobs: bool = False
     shows_timings: bool = False
 
 
 class Reply(ABC):
-    """Builds the reply to one request. Subclasses say what a choice looks like."""
+    """Builds the reply to one request. Subclasses define the format of a choice."""
 
     def __init__(self, answer: Answer, delivery: Delivery, created: int) -> None:
         self._answer = answer
@@ -79,11 +79,11 @@ class Reply(ABC):
 
     @abstractmethod
     def whole(self, steps: Iterable[AnswerStep]) -> Any:
-        """The reply of a request that does not stream, from all of its steps."""
+        """The reply to a request without streaming, from all of its steps."""
 
     @abstractmethod
     def chunks(self, step: AnswerStep) -> list[Any]:
-        """What a stream says of one step; the last step ends with the usage, if that was asked for."""
+        """The chunks of a stream for one step; the last step ends with the usage, if the client asked for it."""
 
     def _by_choice(self, steps: Iterable[AnswerStep]) -> dict[int, list[OutputEvent]]:
         """The events of each choice that the client gets."""
@@ -103,7 +103,7 @@ class Reply(ABC):
         return None if self._delivery.options.include_usage else UNSET
 
     def _scores(self, choice: int) -> PromptScores | UnsetType:
-        """Log-probabilities of the prompt, as vLLM has them: by token id, null for the first token."""
+        """Log-probabilities of the prompt in vLLM's format: by token id, null for the first token."""
         if not self._delivery.shows_prompt_logprobs:
             return UNSET
         ids = self._answer.prepared.choices[choice].request.prompt_ids
@@ -126,7 +126,7 @@ class Reply(ABC):
 
 
 class ChatReply(Reply):
-    """`chat.completion` and `chat.completion.chunk`."""
+    """Builds `chat.completion` and `chat.completion.chunk`."""
 
     def whole(self, steps: Iterable[AnswerStep]) -> ChatCompletion:
         found = self._by_choice(steps).items()
@@ -230,7 +230,7 @@ class ChatReply(Reply):
 
 
 class CompletionReply(Reply):
-    """`text_completion`; the chunks of its streams bear the same name."""
+    """Builds `text_completion`; the chunks of a stream have the same name."""
 
     def whole(self, steps: Iterable[AnswerStep]) -> TextCompletion:
         found = self._by_choice(steps).items()
@@ -293,7 +293,7 @@ class CompletionReply(Reply):
         return CompletionChoice(index, text, logprobs, _finish(events), self._scores(choice))  # type: ignore[arg-type]
 
     def _prompt_logprobs(self, choice: int) -> CompletionLogprobs:
-        """Of the tokens of a prompt; the first has nothing before it that could say how likely it is."""
+        """Log-probabilities of the tokens of a prompt; None for the first, because no token precedes it."""
         ids = self._answer.prepared.choices[choice].request.prompt_ids
         found = self._answer.prompt_logprobs_of(choice)
         tops = [{_name(self._text, top.token_id): _finite(top.logprob) for top in one.top} for one in found]
@@ -336,19 +336,20 @@ def _finish(events: list[OutputEvent]) -> str:
 
 
 def _speed(num_tokens: int, seconds: float) -> tuple[int, float, float, float]:
-    """Tokens, milliseconds of all and of one, and tokens per second; 0 where nothing was measured."""
+    """(tokens, milliseconds of all, milliseconds per token, tokens per second); 0 if nothing was measured."""
     per_token_ms = 1000 * seconds / num_tokens if num_tokens else 0.0
     return num_tokens, 1000 * seconds, per_token_ms, num_tokens / seconds if seconds > 0 else 0.0
 
 
 def _token(text: TextModel, token_id: int | None, logprob: float | None) -> tuple[str, float, list[int]]:
-    """The token's own bytes, also where it is but a part of a character: joined, they are the output's bytes."""
+    """(text, log-probability, bytes) of a token. The bytes are the token's own, even if they are only a part of a
+    character, so the joined bytes of all tokens are the output's bytes."""
     own = text.token_bytes(token_id) if token_id is not None else b""
     return own.decode("utf-8", "replace"), _finite(logprob), list(own)
 
 
 def _name(text: TextModel, token_id: int | None) -> str:
-    """A token as text; part of a character is written as OpenAI does: `bytes:\\xe2\\x82`."""
+    """A token as text; a part of a character is written in OpenAI's form, `bytes:\\xe2\\x82`."""
     own = text.token_bytes(token_id) if token_id is not None else b""
     try:
         return own.decode()

@@ -1,10 +1,9 @@
 """The bodies that the OpenAI routes accept. Any other field is refused with a 400 that names it.
 
-Fields that are pure labels have no effect by definition: user, metadata, verbosity, prompt_cache_key,
-safety_identifier, and parallel_tool_calls as long as there are no tools. A thinking budget and reasoning_effort change
-nothing where the model has no such choice. store has none, since nothing is stored, and
-service_tier only that the reply says `default`. exo_mesh.api.openai.lenient lists fields that are accepted at some
-values.
+Some fields have no effect: the labels user, metadata, verbosity, prompt_cache_key and safety_identifier;
+parallel_tool_calls without tools; a thinking budget and reasoning_effort for a model without this choice; store,
+because nothing is stored. service_tier only adds "default" to the reply. exo_mesh.api.openai.lenient lists fields that
+are accepted at some values.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from exo_mesh.api.openai.lenient import without_neutral_fields
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """include_obfuscation asks for padding against traffic analysis; there is none here, so only false is honoured."""
+    """Options of a stream. include_obfuscation would add padding against traffic analysis; exo-mesh has none, so it
+    must be false."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -26,9 +26,10 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One turn. Clients send assistant replies back as they got them, with their empty fields.
+    """One message. Clients send assistant replies back unchanged, with their empty fields.
 
-    reasoning_content, reasoning and thinking name one thing. refusal: what the assistant said instead of content.
+    reasoning_content, reasoning and thinking are names of the same field. refusal: the assistant's text if it refused
+    to answer.
     """
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
@@ -47,7 +48,7 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function that the model may call. strict changes nothing: enforced calls always keep to the schema."""
+    """A function that the model may call. strict has no effect, because enforced calls always follow the schema."""
 
     name: str
     description: str | None = None
@@ -77,7 +78,7 @@ class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class JsonSchemaBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The schema of an answer. It is always enforced, whatever strict says."""
+    """The schema of an answer. It is always enforced, so strict has no effect."""
 
     name: str | None = None
     description: str | None = None
@@ -93,15 +94,15 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GrammarBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A grammar that the answer keeps to. value: a JSON schema, a regular expression, a Lark grammar, or a list of
-    strings of which the answer is one."""
+    """A grammar that constrains the answer. value: a JSON schema, a regular expression, a Lark grammar, or a list of
+    strings from which the answer is chosen."""
 
     type: Literal["json_schema", "regex", "lark", "choice"]
     value: str | list[str] | dict[str, Any]
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """As vLLM has it: exactly one of these. grammar: in Lark."""
+    """A constraint in vLLM's form: exactly one of these fields. grammar: in Lark."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -114,8 +115,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model shall think, as OpenRouter has it. The thought is always part of the reply, so only exclude: false
-    and the hints about a summary are honoured."""
+    """Thinking options in OpenRouter's form. The reply always contains the reasoning, so exclude must be false; the
+    hints about a summary have no effect."""
 
     effort: Effort | None = None
     enabled: bool | None = None
@@ -126,20 +127,20 @@ class ReasoningBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ThinkingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model shall think, as DeepSeek, Kimi, Z.ai and Anthropic have it."""
+    """Thinking options in the form of DeepSeek, Kimi, Z.ai and Anthropic."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: int | None = None
 
 
 class UsageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether a stream ends with the numbers of tokens, as OpenRouter has it; a whole reply always has them."""
+    """Whether a stream ends with the token counts, in OpenRouter's form; a reply without streaming always has them."""
 
     include: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chat and plain completions have in common. None is the same as absent everywhere."""
+    """The common fields of chat completions and plain completions. null always means the same as a missing field."""
 
     model: str | None = None
     stream: bool | None = None
@@ -217,7 +218,8 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 
 def decode_generation_body(body: bytes, kind: type[G]) -> G:
-    """The body as a struct, without fields that change nothing. Raises InputError that names the field at fault."""
+    """Decode the body into a struct, without fields that have no effect. Raises InputError that names the wrong
+    field."""
     return decode_body(
         body, kind, lambda text: without_neutral_fields(text, kind.__struct_fields__, Message.__struct_fields__)
     )

@@ -1,4 +1,4 @@
-"""Answers that run: listed, read by others than the client that asked, and stopped."""
+"""Handlers for running answers: list them, read them from another client, and stop them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from exo_mesh.errors import InputError
 from exo_mesh.serving.streams import FoundStream, StreamService, StreamViewer, hash_of_secret
 
 LAST_EVENT = "Last-Event-ID"
-_SECRET = {"secret": f"the {SECRET_HEADER} of the answer, if it was asked for without a key"}
+_SECRET = {"secret": f"the {SECRET_HEADER} of the answer, for an answer that was requested without a key"}
 
 
 class StreamRoutes:
-    """Each method answers one route. An answer that is not the caller's own is one that does not run."""
+    """Each method answers one route. An answer of another caller is reported as not running."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -39,7 +39,7 @@ class StreamRoutes:
         return [
             Route("GET", ("/v1/streams",), self.streams, USE, "The caller's running answers", query=_SECRET),
             Route(
-                "GET", ("/v1/streams/{id}",), self.attach, USE, "A running answer from its beginning on, as it comes",
+                "GET", ("/v1/streams/{id}",), self.attach, USE, "Stream a running answer from its beginning",
                 errors=(400, 404, 429, 499, 500, 503, 504), query=_SECRET, events=True,
             ),
             Route(
@@ -50,13 +50,14 @@ class StreamRoutes:
         # fmt: on
 
     async def streams(self, request: web.Request) -> web.Response:
-        """GET /v1/streams: of all peers."""
+        """GET /v1/streams: the caller's running answers at all peers."""
         found = await self._service.streams.find(_viewer(request))
         sees_all = request[CALLER].limited_to is None
         return json_response({"object": "list", "data": [_described(one, sees_all) for one in found]})
 
     async def attach(self, request: web.Request) -> web.StreamResponse:
-        """GET /v1/streams/{id}: in the dialect of the request. With Last-Event-ID only what comes after it."""
+        """GET /v1/streams/{id}: stream a running answer in the dialect of its request; with Last-Event-ID only the
+        events after it."""
         viewer, stream_id = _viewer(request), request.match_info["id"]
         found = await self._find(viewer, stream_id)
         if not found:
@@ -64,10 +65,10 @@ class StreamRoutes:
         recipe = read_recipe(found[0].recipe)
         last = request.headers.get(LAST_EVENT)
         if last is not None and not (len(recipe.choices) == 1 and re.fullmatch(r"[0-9]{1,9}", last)):
-            message = f"{LAST_EVENT} must be the id of an event of this answer, which must have one choice"
+            message = f"{LAST_EVENT} must be the id of an event of this answer, and the answer must have one choice"
             raise InputError(message, param=LAST_EVENT)
         if recipe.num_kept != recipe.num_drawn:
-            raise InputError("which of the answers are the best is known at the end, so none can be read now")
+            raise InputError("an answer with best_of cannot be read now: the best texts are known only at the end")
         if request.method == "HEAD":
             return web.Response(headers=HEADERS)
         text = await self._context.texts.get(await self._service.text_files(recipe.model))
@@ -78,7 +79,7 @@ class StreamRoutes:
             return await stream_answer(self._context, request, answer, reply, received, is_taken=True)
 
     async def stop(self, request: web.Request) -> web.Response:
-        """DELETE /v1/streams/{id}: for everybody who reads it, too."""
+        """DELETE /v1/streams/{id}: stop a running answer for all its readers."""
         stream_id = request.match_info["id"]
         found = await self._find(_viewer(request), stream_id)
         stopped = [await self._service.cancel(one) for stream in found for one in stream.request_ids]
@@ -87,14 +88,14 @@ class StreamRoutes:
         return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
 
     async def _find(self, viewer: StreamViewer, stream_id: str) -> list[FoundStream]:
-        """At most one. Our ids are plain words: peers are not asked for others."""
+        """The running answer with this id: at most one. Ids are printable ASCII; other ids are not looked up."""
         plain = stream_id.isascii() and stream_id.isprintable()
         return (await self._service.streams.find(viewer, stream_id))[:1] if plain else []
 
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """Gives the events of a request that runs already, where an Answer would run it."""
+    """A source of events for an Answer that follows a running request instead of starting one."""
 
     streams: StreamService
     found: FoundStream
@@ -124,4 +125,4 @@ def _described(found: FoundStream, sees_all: bool) -> dict[str, Any]:
 
 
 def _not_running(stream_id: str) -> web.Response:
-    return plain_error("not_found", f"no answer {stream_id} of yours is running", "id")
+    return plain_error("not_found", f"no running answer {stream_id} that you may see", "id")

@@ -1,4 +1,4 @@
-"""An answer as server-sent events: the stream that a client asked for, and that of somebody who reads it too."""
+"""Sends an answer as server-sent events, to the client that asked for it or to another reader."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ async def stream_answer(
     *,
     is_taken: bool = False,
 ) -> web.StreamResponse:
-    """Status and headers go out with the first token, or with the first comment: what fails before has a status.
+    """Stream an answer. Status and headers are sent with the first token or the first comment, so an earlier error
+    still gets its own status.
 
-    received: events that the client has had already; None: the events have no ids. is_taken: it is known that the mesh
-    has taken the request.
+    received: the number of events that the client already has; None means that the events have no ids. is_taken: the
+    mesh has already accepted the request.
     """
     keep_alive_s = context.options.keep_alive_s
-    has_come = await _first_word(answer, keep_alive_s, keep_alive_s if is_taken else context.options.head_hold_s)
+    has_come = await _first_token(answer, keep_alive_s, keep_alive_s if is_taken else context.options.head_hold_s)
     stream = EventStream(request, context.options.stall_limit_s, context.watchdog)
     await stream.start()
     quiet_until = monotonic() + keep_alive_s
@@ -45,10 +46,12 @@ async def stream_answer(
         has_come = await answer.wait(quiet_until)
 
 
-async def _first_word(answer: Answer, keep_alive_s: float, head_hold_s: float) -> bool:
-    """Wait for the first token; False if a comment is due before it. The first comment is due after keep_alive_s, but
-    while the request may still be refused only after head_hold_s: clients retry a refusal that has a status of its own,
-    and do not retry an event. Raises what the request failed with."""
+async def _first_token(answer: Answer, keep_alive_s: float, head_hold_s: float) -> bool:
+    """Wait for the first token. Returns False if a comment is due first. Raises the request's error.
+
+    The first comment is due after keep_alive_s, but while the mesh may still refuse the request only after head_hold_s,
+    because clients retry a refusal that has its own status, but not an error event.
+    """
     began = monotonic()
     due = began + keep_alive_s
     while not await answer.wait(due):
@@ -59,7 +62,7 @@ async def _first_word(answer: Answer, keep_alive_s: float, head_hold_s: float) -
 
 
 def _frames(answer: Answer, reply: Reply, received: int | None) -> list[bytes]:
-    """The events for all that has come. Where they have ids, steps that the client has had already are left out."""
+    """The events for all tokens that have arrived, without those that the client already has."""
     frames: list[bytes] = []
     for step in answer.steps():
         chunks = reply.chunks(step)
@@ -71,8 +74,8 @@ def _frames(answer: Answer, reply: Reply, received: int | None) -> list[bytes]:
 
 
 def waiting_for(progress: Progress | None) -> str:
-    """A comment for a stream with nothing new: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3 of 7, about 12 s`,
-    `prefill 40 %`, or just `keep-alive`."""
+    """The comment for a stream that waits: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3 of 7, about 12 s`,
+    `prefill 40 %`, or `keep-alive`."""
     if progress is None:
         return "keep-alive"
     if progress.phase == "queued" and progress.total:
@@ -88,5 +91,5 @@ def waiting_for(progress: Progress | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Whole seconds, or minutes from two on."""
+    """A time in whole seconds, or in minutes from two minutes on."""
     return f"{max(1, round(seconds))} s" if seconds < 120 else f"{round(seconds / 60)} min"

@@ -1,4 +1,4 @@
-"""From OpenAI's bodies to neutral requests."""
+"""Translates OpenAI's bodies to neutral requests."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from exo_mesh.api.core.request import (
     ToolChoice,
 )
 from exo_mesh.api.openai.checks import MAX_CHOICES, NO_LIMIT, stop_strings
+from exo_mesh.api.openai.lenient import show_json
 from exo_mesh.api.openai.messages import turns_of
 from exo_mesh.api.openai.replies import Delivery
 from exo_mesh.api.openai.schema import (
@@ -37,11 +38,11 @@ from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 
-COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
+COMPLETION_MAX_TOKENS = 16  # OpenAI's documented default for /v1/completions
 
 
 def neutral_chat(body: ChatBody) -> NeutralRequest:
-    """Raises InputError that names the field at fault."""
+    """Translate a chat body. Raises InputError that names the wrong field."""
     variables = dict(body.chat_template_kwargs or {})
     conversation = Conversation(
         turns_of(body.messages),
@@ -70,7 +71,7 @@ def neutral_chat(body: ChatBody) -> NeutralRequest:
 
 
 def thinking_of(body: ChatBody) -> Thinking:
-    """How the model shall think, from all the fields that servers have for it. Of several, the first here decides."""
+    """The thinking options, from the fields of all supported servers. If several are given, the first one here wins."""
     reasoning, thinking, think = body.reasoning or ReasoningBody(), body.thinking, body.think
     asked = None if thinking is None or thinking.type in ("adaptive", "auto") else thinking.type == "enabled"
     as_ollama = think if isinstance(think, bool) else None
@@ -87,12 +88,15 @@ def thinking_of(body: ChatBody) -> Thinking:
 
 
 def neutral_completion(body: CompletionBody) -> NeutralRequest:
-    """Raises InputError that names the field at fault."""
+    """Translate a completion body. Raises InputError that names the wrong field."""
     prompts = prompts_of(body.prompt)
     num_choices = body.n or 1
     num_drawn = max(num_choices, body.best_of or 1)
     if len(prompts) * num_drawn > MAX_CHOICES:
-        message = f"{len(prompts)} prompts with {num_drawn} answers each are more than {MAX_CHOICES} answers"
+        message = (
+            f"{len(prompts)} prompts with {num_drawn} answers each are {len(prompts) * num_drawn} answers; "
+            f"at most {MAX_CHOICES} are allowed"
+        )
         raise InputError(message, param="prompt" if num_drawn == 1 else "n")
     grammar, field = _grammar(body, None)
     return NeutralRequest(
@@ -111,7 +115,7 @@ def neutral_completion(body: CompletionBody) -> NeutralRequest:
 
 
 def delivery_of(body: GenerationBody) -> Delivery:
-    """How the reply is given."""
+    """The options of the reply that do not change the answer."""
     names_tier = isinstance(body, ChatBody) and body.service_tier is not None
     shows_logprobs = body.logprobs is not None and body.logprobs is not False
     shows_timings = bool(body.timings or body.timings_per_token)
@@ -123,12 +127,12 @@ def delivery_of(body: GenerationBody) -> Delivery:
 
 
 def asks_for_no_limit(body: GenerationBody) -> bool:
-    """Whether the client has said that the answer may be as long as there is room."""
+    """Whether the client asks for an answer without a token limit."""
     return NO_LIMIT in (body.max_tokens, getattr(body, "max_completion_tokens", None))
 
 
 def prompts_of(prompt: str | list[Any]) -> tuple[Prompt, ...]:
-    """The prompts of the four forms that OpenAI allows: text, ids, or a list of these."""
+    """The prompts, from the four forms that OpenAI allows: text, token ids, or a list of either."""
     if isinstance(prompt, str):
         return (prompt,)
     if prompt and isinstance(prompt[0], str | list):
@@ -139,7 +143,7 @@ def prompts_of(prompt: str | list[Any]) -> tuple[Prompt, ...]:
 def _ids(prompt: Any) -> tuple[int, ...]:
     is_list = isinstance(prompt, list)
     if not is_list or not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-        raise InputError("prompt must be text, a list of token ids, or a list of these", param="prompt")
+        raise InputError("prompt must be a string, a list of token ids, or a list of these", param="prompt")
     return tuple(prompt)
 
 
@@ -182,7 +186,8 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
             return ToolChoice()
         case NamedTool(function=function):
             if not any(tool.function.name == function.name for tool in body.tools or ()):
-                raise InputError(f"tool_choice names {function.name!r}, which is not in tools", param="tool_choice")
+                message = f"tool_choice names {show_json(function.name)}, which is not in tools"
+                raise InputError(message, param="tool_choice")
             return ToolChoice("named", function.name)
         case mode:
             if mode == "required" and not body.tools:
@@ -191,7 +196,7 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
 
 
 def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tuple[GrammarSpec | None, str]:
-    """What the answer must look like, and the field that says so. Raises InputError if two fields do."""
+    """The grammar of the answer, and the field that it comes from. Raises InputError if two fields have one."""
     found = [
         (spec, field)
         for spec, field in (
@@ -206,7 +211,8 @@ def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tu
         if spec is not None
     ]
     if len(found) > 1:
-        raise InputError(f"{found[0][1]} and {found[1][1]} contradict each other: give one", param=found[1][1])
+        message = f"{found[0][1]} and {found[1][1]} contradict each other: send only one of them"
+        raise InputError(message, param=found[1][1])
     return found[0] if found else (None, "response_format")
 
 
@@ -244,12 +250,13 @@ def _of_structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
         if spec is not None
     ]
     if len(given) != 1:
-        raise InputError("structured_outputs must say exactly one thing", param="structured_outputs")
+        message = "structured_outputs must have exactly one of json, regex, choice, grammar and json_object"
+        raise InputError(message, param="structured_outputs")
     return given[0]
 
 
 def _guided(kind: Any, value: Any) -> GrammarSpec | None:
-    """JSON values as text; text as it is."""
+    """The grammar of this kind; None without a value. A value other than a string becomes JSON text."""
     if value is None:
         return None
     return GrammarSpec(kind, value if isinstance(value, str) else json.dumps(value))
@@ -264,5 +271,5 @@ def _limit_of(wanted: int | None) -> int | None:
 
 
 def _first(*values: Any) -> Any:
-    """The first that is not None."""
+    """The first value that is not None; None if there is none."""
     return next((value for value in values if value is not None), None)

@@ -1,1 +1,1 @@
-"""The page: static files for a browser, and the stream of changes that keeps them up to date."""
+"""The web page: static files for a browser, and the stream of changes that keeps the page up to date."""

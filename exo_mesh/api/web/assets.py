@@ -1,4 +1,4 @@
-"""The static files of the page. Their paths carry a hash of all of them, so that browsers may keep them for ever."""
+"""The static files of the page. Their paths contain a hash of all files, so browsers may cache them for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "/page"
 _BASE_MARK: Final = "{{base}}"
-"""Where index.html has the path of the other files."""
+"""The mark in index.html that is replaced by the path of the other files."""
 
 _TYPES: Final = {
     ".css": "text/css",
@@ -29,7 +29,7 @@ _COMPRESSED: Final = frozenset({".woff2"})
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file as it is sent. gzipped: whether body is compressed with gzip."""
+    """One file, ready to send. gzipped: whether body is compressed with gzip."""
 
     body: bytes
     content_type: str
@@ -37,14 +37,14 @@ class Asset:
 
 
 class PageAssets:
-    """The files below a folder, by their path in it. Each is read when it is first asked for, and kept."""
+    """The files below a folder, by their path in it. Each file is read on its first request and then cached."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Paths of the files that are served; everything else in the folder, such as Python, is not."""
+        """The paths of the files that are served; other files of the folder, such as Python files, are not."""
         return frozenset(name for name in self._listed() if PurePosixPath(name).suffix in _TYPES)
 
     @cached_property
@@ -67,7 +67,8 @@ class PageAssets:
         return (self._folder / "index.html").read_text("utf-8").replace(_BASE_MARK, self.base)
 
     def asset(self, name: str) -> Asset | None:
-        """None if there is no such file; a path is looked up, never opened, so it cannot leave the folder."""
+        """The file with this path; None if there is none. Only listed paths are opened, so none can leave the
+        folder."""
         return _read(self._folder / name) if name in self.names else None
 
     def _listed(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The languages of the page: those that come with it, and those of a directory that a setting names.
+"""The languages of the page: the built-in ones, and those in the directory that a setting names.
 
-A file `TAG.json` there, such as `fr.json` or `pt-BR.json`, has the same keys as `strings/en.json`; what it lacks is
-shown in English. Of a file only the texts of known keys are served, so nothing else in the directory can be read.
+A file `TAG.json` there, such as `fr.json` or `pt-BR.json`, has the same keys as `strings/en.json`; missing keys are
+shown in English. Only the texts of known keys are served, so no other content of the directory can be read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 class PageLanguages:
-    """wanted: tags of those to be offered; () for all there are. English always is. folder: of further languages, which
-    are used before the built-in ones."""
+    """The languages that the page offers. wanted: their tags; () means all. English is always offered. folder: a
+    directory with further languages, which take precedence over the built-in ones."""
 
     def __init__(self, wanted: tuple[str, ...] = (), folder: Path | None = None) -> None:
         self._wanted = wanted
@@ -35,13 +35,13 @@ class PageLanguages:
         self._said: set[str] = set()
 
     def tags(self) -> list[str]:
-        """The languages that the page offers, English first."""
+        """The tags of the offered languages, English first."""
         found = {*built_in(), *self._in_folder()}
         tags = sorted(found if not self._wanted else found & set(self._wanted))
         return list(dict.fromkeys([FALLBACK, *tags]))[:MAX_LANGUAGES]
 
     def texts(self, tag: str) -> Mapping[str, str] | None:
-        """The texts of a language that is offered, by key; None if there is none. Blocking."""
+        """The texts of an offered language, by key; None if the language is not offered. It blocks."""
         if tag not in self.tags():
             return None
         path = self._in_folder().get(tag)
@@ -59,19 +59,19 @@ class PageLanguages:
     def _read(self, path: Path) -> Mapping[str, str] | None:
         try:
             if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-                raise ValueError(f"this is no file of at most {MAX_FILE_BYTES} bytes")
+                raise ValueError(f"it is not a file, or has more than {MAX_FILE_BYTES} bytes")
             with path.open("rb") as file:
                 found = json.loads(file.read(MAX_FILE_BYTES))
             texts, faults = checked(found)
         except (OSError, ValueError, RecursionError) as exc:
-            self._say(f"{path} cannot be used as a language of the page: {exc}")
+            self._say(f"cannot use {path} as a language of the page: {exc}")
             return None
         if faults:
             self._say(f"{path}: {'; '.join(faults)}")
         return texts
 
     def _say(self, text: str) -> None:
-        """Once for each text, and not for ever: a file can change each time."""
+        """Log a warning, once for each text and at most MAX_LANGUAGES times, because a file can change at any time."""
         if text not in self._said and len(self._said) < MAX_LANGUAGES:
             self._said.add(text)
             _log.warning("%s", text)
@@ -79,15 +79,15 @@ class PageLanguages:
 
 @cache
 def built_in() -> Mapping[str, Mapping[str, str]]:
-    """The texts of the languages that come with the page, by tag."""
+    """The texts of the built-in languages, by tag."""
     return {path.stem: json.loads(path.read_text("utf-8")) for path in (FOLDER / "strings").glob("*.json")}
 
 
 def checked(found: object) -> tuple[dict[str, str], list[str]]:
-    """The texts of a file that the page can show, and what is wrong with the others. Raises ValueError if the file is
-    no object."""
+    """The texts of a file that the page can show, and the faults of the others. Raises ValueError if the file is not an
+    object."""
     if not isinstance(found, dict):
-        raise ValueError("an object of texts is needed")
+        raise ValueError("it must be a JSON object of texts")
     english = built_in()[FALLBACK]
     texts = {
         key: text
@@ -97,7 +97,7 @@ def checked(found: object) -> tuple[dict[str, str], list[str]]:
     faults = {
         "not translated": [key for key in english if key not in found],
         "unknown to this version": [key for key in found if key not in english],
-        "no text, or with a {mark} that the English text lacks": [
+        "not a string, or with a {mark} that the English text does not have": [
             key for key in found if key in english.keys() - texts.keys()
         ],
     }
@@ -105,5 +105,5 @@ def checked(found: object) -> tuple[dict[str, str], list[str]]:
 
 
 def _some(keys: list[str]) -> str:
-    """How many keys, and the first of them."""
+    """The number of keys, and the first three of them."""
     return f"{len(keys)} keys ({', '.join(key[:60] for key in keys[:3])}{', …' if len(keys) > 3 else ''})"

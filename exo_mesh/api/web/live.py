@@ -1,5 +1,5 @@
-"""What the page shows of a mesh, as one document, and the changes of it. A page gets the document once, then only what
-has changed: JSON merge patches (RFC 7396)."""
+"""The live data of the page: one document about the mesh, and its changes. A page gets the document once, and then only
+the changes, as JSON merge patches (RFC 7396)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _TELEMETRY = (
 
 
 def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
-    """Everything that changes, with peers, instances, links and downloads by key, so that patches are small."""
+    """The document with all data that can change. Peers, instances, links and downloads are stored by key, so that
+    patches are small."""
     state = observation.state()
     view, telemetry = state.get("view", {}), state.get("telemetry", {})
     return {
@@ -37,7 +38,8 @@ def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
 
 
 def _links(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each pair once: the links that the node shows, then what peers measured of hops that are not among those."""
+    """Yields one link for each pair of peers: first the links in the state, then hops that peers measured for other
+    pairs."""
     links = list(state.get("links", ()))
     hops = [
         {"from": peer_id, **hop}
@@ -58,7 +60,7 @@ def _peer(peer: Mapping[str, Any], reading: Mapping[str, Any]) -> dict[str, Any]
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes new of old; {} if nothing has changed. A key whose value is None counts as absent."""
+    """The patch that turns old into new; {} if nothing has changed. A value of None means that the key is absent."""
     patch: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
     for name, value in new.items():
         before = old.get(name)
@@ -70,10 +72,11 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 class LiveFeed:
-    """The document of a node, computed at most once per interval for all pages together, and only when one asks.
+    """Computes a node's document and patches for all pages together: at most once per interval, and only if a page
+    asks.
 
-    It has no task of its own: the first page that looks after an interval makes the next patch, and the others get the
-    same bytes.
+    It has no task of its own. The first page that asks after an interval computes the next patch, and the other pages
+    get the same bytes.
     """
 
     def __init__(self, make: Callable[[], dict[str, Any]], interval_s: float, clock: Callable[[], float]) -> None:
@@ -87,11 +90,11 @@ class LiveFeed:
 
     @property
     def soonest_s(self) -> float:
-        """Time from one document to the next however often the view changes."""
+        """Least time between two documents, even if the view changes more often."""
         return self._interval_s / 4
 
     def refresh(self, *, has_changed: bool = False) -> None:
-        """Compute the document again if it is older than the interval, or nearly; has_changed: than `soonest_s`."""
+        """Compute the document again if it is older than 75 % of the interval; if has_changed, than `soonest_s`."""
         now = self._clock()
         if now - self._made_at < (self.soonest_s if has_changed else 0.75 * self._interval_s):
             return
@@ -102,8 +105,8 @@ class LiveFeed:
         self._patch = data_frame({"type": "patch", "number": self.number, "data": patch})
 
     def frame(self, seen: int) -> bytes:
-        """The event for a page that has had the document with this number: a patch, or the document if the page is
-        further behind; nothing if it is up to date."""
+        """The event for a page that has the document with the number `seen`: a patch; the whole document if the page is
+        further behind; b"" if the page is up to date."""
         if seen == self.number:
             return b""
         if seen == self.number - 1 and seen > 0:

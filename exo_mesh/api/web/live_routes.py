@@ -1,4 +1,4 @@
-"""The handlers of the live data of the page."""
+"""Handlers for the live data of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exo_mesh.clock import monotonic
 from exo_mesh.errors import OverloadError
 
 MAX_LISTENERS = 64
-"""Streams at once. Each costs a write every 2 s; the document is computed once for all of them."""
+"""Most concurrent streams. Each costs a write every 2 s; the document is computed once for all of them."""
 
 
 class LiveRoutes:
@@ -34,10 +34,10 @@ class LiveRoutes:
         """The routes."""
         # fmt: off
         return [
-            Route("GET", ("/metrics/snapshot",), self.snapshot, USE, "Peers, instances, health, queue, memory at once"),
+            Route("GET", ("/metrics/snapshot",), self.snapshot, USE, "Peers, instances, health, queue and memory"),
             Route(
                 "GET", ("/metrics/stream", "/dashboard/metrics"), self.stream, USE,
-                "The same as server-sent events: first all of it, then what changes", errors=(429,), events=True,
+                "The snapshot as server-sent events: first all data, then changes", errors=(429,), events=True,
             ),
         ]
         # fmt: on
@@ -48,12 +48,12 @@ class LiveRoutes:
         return json_response({**self._hello(request), **document})
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """GET /metrics/stream: `hello`, `document`, then a `patch` every 2 s, until the client goes. A change of what
-        the mesh agrees on, such as a peer that has died, is sent within half a second."""
+        """GET /metrics/stream: `hello`, `document`, then a `patch` every 2 s, until the client disconnects. A change of
+        the shared view, such as a dead peer, is sent within half a second."""
         if request.method == "HEAD":
             return web.Response(content_type="text/event-stream")
         if self._listeners >= MAX_LISTENERS:
-            raise OverloadError(f"{MAX_LISTENERS} clients read the live data of this node already; close a page")
+            raise OverloadError(f"{MAX_LISTENERS} clients already read the live data of this node; close a page")
         options = self._context.options
         self._listeners += 1
         try:
@@ -73,7 +73,7 @@ class LiveRoutes:
             self._listeners -= 1
 
     def _hello(self, request: web.Request) -> dict[str, Any]:
-        """What does not change: the version, and what this caller may do."""
+        """The data that does not change: the version, and the rights of this caller."""
         caller = request[CALLER]
         return {
             "version": __version__,

@@ -1,4 +1,4 @@
-"""The addresses of a peer's HTTP API, as browsers name it."""
+"""Lists the web origins of a peer's HTTP API."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 from exo_mesh.api.access import is_local_host
 
 _HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
-"""Names and addresses that may stand in a header. Peers write their own records: nothing else is let through."""
+"""The only form of names and addresses that is accepted for a header, because peers write their own records."""
 
 
 def member_urls(api_url: str, addresses: Iterable[str], name: str) -> Iterator[str]:
-    """Web origins of a peer's API: the announced URL, then its other addresses (host:port) and its name.
+    """Yields the web origins of a peer's API: the announced URL, then its other addresses (host:port) and its name.
 
-    Only addresses, and names that no public name server answers for: a peer called example.com must not make the pages
-    of that site welcome.
+    Only addresses and names that no public name server resolves are used. Otherwise a peer called example.com would
+    allow the web pages of that site.
     """
     try:
         announced = urlsplit(api_url)

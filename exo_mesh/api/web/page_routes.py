@@ -1,4 +1,4 @@
-"""The handlers of the page: `GET /`, and the static files behind it."""
+"""Handlers for the web page: `GET /`, its static files and its languages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from exo_mesh import __version__
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import OPEN, Route, RouteTable
 from exo_mesh.api.web.assets import PREFIX, PageAssets
 from exo_mesh.api.web.members import member_urls
@@ -17,7 +18,7 @@ from exo_mesh.printable import printable
 
 _KEEP = "public, max-age=31536000, immutable"
 MAX_CONNECT_SOURCES = 128
-"""Addresses of peers in one header; a browser reads 256 kB of headers, nginx 4 kB of each by default."""
+"""Most peer addresses in one header; a browser accepts 256 kB of headers, nginx by default 4 kB."""
 
 _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -28,7 +29,7 @@ _HEADERS = {
 
 
 class PageRoutes:
-    """Each method answers one route. With `headless` there is no page, and `GET /` is 404."""
+    """Each method answers one route. With `headless` there is no page, and `GET /` answers 404."""
 
     def __init__(self, context: ApiContext) -> None:
         self._service = context.service
@@ -37,13 +38,13 @@ class PageRoutes:
         self._languages = context.options.languages
 
     def table(self) -> RouteTable:
-        """The routes. They are open: the files are the same for every node of a version, and hold no data."""
+        """The routes. They are open, because the files are the same for every node of a version and contain no data."""
         # fmt: off
         return [
-            Route("GET", ("/",), self.root, OPEN, "The page for browsers; for others what this is", errors=(404,)),
+            Route("GET", ("/",), self.root, OPEN, "The page for browsers, else a JSON overview", errors=(404,)),
             Route("GET", ("/dashboard",), self.dashboard, OPEN, "The page", content_type="text/html", errors=(404,)),
             Route("GET", (PREFIX + "/languages",), self.languages, OPEN, "The languages of the page", errors=(404,)),
-            Route("GET", (PREFIX + "/languages/{tag}",), self.language, OPEN, "The texts of one", errors=(404,)),
+            Route("GET", (PREFIX + "/languages/{tag}",), self.language, OPEN, "The texts of a language", errors=(404,)),
             Route(
                 "GET", (PREFIX + "/{version}/{file:.+}",), self.file, OPEN, "A file of the page",
                 content_type="application/octet-stream", errors=(404,),
@@ -52,7 +53,7 @@ class PageRoutes:
         # fmt: on
 
     async def root(self, request: web.Request) -> web.Response:
-        """GET /: the page if the client accepts HTML, else JSON: what this is, and the next thing to type."""
+        """GET /: the page if the client accepts HTML, else JSON with an overview and an example request."""
         if self._headless:
             return _no_page()
         if _accepts_html(request):
@@ -62,31 +63,32 @@ class PageRoutes:
         return reply
 
     async def dashboard(self, request: web.Request) -> web.Response:
-        """GET /dashboard: the page, whatever the client accepts."""
+        """GET /dashboard: the page, whatever Accept header the client sends."""
         return _no_page() if self._headless else self._page()
 
     async def languages(self, request: web.Request) -> web.Response:
-        """GET /page/languages: the tags of those that the page offers, English first."""
+        """GET /page/languages: the tags of the languages that the page offers, English first."""
         if self._headless:
             return _no_page()
         tags = await asyncio.to_thread(self._languages.tags)
         return json_response({"object": "list", "data": [{"id": tag, "object": "language"} for tag in tags]})
 
     async def language(self, request: web.Request) -> web.Response:
-        """GET /page/languages/{tag}: its texts by key. What is not among them, the page shows in English."""
+        """GET /page/languages/{tag}: the texts of a language, by key. The page shows missing keys in English."""
         tag = request.match_info["tag"]
         texts = None if self._headless else await asyncio.to_thread(self._languages.texts, tag)
         if texts is None:
-            return _no_page() if self._headless else plain_error("not_found", f"the page has no language {tag}")
+            return _no_page() if self._headless else plain_error("not_found", f"the page has no language {quoted(tag)}")
         return json_response(dict(texts))
 
     async def file(self, request: web.Request) -> web.Response:
-        """GET /page/{version}/{file}: browsers keep it for ever, since its path changes with the files."""
+        """GET /page/{version}/{file}: a static file. Browsers cache it for ever, because its path changes with the
+        files."""
         name = request.match_info["file"]
         known = not self._headless and request.match_info["version"] == self._assets.version
         asset = self._assets.asset(name) if known else None
         if asset is None:
-            return plain_error("not_found", f"the page of this version has no file {name}")
+            return plain_error("not_found", f"this version of the page has no file {quoted(name)}")
         headers = {hdrs.CACHE_CONTROL: _KEEP, "Cross-Origin-Resource-Policy": "same-origin"}
         body = asset.body
         if asset.gzipped:
@@ -113,7 +115,8 @@ class PageRoutes:
 
 
 def content_security_policy(urls: list[str]) -> str:
-    """Nothing but this node's own files; calls also to the other members, at urls. No inline script or style."""
+    """The policy of the page: only this node's own files, no inline script or style, and calls to this node and to the
+    other members. urls: the origins of the other members."""
     rules = {
         "default-src": "'none'",
         "script-src": "'self'",
@@ -129,7 +132,7 @@ def content_security_policy(urls: list[str]) -> str:
 
 
 def _accepts_html(request: web.Request) -> bool:
-    """Whether the client names text/html, as browsers do; `*/*`, which curl sends, is not enough."""
+    """Whether the client accepts text/html explicitly, as browsers do; `*/*`, which curl sends, is not enough."""
     return "text/html" in request.headers.get(hdrs.ACCEPT, "").lower()
 
 
@@ -147,7 +150,7 @@ def _about(request: web.Request) -> web.Response:
         {
             "name": "exo-mesh",
             "version": __version__,
-            "about": "one language model over the machines you already own; this is its OpenAI-style API",
+            "about": "runs one language model over several machines; this is its OpenAI-style API",
             "next": f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' "
             '-d \'{"messages": [{"role": "user", "content": "Hello"}], "stream": true}\'',
             "openai_base_url": f"{address}/v1",

@@ -1,6 +1,7 @@
-"""A QR code of a short text (ISO/IEC 18004): byte mode, error correction level M, versions 1 to 6. Pure.
+"""Makes a QR code of a short text (ISO/IEC 18004): byte mode, error correction level M, versions 1 to 6. Pure.
 
-Level M repairs 15 % of the symbol. Versions above 6 would need version information; a text of 106 bytes fits without.
+Level M repairs 15 % of the symbol. Versions above 6 need version information, which a text of at most 106 bytes does
+not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 _BLOCKS = {1: (10, 1, 16), 2: (16, 1, 28), 3: (26, 1, 44), 4: (18, 2, 32), 5: (24, 2, 43), 6: (16, 4, 27)}
-"""For each version at level M: correction codewords of a block, blocks, data codewords of a block (table 9)."""
+"""For each version at level M: (correction codewords per block, blocks, data codewords per block) (table 9)."""
 MAX_BYTES = 106
 
 _FORMAT_GENERATOR, _FORMAT_MASK = 0x537, 0x5412
@@ -26,26 +27,26 @@ _MASKS: Sequence[Callable[[int, int], bool]] = (
     lambda row, column: (row * column % 2 + row * column % 3) % 2 == 0,
     lambda row, column: ((row + column) % 2 + row * column % 3) % 2 == 0,
 )
-"""Table 10: modules of the data that are inverted. The mask whose symbol looks least like a finder pattern is taken."""
+"""Table 10: the data modules that each mask inverts. The mask with the lowest penalty is used."""
 
 Grid = list[list[bool]]
 
 
 def qr_rows(text: str) -> list[str]:
-    """The modules of a symbol, row by row, "1" for a dark one; without the quiet zone, which is 4 modules wide.
+    """The rows of modules of a QR code, "1" for a dark module; without the quiet zone, which is 4 modules wide.
 
     Raises ValueError for a text of more than MAX_BYTES bytes.
     """
     data = text.encode()
     version = next((one for one, (_, blocks, size) in _BLOCKS.items() if len(data) + 2 <= blocks * size), None)
     if version is None:
-        raise ValueError(f"a QR code of this size holds {MAX_BYTES} bytes, not {len(data)}")
+        raise ValueError(f"the text has {len(data)} bytes; a QR code of this size holds at most {MAX_BYTES}")
     bits = _bits(_codewords(data, version))
     symbols = (_symbol(version, bits, mask) for mask in range(len(_MASKS)))
     return ["".join("01"[dark] for dark in row) for row in min(symbols, key=_penalty)]
 
 
-# the codewords
+# codewords
 
 
 def _codewords(data: bytes, version: int) -> bytes:
@@ -63,7 +64,7 @@ def _codewords(data: bytes, version: int) -> bytes:
 
 
 def _correction(data: bytes, count: int) -> bytes:
-    """The remainder of the data by the generator polynomial: Reed-Solomon over GF(256)."""
+    """The Reed-Solomon correction codewords: the remainder of the data by the generator polynomial over GF(256)."""
     generator = [1]
     for power in range(count):
         root = _power(power)
@@ -86,7 +87,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _power(exponent: int) -> int:
-    """2 to this power in the field."""
+    """2 to this power in GF(256)."""
     value = 1
     for _ in range(exponent):
         value = _times(value, 2)
@@ -97,7 +98,7 @@ def _bits(codewords: bytes) -> list[bool]:
     return [bool(word >> bit & 1) for word in codewords for bit in reversed(range(8))]
 
 
-# the picture
+# the symbol
 
 
 def _symbol(version: int, bits: Sequence[bool], mask: int) -> Grid:
@@ -131,7 +132,7 @@ def _patterns(version: int, size: int) -> dict[tuple[int, int], bool]:
 
 
 def _format(mask: int, size: int) -> dict[tuple[int, int], bool]:
-    """Level and mask, with a BCH code, twice."""
+    """The modules of the format information: level and mask with a BCH code, in two places."""
     value = _LEVEL_M << 3 | mask
     rest = value << 10
     for bit in reversed(range(10, 15)):
@@ -144,7 +145,8 @@ def _format(mask: int, size: int) -> dict[tuple[int, int], bool]:
 
 
 def _way(size: int) -> Iterator[tuple[int, int]]:
-    """Every place, in the order in which the data goes: pairs of columns from the right, upwards and downwards."""
+    """Yields every place in the order of the data: pairs of columns from the right, alternately upwards and
+    downwards."""
     upwards = True
     for right in (*range(size - 1, 6, -2), *range(5, 0, -2)):
         for row in reversed(range(size)) if upwards else range(size):
@@ -154,7 +156,7 @@ def _way(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _penalty(grid: Grid) -> int:
-    """How hard a symbol is to read (7.8.3)."""
+    """The penalty of a symbol: a higher one is harder to read (7.8.3)."""
     size = len(grid)
     lines = [*grid, *(list(column) for column in zip(*grid, strict=True))]
     runs = [len(list(group)) for line in lines for _, group in groupby(line)]

@@ -35,7 +35,7 @@ async def test_a_feed_holds_no_more_than_its_bound_and_loses_nothing() -> None:
             taken += [item for _, item in await feed.take()]
             await turns()
         assert taken == list(range(500))
-        with pytest.raises(EngineError, match="without saying why"):
+        with pytest.raises(EngineError, match="without a result"):
             await feed.take()
 
 

@@ -221,7 +221,7 @@ SLOW = "{{ ('{0}' * 1300000).format(1) }}"
 @pytest.mark.extended
 async def test_a_process_that_does_not_answer_in_time_is_lost() -> None:
     async with compiled_in_process(SLOW, 1 << 30, 1 << 30) as process:
-        with pytest.raises(RendererLostError, match=r"too long: it was ended after 0\.1 s"):
+        with pytest.raises(RendererLostError, match=r"too long: it was stopped after 0\.1 s"):
             await process.ask(ASK, 0.1)
         assert not process.is_usable
 
@@ -297,7 +297,7 @@ async def test_a_template_that_takes_too_long_to_compile_makes_its_model_unusabl
 
 async def test_a_model_without_a_template_says_what_to_use_instead(texts: TextModels, tmp_path: Path) -> None:
     text = await texts.get(write_text_model(tmp_path, None))
-    with pytest.raises(InputError, match="no chat template; it can only continue bare prompts"):
+    with pytest.raises(InputError, match="no chat template; use /v1/completions"):
         await texts.render(text, HI, variables={})
 
 

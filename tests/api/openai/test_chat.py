@@ -528,5 +528,5 @@ def test_a_request_without_a_model_gets_the_only_loaded_one_and_never_another_wh
 
 def test_a_request_without_a_model_is_refused_where_several_could_be_meant() -> None:
     entries = [ModelEntry(name, ("peer1",), (), 256, (), is_loading=True) for name in ("one", "two")]
-    with pytest.raises(InputError, match="several to choose from: one, two"):
+    with pytest.raises(InputError, match="several models: one, two"):
         choose_model(None, entries)

@@ -76,7 +76,7 @@ def test_parts_of_an_assistant_may_be_thoughts_and_refusals() -> None:
 
 
 def test_a_user_does_not_think_in_parts() -> None:
-    with pytest.raises(InputError, match="parts of type 'thinking' are not supported"):
+    with pytest.raises(InputError, match='parts of type "thinking" are not supported'):
         turn_of({"role": "user", "content": [{"type": "thinking", "thinking": "Hm."}]})
 
 

@@ -1,12 +1,12 @@
-// One streamed answer, which outlives the node that gives it: see docs/how-it-works/continuation.md.
+// Reads one streamed answer to its end, and switches to another node if its node dies: see docs/how-it-works/continuation.md.
 import { ApiError, UnreachableError, bases, fetchAt, leave, mesh, untilKey } from "./mesh.js";
 import { SilenceError, readEvents } from "./sse.js";
 
-const HEAD_MS = 10000; // a waiting request sends its head after 2 s
-const SILENCE_MS = 10000; // and a comment every 2 s
-const PATIENCE_MS = 90000; // without any progress
+const HEAD_MS = 10000; // for a waiting request the node sends the head after 2 s
+const SILENCE_MS = 10000; // and then a comment every 2 s
+const PATIENCE_MS = 90000; // give up after this time without progress
 const PAUSE_MS = 700;
-/** Errors that another try, or another node, can do without; only after an answer has begun. */
+/** Statuses that a retry, or another node, can resolve; only after an answer has begun. */
 const PASSING = new Set([404, 429, 502, 503, 504]);
 
 export function blankAnswer() {
@@ -17,9 +17,9 @@ export function blankAnswer() {
 class BrokenError extends Error {}
 
 /**
- * Follows a request to its end. onChange(answer) is called for each event. Resolves to the answer, whose `error` says
- * what went wrong; `signal` stops it. key: the Idempotency-Key that names the answer at every node. clock: when the user
- * asked and when the first token came, which is set here (Date.now, so that they hold after a reload).
+ * Follows a request to its end and calls onChange(answer) for each event. Resolves to the answer; its `error` has the
+ * reason of a failure. signal: stops it. key: the Idempotency-Key that identifies the answer at every node. clock: the
+ * times of the request and of the first token, which is set here (Date.now, so that they stay valid after a reload).
  */
 export async function follow(body, key, requestId, clock, onChange, signal) {
   let answer = blankAnswer();
@@ -27,14 +27,14 @@ export async function follow(body, key, requestId, clock, onChange, signal) {
   let progressAt = performance.now();
   for (let attempt = 0; ; attempt += 1) {
     const base = mesh.base;
-    // At the same node only the rest is sent. Another node sends all of it, and the text is taken whole from there.
+    // The same node sends only the rest of the answer. Another node sends the whole answer, which replaces the text.
     const resumes = base === last.base && last.id !== null;
     const made = resumes ? answer : blankAnswer();
     const progress = (id) => {
       progressAt = performance.now();
       if (id !== null) last = { base, id };
       if (made.text.length + made.reasoning.length >= answer.text.length + answer.reasoning.length) answer = made;
-      answer.waiting = made === answer ? made.waiting : "reconnecting"; // what was shown stays until the new text has caught up
+      answer.waiting = made === answer ? made.waiting : "reconnecting"; // the shown text stays until the new text is as long
       onChange(answer);
     };
     try {
@@ -68,12 +68,12 @@ function headers(key, requestId, lastId) {
   return lastId === null ? made : { ...made, "Last-Event-ID": lastId };
 }
 
-/** One try at one node. Raises unless the answer came to its end. */
+/** Makes one attempt at one node. Raises unless the answer is complete. */
 async function once(base, body, headers, answer, clock, progress, signal) {
   const options = { method: "POST", headers, body: JSON.stringify(body), signal };
   const reply = await fetchAt(base, "/v1/chat/completions", options, HEAD_MS);
   if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => null));
-  let held = []; // a step is complete with its id: half of one would come again
+  let held = []; // a step is complete only with its id; an incomplete step is sent again after a reconnect
   for await (const event of readEvents(reply, SILENCE_MS)) {
     if (event.comment !== null) {
       answer.waiting = event.comment;
@@ -92,7 +92,7 @@ async function once(base, body, headers, answer, clock, progress, signal) {
   throw new BrokenError("the stream ended before the answer did");
 }
 
-/** An error inside a stream has no status; a node that stops is like one that broke. */
+/** The status of an error inside a stream, which has none of its own: 503 if the node stops, else 0. */
 function statusOf(error) {
   return error.type === "server_error" && /stopping|not_ready|draining/.test(error.code ?? "") ? 503 : 0;
 }

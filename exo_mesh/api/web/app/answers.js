@@ -1,11 +1,11 @@
-// Answers that run for other tabs and clients, as far as this caller may see them, with a way to stop each.
+// Lists the running answers that this caller may see, also those of other tabs and clients, with a button to stop each.
 import { clock, number } from "./format.js";
 import { call, mesh } from "./mesh.js";
 import { Sure } from "./parts.js";
 import { html, useEffect, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-/** The list is asked for again with each live document while anything runs, and not at all while nothing does. */
+/** Fetches the list again with each live document while any answer runs, and not at all otherwise. */
 export function Answers() {
   const [list, setList] = useState([]);
   const [note, setNote] = useState("");

@@ -1,8 +1,8 @@
-// What has happened to the mesh while the page watched: peers that came and went, rings that were lost and recovered. Pure.
+// Derives events from live documents: peers that joined or were lost, rings that were lost or recovered. Pure.
 
 const KEPT = 12;
 
-/** The list of events after another document: {time, kind, name, detail}; the newest last. */
+/** Adds the events between two documents to the list: {time, kind, name, detail}; the newest is last. */
 export function withChanges(events, before, after) {
   if (!before) return events;
   const found = [...peerChanges(before, after), ...instanceChanges(events, before, after)];
@@ -30,7 +30,7 @@ function* instanceChanges(events, before, after) {
   for (const [id, now] of Object.entries(after.instances ?? {})) if (!before.instances?.[id]) yield { kind: "placed", name: now.model, id };
 }
 
-/** Whether an instance that was ready is being rebuilt. */
+/** Whether an instance that was ready is recovering. */
 export function isRecovering(events, id) {
   return events.findLast((one) => one.id === id)?.kind === "recovering";
 }

@@ -1,4 +1,4 @@
-// The chat: conversations of this browser, one of them open, and the answer that comes in.
+// The chat view: the conversations of this browser, the open one, and its running answer.
 import { Composer } from "./composer.js";
 import { deleteConversation, exportConversations, importConversations, listConversations, newConversation, saveConversation } from "./conversations.js";
 import { mesh } from "./mesh.js";
@@ -10,7 +10,7 @@ import { answerOf, onRunning, start, stop } from "./running.js";
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-let open = null; // the conversation that is shown, also after a visit to another view
+let open = null; // the shown conversation; kept while another view is shown
 
 function opened() {
   open ??= listConversations()[0] ?? newConversation();
@@ -46,12 +46,12 @@ export function ChatView() {
     ask();
   };
   const again = () => { conversation.messages.pop(); ask(); };
-  /** Another conversation with what came before a message, and the message to be changed; the first one stays. */
+  /** Makes a new conversation from the messages before one, and puts that one into the field for editing. */
   const branch = (index) => {
     const made = { ...newConversation(conversation.model), settings: { ...conversation.settings } };
     show({ ...made, messages: structuredClone(conversation.messages.slice(0, index)), draft: conversation.messages[index].content });
   };
-  /** Another conversation that goes on after an answer; the first one stays. */
+  /** Makes a new conversation from the messages up to an answer. */
   const copy = (index) => {
     const made = { ...newConversation(conversation.model), title: conversation.title, settings: { ...conversation.settings } };
     made.messages = structuredClone(conversation.messages.slice(0, index + 1));
@@ -87,7 +87,7 @@ export function ChatView() {
   </div>`;
 }
 
-/** Escape stops the answer, and "/" leads to where messages are written, wherever the focus is. */
+/** Handles keys in the whole view: Escape stops the answer, and "/" moves the focus to the message field. */
 function listenToKeys(stopAnswer) {
   const pressed = (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -1,4 +1,4 @@
-// Where the user writes. Enter sends, Shift+Enter begins a line, and in an empty field the up key changes the last message.
+// The message field. Enter sends, Shift+Enter begins a line, and the up key in an empty field edits the last message.
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
 

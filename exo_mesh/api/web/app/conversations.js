@@ -1,4 +1,4 @@
-// Conversations, kept in this browser only: one entry of localStorage each.
+// Stores the conversations, in this browser only: one entry of localStorage for each.
 export const PREFIX = "exo.conversation.";
 
 export function newConversation(model = "") {
@@ -6,15 +6,15 @@ export function newConversation(model = "") {
   return { id: crypto.randomUUID?.() ?? randomId(), title: "", model, settings, messages: [], running: null, updated: Date.now() };
 }
 
-/** crypto.randomUUID exists only on HTTPS and localhost. */
+/** A random id. crypto.randomUUID exists only on HTTPS and localhost, so another way is needed elsewhere. */
 export function randomId() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-let kept = null; // the list, until something is written here or in another tab
+let kept = null; // the cached list; cleared when this tab or another tab writes
 addEventListener("storage", () => { kept = null; });
 
-/** All of them, the newest first. */
+/** All conversations, the newest first. */
 export function listConversations() {
   if (kept) return kept;
   const found = [];
@@ -35,7 +35,7 @@ export function readConversation(id) {
   }
 }
 
-/** False if the browser has no room left. */
+/** Saves a conversation. Returns false if the browser has no room left. */
 export function saveConversation(conversation) {
   if (!conversation.messages.length) return true;
   kept = null;
@@ -56,7 +56,7 @@ export function exportConversations() {
   return JSON.stringify({ format: "exo-mesh conversations 1", conversations: listConversations() }, null, 1);
 }
 
-/** How many were taken from an exported text; raises on a text that is none. */
+/** Imports conversations from an exported text and returns their number. Raises for an invalid text. */
 export function importConversations(text) {
   const { conversations } = JSON.parse(text);
   const taken = conversations.filter((one) => typeof one?.id === "string" && Array.isArray(one.messages));

@@ -1,4 +1,4 @@
-// What each node says of itself, asked when somebody opens it; captures for admins; the last phases of all runners.
+// The diagnostics of each node, fetched when the user opens them; captures for admins; the last phases of all runners.
 import { bytes, clock, number, seconds } from "./format.js";
 import { call, mayAdmin } from "./mesh.js";
 import { Raw } from "./raw.js";

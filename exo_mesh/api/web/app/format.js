@@ -1,4 +1,4 @@
-// Numbers and times as people read them, in the language of the page.
+// Formats numbers and times for people, in the language of the page.
 import { language } from "./strings.js";
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
@@ -8,7 +8,7 @@ export function number(value, digits = 0) {
   return value.toLocaleString(language, { maximumFractionDigits: digits, minimumFractionDigits: digits });
 }
 
-/** Decimal units, as the command line has them: 1 GB is 10^9 bytes. */
+/** Formats bytes in decimal units, as the command line does: 1 GB is 10^9 bytes. */
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   let unit = 0;

@@ -1,4 +1,4 @@
-// Models of the hub: search, and pull one to the peers that will hold it or to chosen ones.
+// Searches the hub for models, and pulls one to the peers that will hold its layers or to chosen peers.
 import { bytes, number } from "./format.js";
 import { call, mesh } from "./mesh.js";
 import { Place } from "./previews.js";
@@ -7,7 +7,10 @@ import { t } from "./strings.js";
 
 const MOST = 20;
 
-/** pull(model, peers): peers is empty for each peer's share of the plan that a request would make. place(model, body). */
+/**
+ * pull(model, peers): downloads a model; with no peers, each peer gets its share of the plan that a request would make.
+ * place(model, body): places a model.
+ */
 export function HubSearch({ may, pull, place, known }) {
   const field = useRef(null);
   const [found, setFound] = useState(null);

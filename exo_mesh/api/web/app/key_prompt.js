@@ -1,4 +1,4 @@
-// Asks once for an API key, where the mesh is closed. The key stays in this tab.
+// Asks for an API key if the mesh is closed. The key stays in this tab.
 import { mesh, setKey } from "./mesh.js";
 import { html, useEffect, useRef } from "./ui.js";
 import { t } from "./strings.js";

@@ -1,4 +1,4 @@
-// The shell of the page: navigation, connection, key prompt, theme and language. Views are in files of their own.
+// The frame of the page: navigation, connection, key prompt, theme and language. Each view has its own file.
 import { ChatView } from "./chat.js";
 import { KeyPrompt } from "./key_prompt.js";
 import { MeshView } from "./mesh_view.js";
@@ -27,7 +27,7 @@ function viewInAddress() {
 function App() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [view, setView] = useState(viewInAddress());
-  useLayoutEffect(() => onMesh(redraw), []); // before the first answer of a node can come
+  useLayoutEffect(() => onMesh(redraw), []); // registers before the first answer of a node can arrive
   useEffect(() => {
     const turn = () => setView(viewInAddress());
     addEventListener("hashchange", turn);
@@ -71,7 +71,7 @@ function Mark() {
     <circle class="dot" cx="7.5" cy="21" r="4" /><circle class="hot" cx="24.5" cy="21" r="4" /></svg>`;
 }
 
-/** Which node answers, how it is, and what this caller may do there. */
+/** Shows the node that answers, its health, and the rights of this caller. */
 function Connection() {
   const { document: live, hello, connected, base } = mesh;
   const peer = live?.peers?.[live.node_id];

@@ -1,4 +1,4 @@
-// Markdown of a model as safe DOM: HTML in it stays text, images become links, and the result is sanitized once more.
+// Renders a model's Markdown as safe DOM: HTML in it stays text, images become links, and the result is sanitized, too.
 import DOMPurify from "../vendor/dompurify/purify.es.mjs";
 import hljs from "../vendor/highlight.js/core.min.js";
 import { Marked } from "../vendor/marked/marked.esm.js";
@@ -26,7 +26,7 @@ for (const [name, grammar] of Object.entries(GRAMMARS)) hljs.registerLanguage(na
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 const escape = (text) => text.replace(/[&<>"']/g, (character) => ESCAPES[character]);
 
-/** $$…$$ and \[…\] are displayed, $…$ and \(…\) are inline; a price such as $5 is neither. */
+/** $$…$$ and \[…\] are display formulas, $…$ and \(…\) are inline formulas; a price such as $5 is neither. */
 const math = {
   name: "math",
   level: "inline",
@@ -35,14 +35,14 @@ const math = {
     const found = /^\$\$([^$]+)\$\$/.exec(source) ?? /^\\\[([\s\S]+?)\\\]/.exec(source);
     if (found) return { type: "math", raw: found[0], text: found[1], display: true };
     const inline = /^\$(?!\s)([^$\n]*[^$\s])\$(?!\d)/.exec(source) ?? /^\\\((.+?)\\\)/.exec(source);
-    const isMath = inline && !/(^|[^\\])%/.test(inline[1]); // after a bare % TeX shows nothing: that is no formula
+    const isMath = inline && !/(^|[^\\])%/.test(inline[1]); // a bare % starts a TeX comment, so such a text is not a formula
     return isMath ? { type: "math", raw: inline[0], text: inline[1], display: false } : undefined;
   },
   renderer: ({ text, display }) => `<span class="math${display ? " display" : ""}">${escape(text)}</span>`,
 };
 const renderer = {
   html: ({ text }) => escape(text),
-  image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`, // nothing is fetched for an answer
+  image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`, // an answer must not load anything from other servers
 };
 const marked = new Marked({ gfm: true, breaks: true, extensions: [math], renderer });
 
@@ -58,7 +58,7 @@ export function safeHtml(text) {
   return DOMPurify.sanitize(marked.parse(text), SAFE);
 }
 
-/** Drawing a long text takes tens of milliseconds: one that grows is drawn at most a quarter of the time. */
+/** Renders a text. A long text takes tens of milliseconds, so a growing one may use at most a quarter of the time. */
 export function Markdown({ text }) {
   const place = useRef(null);
   const timing = useRef({ next: 0 }).current;
@@ -94,7 +94,7 @@ function decorate(block) {
   copy.addEventListener("click", async () => {
     if (await copyText(source)) copy.textContent = t("chat.copied");
   });
-  const frame = document.createElement("div"); // the block scrolls sideways, its button does not
+  const frame = document.createElement("div"); // only the block scrolls sideways, not its button
   frame.className = "code";
   const pre = block.parentElement;
   pre.tabIndex = 0;
@@ -102,7 +102,7 @@ function decorate(block) {
   frame.append(pre, copy);
 }
 
-/** The clipboard needs HTTPS or localhost; elsewhere the old way does. */
+/** Copies a text. The clipboard API needs HTTPS or localhost; elsewhere execCommand is used. */
 export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const area = document.createElement("textarea");
@@ -115,7 +115,7 @@ export async function copyText(text) {
 }
 
 let katexLoading = null;
-/** KaTeX is loaded with the first formula; without it formulas stay as they were written. */
+/** Renders formulas. KaTeX is loaded with the first formula; if that fails, formulas stay text. */
 function renderMath(elements) {
   katexLoading ??= loadKatex();
   katexLoading.then(
@@ -126,7 +126,7 @@ function renderMath(elements) {
         try {
           withoutStyleAttributes(() => globalThis.katex.render(source, element, { displayMode, throwOnError: true, trust: false }));
         } catch {
-          element.textContent = source; // no formula after all
+          element.textContent = source; // KaTeX could not parse it: show the text
         }
       }
     },
@@ -134,7 +134,7 @@ function renderMath(elements) {
   );
 }
 
-/** The security policy forbids style attributes, which KaTeX sets on some marks; the same style as properties is allowed. */
+/** Runs `work` with style attributes set as properties: the security policy forbids the attributes that KaTeX sets. */
 function withoutStyleAttributes(work) {
   const { setAttribute } = Element.prototype;
   Element.prototype.setAttribute = function (name, value) {

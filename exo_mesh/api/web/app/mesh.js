@@ -1,4 +1,4 @@
-// The connection to the mesh: which node answers, the key, calls, and the live document.
+// The connection to the mesh: the node in use, the key, API calls, and the live document.
 import { withChanges } from "./changes.js";
 import { readEvents } from "./sse.js";
 
@@ -14,7 +14,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The node did not answer: it is down, or this machine cannot reach it. */
+/** Raised if a node does not answer: it is down, or this machine cannot reach it. */
 export class UnreachableError extends Error {}
 
 export const mesh = {
@@ -23,10 +23,10 @@ export const mesh = {
   document: null,
   connected: false,
   needsKey: false,
-  keyRefused: false, // the last key that was given is none
+  keyRefused: false, // the last key was not valid
   rates: {}, // tokens and frames per second of each instance, from the counters of its driver
-  events: [], // what has happened while the page watched; see changes.js
-  memory: [], // pressure of this node's memory, the newest last
+  events: [], // events since the page was opened; see changes.js
+  memory: [], // [time, memory pressure of this node in %], the newest last
 };
 
 const listeners = new Set();
@@ -40,7 +40,7 @@ function changed() {
 
 // the key
 
-/** The address that a node prints in its terminal has the local token in it, which must not stay in the address bar. */
+/** Takes the local token from the address that a node prints in its terminal, and removes it from the address bar. */
 function takeToken() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (!token) return;
@@ -63,7 +63,7 @@ export function askForKey() {
   mesh.keyRefused = key !== "";
   changed();
 }
-/** Ask for a key, and wait until there is one. */
+/** Asks for a key and waits until there is one. */
 export function untilKey() {
   askForKey();
   return new Promise((resolve) => keyWaiters.push(resolve));
@@ -72,15 +72,15 @@ export function authorization() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-// which node
+// the node in use
 
-/** The addresses of all members, the one that answered last first. */
+/** The addresses of all members; the node in use is first. */
 export function bases() {
   const peers = Object.values(mesh.document?.peers ?? {});
   return [...new Set([mesh.base, location.origin, ...peers.map((peer) => peer.api_url).filter(Boolean)])];
 }
 
-/** Turn to the member after this one; does nothing if somebody else has turned already. */
+/** Switches from this member to the next one; does nothing if the page has already switched. */
 export function leave(base) {
   if (mesh.base !== base) return;
   const known = bases();
@@ -89,7 +89,7 @@ export function leave(base) {
   changed();
 }
 
-/** fetch at one node; UnreachableError if no head of an answer came. A signal ends the body, too. */
+/** Calls fetch at one node. Raises UnreachableError if no response head arrives. The signal also ends the body. */
 export async function fetchAt(base, path, options = {}, connectMs = CONNECT_MS) {
   const stop = new AbortController();
   options.signal?.addEventListener("abort", () => stop.abort());
@@ -105,7 +105,7 @@ export async function fetchAt(base, path, options = {}, connectMs = CONNECT_MS) 
   }
 }
 
-/** JSON of one call; a node that does not answer a GET is replaced by the next. Raises ApiError. */
+/** Makes one call and returns its JSON. If a node does not answer a GET, the next node is asked. Raises ApiError. */
 export async function call(path, { method = "GET", body, timeoutMs = 60000 } = {}) {
   const options = { method };
   if (body !== undefined) {
@@ -133,7 +133,7 @@ export function mayAdmin() {
 
 // the live document
 
-/** A JSON merge patch (RFC 7396). */
+/** Applies a JSON merge patch (RFC 7396). */
 function patched(target, patch) {
   if (patch === null || typeof patch !== "object" || Array.isArray(patch)) return patch;
   const made = target !== null && typeof target === "object" && !Array.isArray(target) ? { ...target } : {};
@@ -150,26 +150,26 @@ function take(document) {
   mesh.events = withChanges(mesh.events, before, document);
   if (!counted || document.time - counted.time > 30) counted = document;
   const seconds = document.time - counted.time;
-  if (seconds < 1.5) return addMemory(document); // counters of other peers come once a second
+  if (seconds < 1.5) return addMemory(document); // counters of other peers are updated once a second
   mesh.rates = ratesOf(counted, document, seconds);
   counted = document;
   addMemory(document);
 }
 
-let counted = null; // the document from which the rates are counted
+let counted = null; // the earlier document for computing the rates
 
 function addMemory(document) {
   if (document.memory) mesh.memory = [...mesh.memory.slice(-149), [document.time, document.memory.pressure_pct]];
 }
 
-/** What the node has measured before this page came. */
+/** Fetches the memory readings from before this page was opened. */
 function readMemory(base) {
   call("/memory/live").then((past) => {
     if (base === mesh.base) mesh.memory = past.map((one) => [one.time, one.pressure_pct]);
   }, () => {});
 }
 
-/** The rate of an instance, 0 while it is not known. */
+/** The rates of an instance; 0 while they are unknown. */
 export function rateOf(instance) {
   return mesh.rates[instance?.id] ?? { tokens: 0, frames: 0 };
 }
@@ -206,7 +206,7 @@ async function listenAt(base, signal) {
   }
 }
 
-/** Follow the mesh for as long as the page is open. A hidden page asks for nothing. */
+/** Follows the mesh while the page is open. A hidden page makes no calls. */
 export async function follow() {
   for (;;) {
     if (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));

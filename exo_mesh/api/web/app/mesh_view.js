@@ -1,4 +1,4 @@
-// The mesh: its ring, its health with remedies, what happens to it, and what is known of each peer and link.
+// The mesh view: the ring, health problems with remedies, events, and the details of each peer and link.
 import { isRecovering } from "./changes.js";
 import { clock, number, seconds } from "./format.js";
 import { mesh, rateOf } from "./mesh.js";
@@ -61,7 +61,7 @@ function useNarrow() {
   return isNarrow;
 }
 
-/** A ring is being rebuilt: for how long, and by whom its layers are held now. */
+/** Shows how long a ring has been recovering, and which peers hold its layers now. */
 function Recovery({ instance, live }) {
   const [began] = useState(() => performance.now());
   const [, tick] = useReducer((count) => count + 1, 0);

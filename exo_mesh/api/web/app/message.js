@@ -1,4 +1,4 @@
-// One message of a conversation: markdown, folded reasoning, tool calls, and how fast it came.
+// One message of a conversation: Markdown, folded reasoning, tool calls, and its speed.
 import { Markdown, copyText } from "./markdown.js";
 import { number, seconds } from "./format.js";
 import { html, useState } from "./ui.js";
@@ -36,7 +36,7 @@ function ToolCall({ call }) {
   let shown = call.arguments;
   try {
     shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
-  } catch {} // half of the arguments is no JSON yet
+  } catch {} // incomplete arguments are not valid JSON yet
   return html`<details class="call" open><summary>${t("chat.call", { name: call.name })}</summary><pre>${shown}</pre></details>`;
 }
 
@@ -46,7 +46,7 @@ function CopyAll({ text }) {
   return html`<button type="button" onClick=${copy}>${t(done ? "chat.copied" : "chat.copy")}</button>`;
 }
 
-/** The comments of a stream that has no token yet: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3 of 7, about 12 s`. */
+/** Translates a comment of a waiting stream: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3 of 7, about 12 s`. */
 export function waitingText(comment) {
   const [, phase, rest] = /^(\w+)[ ]?(.*)$/.exec(comment ?? "") ?? [null, "", ""];
   const [, place, length, time] = /^(\d+) of (\d+)(?:, about (.+))?$/.exec(rest) ?? [];

@@ -1,4 +1,4 @@
-// The models that peers have, asked again whenever the live document says that something about them has changed.
+// The models of all peers, fetched again whenever the live document shows a change of them.
 import { call, mesh, onMesh } from "./mesh.js";
 import { useLayoutEffect, useReducer } from "./ui.js";
 
@@ -44,7 +44,7 @@ export function useModels() {
   return models;
 }
 
-/** A path segment: hub ids keep their slash, which the routes expect. */
+/** A model id as part of a path: hub ids keep their slash, because the routes expect it. */
 export function inPath(name) {
   return name.split("/").map(encodeURIComponent).join("/");
 }

@@ -1,4 +1,4 @@
-// Models: what is loaded, what is on which disk, what is being fetched; place, unload, search, fetch and delete.
+// The models view: loaded models, models on disk and downloads; place, unload, search, download and delete.
 import { Answers } from "./answers.js";
 import { bytes, number, percent, seconds } from "./format.js";
 import { HubSearch } from "./hub_search.js";
@@ -17,7 +17,7 @@ export function ModelsView() {
   const [busy, setBusy] = useState({});
   const [note, setNote] = useState("");
   const live = mesh.document;
-  /** One change at a time for each thing; its error is shown as the node says it. */
+  /** Makes one change at a time for each name, and shows the node's error message. */
   const act = async (name, path, options) => {
     setBusy((now) => ({ ...now, [name]: true }));
     setNote("");
@@ -44,7 +44,7 @@ export function ModelsView() {
   </div>`;
 }
 
-/** Downloads of one model together, since its peers fetch their shares at the same time. */
+/** Groups downloads by model, because several peers download their shares at the same time. */
 function Downloads({ downloads, peers, may, act }) {
   if (!downloads.length) return null;
   const models = [...new Set(downloads.map((one) => one.model))].sort();
@@ -109,7 +109,7 @@ function OnDisk({ list, live, may, busy, act, place }) {
     </div>`)}</section>`;
 }
 
-/** Peers that have the model, or parts of it. */
+/** The names of the peers that have the model, or parts of it. */
 function wherePlaced(model, peers) {
   const all = Object.values(peers).sort((one, other) => one.name.localeCompare(other.name));
   return all.filter((peer) => (peer.models ?? []).includes(model) || (peer.partial_models ?? []).includes(model))

@@ -1,4 +1,4 @@
-// Small parts that several views share.
+// Small components that several views use.
 import { bytes, percent } from "./format.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
@@ -10,7 +10,7 @@ export function Bar({ share, label, level = "ok" }) {
     <rect class="track" width="100" height="6" /><rect class="fill" width=${100 * value} height="6" /></svg>`;
 }
 
-/** The memory of a peer: what models hold, what else is in use, and what is left. */
+/** The memory of a peer: used by models, otherwise used, and free. */
 export function MemoryBar({ peer }) {
   const total = peer.total_bytes || 1, used = Math.max(0, Math.min(1, 1 - peer.usable_bytes / total));
   const models = Math.min(used, peer.reserved_bytes / total);
@@ -19,7 +19,7 @@ export function MemoryBar({ peer }) {
     <rect class="track" width="100" height="6" /><rect class="other" width=${100 * used} height="6" /><rect class="fill" width=${100 * models} height="6" /></svg>`;
 }
 
-/** A button that asks before it acts; the answer is in its place, so nothing covers the page. */
+/** A button that asks for confirmation in its own place, so that no dialog covers the page. */
 export function Sure({ label, question, act, disabled = false }) {
   const [asks, setAsks] = useState(false);
   const no = useRef(null);

@@ -1,4 +1,4 @@
-// One peer: its memory, engines and layers; opened, also its details, its log, and what an admin can do with it.
+// One peer: its memory, engines and layers; when opened also its details, its log, and the actions of an admin.
 import { bytes, clock, number, percent, seconds } from "./format.js";
 import { call, mayAdmin } from "./mesh.js";
 import { MemoryBar, Sure } from "./parts.js";
@@ -36,7 +36,7 @@ export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
   </article>`;
 }
 
-/** What is known of a GPU or NPU; what nobody could read is absent. */
+/** The readings of a GPU or NPU; values that could not be read are left out. */
 function figuresOf(one) {
   const found = [];
   if (one.utilization !== undefined) found.push(t("mesh.busy", { share: percent(one.utilization) }));
@@ -50,7 +50,7 @@ function sourcesOf(one) {
   return [...new Set(Object.values(one.sources ?? {}))].join(", ");
 }
 
-/** What only the peer itself can tell, asked when the card is opened. */
+/** Details that only the peer itself knows, fetched when the card is opened. */
 function Details({ peer }) {
   const [found, setFound] = useState(null);
   const [note, setNote] = useState("");

@@ -1,4 +1,4 @@
-// How a model can be placed on this mesh: each sensible way with its arithmetic, or why there is none; and the wishes for it.
+// The possible placements of a model with their arithmetic, or why there is none; and the options for a placement.
 import { bytes, number } from "./format.js";
 import { call, mesh } from "./mesh.js";
 import { html, useEffect, useState } from "./ui.js";
@@ -7,7 +7,8 @@ import { t } from "./strings.js";
 const POLICIES = ["", "memory", "latency", "throughput"];
 const NO_WISH = { policy: "", minPeers: "", context: "", excluded: [], pins: {} };
 
-/** act(body): place it. The list is asked for again when a wish changes that it depends on, or a peer comes or goes. */
+/** act(body): places the model. The list is fetched again when an option that affects it changes, or a peer joins or
+ * leaves. */
 export function Place({ model, layers, act, close }) {
   const [wish, setWish] = useState(NO_WISH);
   const [found, setFound] = useState({ ways: null, error: "" });
@@ -67,7 +68,7 @@ function nameOf(stage) {
   return stage.group ? stage.group.peers.map(name).join(" + ") : stage.name || name(stage.peer);
 }
 
-/** Layers "0-13" by peer as the API wants them: half-open ranges. problem: what is wrong with them, "" if nothing is. */
+/** Converts layers such as "0-13" by peer to the API's half-open ranges. problem: the fault in them; "" if none. */
 export function pinsOf(texts, layers) {
   const given = Object.entries(texts).filter(([, text]) => text.trim());
   const pins = {};

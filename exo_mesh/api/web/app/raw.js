@@ -1,8 +1,8 @@
-// A JSON document of a node, shown as it is or saved as a file.
+// Shows a JSON document of a node unchanged, or saves it as a file.
 import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-const MOST_CHARS = 200_000; // a browser lays out no more than that at once
+const MOST_CHARS = 200_000; // a browser cannot lay out much more text at once
 
 export function save(name, value) {
   const url = URL.createObjectURL(new Blob([JSON.stringify(value)], { type: "application/json" }));
@@ -13,7 +13,7 @@ export function save(name, value) {
   URL.revokeObjectURL(url);
 }
 
-/** read: fetches the document when somebody opens it. */
+/** read: fetches the document when the user opens it. */
 export function Raw({ read, name, label = t("raw.open") }) {
   const [value, setValue] = useState(null);
   const [note, setNote] = useState("");

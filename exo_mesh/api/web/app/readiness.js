@@ -1,8 +1,8 @@
-// Whether a model can answer now, and what it waits for.
+// Decides whether a model can answer now, or what it waits for.
 import { bytes, percent, seconds } from "./format.js";
 import { t } from "./strings.js";
 
-/** {state, text, share}: state is "ready", "waiting" (it comes by itself), "absent" (somebody must load it) or "failed". */
+/** {state, text, share}. state: "ready", "waiting" (it is loading), "absent" (the user must load it) or "failed". */
 export function readinessOf(model, live) {
   const placed = Object.values(live?.instances ?? {}).filter((one) => one.model === model);
   if (placed.some((one) => one.state === "ready")) return { state: "ready", text: "", share: null };

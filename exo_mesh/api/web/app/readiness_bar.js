@@ -1,4 +1,4 @@
-// Above the field for a message: what the chosen model waits for, or who has to load it.
+// The bar above the message field: what the chosen model waits for, or a button to load it.
 import { percent } from "./format.js";
 import { call, mayAdmin } from "./mesh.js";
 import { Bar } from "./parts.js";
@@ -7,7 +7,7 @@ import { t } from "./strings.js";
 
 const PLACE_MS = 3600000; // a placement may wait for a download
 
-/** readiness: of readinessOf. */
+/** readiness: the result of readinessOf. */
 export function ReadinessBar({ model, readiness }) {
   const [asked, setAsked] = useState({ model: "", error: "" });
   const { state, text, share } = readiness;

@@ -1,4 +1,4 @@
-// Requests: what runs now, how the last ones ended, where the time of traced ones went, and what the nodes say of themselves.
+// The requests view: running requests, the outcomes of the last ones, traces, and diagnostics of the nodes.
 import { Diagnostics } from "./diagnostics.js";
 import { bytes, clock, number, percent, seconds } from "./format.js";
 import { call, mesh } from "./mesh.js";
@@ -40,7 +40,7 @@ export function RequestsView() {
   </div>`;
 }
 
-/** The KV pools of the rings whose driver is here: only the driver knows how full they are. */
+/** The KV pools of the rings whose driver is on this node; only the driver knows how full they are. */
 function KvPools({ stages }) {
   const pools = stages.filter((stage) => stage.kv_pool_tokens > 0);
   return pools.length > 0 && html`<section class="card"><h2>${t("kv.title")}</h2>
@@ -50,7 +50,7 @@ function KvPools({ stages }) {
     })}</section>`;
 }
 
-/** The last requests, asked again when the sums have changed. */
+/** The last requests, fetched again when the totals have changed. */
 function useRecent(live) {
   const [rows, setRows] = useState([]);
   const total = live?.requests?.total ?? 0;

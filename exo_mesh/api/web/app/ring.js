@@ -1,20 +1,21 @@
-// The mesh as a picture: members on a ring, those that hold layers joined in the order of the stages. Knows no browser.
+// Draws the mesh: members on a ring; members with layers are linked in the order of the stages. Uses no browser API.
 import { bytes, number } from "./format.js";
 import { hopOf, layoutOf, membersOf } from "./ring_layout.js";
 import { html } from "./ui.js";
 import { t } from "./strings.js";
 
-const BARS = [0, 2, 10, 40]; // frames/s from which the dashes of the hops run faster
+const BARS = [0, 2, 10, 40]; // frames/s above which the dashes of the hops move faster
 
-/** rate: {tokens, frames} a second of the instance. point(id, place): a peer is pointed at or focused; point("") ends it. */
+/** rate: {tokens, frames} per second of the instance. point(id, place): called when a peer is pointed at or focused;
+ * point("") when that ends. */
 export function Ring({ document: live, instance, rate, isNarrow, isRecovering, chosen, choose, point }) {
   const members = membersOf(live, instance);
   const { width, height, radius, centre, places } = layoutOf(members, isNarrow);
   const staged = members.map(({ stage }, index) => [stage, index]).filter(([stage]) => stage);
   const hops = staged.length > 1 ? staged.map(([, index], turn) => [index, staged[(turn + 1) % staged.length][1]]) : [];
   const flow = rate.frames > 0 ? BARS.filter((bar) => rate.frames > bar).length : 0;
-  // The words of a hop stand outside of a small ring and inside of a large one; inside, too, along the bottom of a wide one,
-  // where peers without layers come next.
+  // The text of a hop is outside of a small ring and inside of a large one. It is also inside at the bottom of a wide
+  // ring, because peers without layers follow below.
   const isOutside = (from, to) => (isNarrow || staged.length === 2 ? Math.abs(to.x - from.x) > Math.abs(to.y - from.y) / 2 : staged.length <= 4 && to.x - from.x > -Math.abs(to.y - from.y));
   const at = (place) => ({ x: place.x / width, y: place.y / height });
   return html`<svg class="ring ${isRecovering ? "recovering" : ""}" viewBox="0 0 ${width} ${height}" role="group" aria-label=${t("ring.label", { n: Object.keys(live.peers).length })}>
@@ -56,7 +57,7 @@ function short(text, most) {
 const whole = (value) => Math.round(10 * value) / 10;
 const rangeOf = ({ layers }) => (layers[1] - layers[0] === 1 ? `${layers[0]}` : `${layers[0]}–${layers[1] - 1}`);
 
-/** The frame round the peers of a tensor group: together they are one member of the ring, and hold its layers. */
+/** The frame around the peers of a tensor group, which together are one member of the ring. */
 function GroupMark({ member, place, radius, isNarrow }) {
   const { x, y, halfWidth, halfHeight } = place;
   const text = t(isNarrow ? "ring.groupShort" : "ring.group", { n: member.ids.length, layers: rangeOf(member.stage) });
@@ -65,7 +66,7 @@ function GroupMark({ member, place, radius, isNarrow }) {
     <text class="unit" x=${whole(x)} y=${whole(place.title)}>${shown}</text></g>`;
 }
 
-/** An arc from one member to the next, bent so that both ways between two members can be seen. */
+/** An arc from one member to the next, bent so that both directions between two members are visible. */
 function Hop({ from, to, isPair, isOutside, flow, link }) {
   const { start, control, end, middle, normal } = hopOf(from, to, isPair);
   const away = (isOutside ? 1 : -1) * (6 + 30 * Math.abs(normal.x) + 14 * Math.abs(normal.y));
@@ -78,7 +79,7 @@ function Hop({ from, to, isPair, isOutside, flow, link }) {
   </g>`;
 }
 
-/** A peer: a ring that fills with its used memory, its layers inside; its name and figures above or below. */
+/** A peer: a circle that fills with its used memory, its layers inside, its name and figures above or below. */
 function PeerMark({ peer, rank, at, radius, words, isNarrow, isGrouped, stage, level, isLost, isChosen, choose, point }) {
   const round = 2 * Math.PI * radius, used = usedOf(peer), models = Math.min(used, peer.total_bytes ? peer.reserved_bytes / peer.total_bytes : 0);
   const layers = stage && !isGrouped ? rangeOf(stage) : "";
@@ -86,7 +87,7 @@ function PeerMark({ peer, rank, at, radius, words, isNarrow, isGrouped, stage, l
   const name = short(peer.name, isNarrow ? 11 : isGrouped && (words === "above" || words === "below") ? 12 : 19);
   const lines = isLost ? [] : [`${stage?.engine ?? peer.devices?.[0]?.engine ?? ""} · ${bytes(peer.total_bytes)}`, figuresOf(peer, isNarrow || isGrouped)].filter(Boolean);
   const shown = layers || (isGrouped ? rank : "–");
-  // The words of the picture come first and in its order, so that voice control finds what it sees.
+  // The label begins with the visible text in its order, so that users of voice control can say what they see.
   const label = `${shown} ${held} ${name} ${lines.join(" ")}, ${isLost ? "" : `${t("ring.free", { bytes: bytes(peer.usable_bytes) })}, `}${t(`level.${level}`)}`;
   const pressed = (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(peer.id); }
@@ -113,7 +114,7 @@ export function usedOf(peer) {
   return peer.total_bytes ? Math.max(0, Math.min(1, 1 - peer.usable_bytes / peer.total_bytes)) : 0;
 }
 
-/** Load, temperature and power, as far as they are known. */
+/** The load, temperature and power of a peer; unknown values are left out. */
 export function figuresOf(peer, isShort = false) {
   const found = isShort ? [] : [t("ring.load", { n: number(peer.load, 1) })];
   if (peer.temperature_c) found.push(`${number(peer.temperature_c)} °C`);

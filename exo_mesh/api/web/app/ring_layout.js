@@ -1,19 +1,19 @@
-// Where the members of the mesh stand in its picture. Plain numbers: no drawing, no browser.
+// Computes the places of the members in the picture of the mesh. Numbers only: no drawing, no browser API.
 
-const STEPS = 720; // of the sum that measures an ellipse
-const GAP = 14; // between the peers of a tensor group, and round them
-const WORDS = 44; // height of a peer's words
-const LINE = 118; // from one row to the next: a peer, and the words of the hop to the next one
+const STEPS = 720; // steps of the sum that measures an ellipse
+const GAP = 14; // between the peers of a tensor group, and around them
+const WORDS = 44; // height of a peer's text
+const LINE = 118; // height of a row: a peer, and the text of the hop to the next peer
 
-/** A phone gets a narrow picture, so that its words stay readable. words: room for those beside a peer. */
+/** A phone gets a narrow picture, so that its text stays readable. words: room for the text beside a peer. */
 const SHAPES = {
   wide: { width: 760, words: 158, perRow: 4 },
   narrow: { width: 440, words: 111, perRow: 3 },
 };
 
 /**
- * Members: the stages in the order of the ring, each a peer or a tensor group; then peers without layers, and peers that
- * were lost. {key, ids, stage, isGroup, isLost}
+ * The members: first the stages in the order of the ring, each a peer or a tensor group; then peers without layers, and
+ * lost peers. {key, ids, stage, isGroup, isLost}
  */
 export function membersOf(live, instance) {
   const peers = live.peers ?? {};
@@ -33,9 +33,9 @@ export function membersOf(live, instance) {
 }
 
 /**
- * {width, height, radius, centre, places}; centre: of the ring, null if it has no room for words. A place is
- * {x, y, halfWidth, halfHeight, words, title, seats: [{x, y}]}; words: "above", "below", "left" or "right" of each seat;
- * title: where a tensor group says what it is.
+ * {width, height, radius, centre, places}. centre: the centre of the ring; null if it has no room for text. A place is
+ * {x, y, halfWidth, halfHeight, words, title, seats: [{x, y}]}. words: whether the text is "above", "below", "left" or
+ * "right" of each seat. title: the y of a tensor group's title.
  */
 export function layoutOf(members, isNarrow) {
   const shape = SHAPES[isNarrow ? "narrow" : "wide"];
@@ -53,7 +53,7 @@ export function layoutOf(members, isNarrow) {
   return { width: shape.width, height: made.height + rows * row, radius, centre: made.centre, places: [...made.places, ...benched] };
 }
 
-/** One or two peers, or a tensor group of two. */
+/** The layout of one or two peers, or a tensor group of two. */
 function sideBySide(ring, { width }, radius) {
   const y = radius + GAP + 36;
   const at = ring.length === 1 ? [width / 2] : [0.5 - 0.21 * (width > 400 ? 1 : 1.2), 0.5 + 0.21 * (width > 400 ? 1 : 1.2)].map((share) => share * width);
@@ -62,7 +62,7 @@ function sideBySide(ring, { width }, radius) {
   return { height: y + radius + WORDS + 48, centre: null, places };
 }
 
-/** Down the right side and up the left one. */
+/** The layout in two columns: down the right side and up the left side. */
 function columns(ring, { width, words }, radius) {
   const half = Math.ceil(ring.length / 2), x = width / 2 - words - radius - 9;
   const tall = ({ ids }) => LINE * ids.length + (ids.length > 1 ? 4 * GAP : 0);
@@ -80,7 +80,7 @@ function columns(ring, { width, words }, radius) {
   return { height: height + 26, centre: null, places: ring.map((member) => found.get(member)) };
 }
 
-/** Round an ellipse from the top clockwise, each with as much of its length as it has peers. */
+/** The layout on an ellipse, clockwise from the top; each member gets length in proportion to its peers. */
 function ellipse(ring, { width, words }, radius) {
   const weights = ring.map(({ ids }) => ids.length + (ids.length > 1 ? 0.6 : 0));
   const total = weights.reduce((sum, one) => sum + one, 0);
@@ -115,7 +115,7 @@ function placeOf({ x, y }, count, radius, words, isUpright) {
   return { x, y, halfWidth: round + (isUpright ? 0 : along), halfHeight, words, title, seats };
 }
 
-/** The curve from one place to another, bent to its left, with its middle; both ends leave room for the members. */
+/** The curve from one place to another, bent to the left, and its middle; both ends leave room for the members. */
 export function hopOf(from, to, isPair) {
   const ends = [edgeOf(from, to), edgeOf(to, from)];
   const dx = to.x - from.x, dy = to.y - from.y, length = Math.hypot(dx, dy) || 1;

@@ -1,10 +1,10 @@
-// What a peer of the picture says when it is pointed at or focused: how it is, and what to do about it.
+// The tip for a peer that is pointed at or focused: its health and the remedies.
 import { bytes, percent } from "./format.js";
 import { figuresOf, levelOf, usedOf } from "./ring.js";
 import { html } from "./ui.js";
 import { t } from "./strings.js";
 
-/** place: of the peer, as shares of the picture. */
+/** place: the place of the peer, as shares of the picture's width and height. */
 export function RingTip({ live, id, place }) {
   if (!id || !place) return null;
   const peer = live.peers[id], health = live.health?.peer_health?.find((one) => one.id === id);

@@ -1,14 +1,15 @@
-// Answers that are being written. They go on while another view is shown, after a reload, and in one of several tabs.
+// Running answers. They continue while another view is shown and after a reload; only one of several tabs reads each.
 import { call } from "./mesh.js";
 import { follow } from "./answer.js";
 import { PREFIX, listConversations, randomId, readConversation, saveConversation } from "./conversations.js";
-import { answerElsewhere, hold, isElsewhere, listenToTabs, release, stopElsewhere, tell, unwatch, watch } from "./tabs.js";
+import { answerElsewhere, hold, isElsewhere, listenToTabs, publish, release, stopElsewhere, unwatch, watch } from "./tabs.js";
 
 const running = new Map(); // conversation id → {answer, stop, requestId}
 const attaching = new Set();
 const listeners = new Set();
 
-/** listener(conversation): its answer has changed, or it has changed in another tab; without one only the list has. */
+/** listener(conversation): called when a conversation or its answer has changed, here or in another tab; with null when
+ * only the list has changed. */
 export function onRunning(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -21,7 +22,7 @@ export function answerOf(id) {
   return running.get(id)?.answer ?? answerElsewhere(id);
 }
 
-/** Ask for the next answer of a conversation, whose last message is the user's. */
+/** Requests the next answer of a conversation; its last message must be the user's. */
 export function start(conversation) {
   const clock = { started: Date.now(), first: null };
   conversation.running = { key: randomId(), requestId: `page-${randomId()}`, body: requestOf(conversation), clock };
@@ -29,12 +30,12 @@ export function start(conversation) {
   return read(conversation);
 }
 
-/** Take up all answers that conversations of this browser wait for. */
+/** Resumes all answers that conversations of this browser wait for. */
 export function resume() {
   for (const conversation of listConversations()) attach(conversation);
 }
 
-/** Take up the answer that a conversation waits for, unless another tab reads it. It is computed again only if the mesh
+/** Resumes the answer that a conversation waits for, unless another tab reads it. The mesh computes it again only if it
  * does not know its key. */
 export async function attach(conversation) {
   const { id } = conversation;
@@ -42,7 +43,7 @@ export async function attach(conversation) {
   attaching.add(id);
   const elsewhere = await isElsewhere(id);
   attaching.delete(id);
-  const now = readConversation(id); // it may have ended meanwhile
+  const now = readConversation(id); // the answer may have ended in the meantime
   if (!now?.running || running.has(id)) return changed(now);
   if (elsewhere) watch(id);
   else await read(now);
@@ -61,11 +62,11 @@ async function read(conversation) {
     entry.answer = answer;
     if (!timed && clock.first !== null) {
       timed = true;
-      if (readConversation(id)) saveConversation(conversation); // after a reload the speed is still right
+      if (readConversation(id)) saveConversation(conversation); // keeps the speed correct after a reload
     }
     frame ||= requestAnimationFrame(() => {
       frame = 0;
-      tell(id);
+      publish(id);
       changed(conversation);
     });
   };
@@ -73,7 +74,7 @@ async function read(conversation) {
   cancelAnimationFrame(frame);
   running.delete(id);
   release(id);
-  if (answer.error?.code === "superseded") watch(id); // another tab has taken it over
+  if (answer.error?.code === "superseded") watch(id); // another tab has taken over the answer
   else finish(conversation, answer);
   changed(conversation);
 }
@@ -83,7 +84,7 @@ function finish(conversation, answer) {
   conversation.messages.push({ role: "assistant", content: text, reasoning, calls, finish: reason, error, tokens, ttft, speed });
   conversation.running = null;
   conversation.updated = Date.now();
-  if (readConversation(conversation.id)) saveConversation(conversation); // it may have been deleted meanwhile
+  if (readConversation(conversation.id)) saveConversation(conversation); // it may have been deleted in the meantime
 }
 
 export function stop(id) {
@@ -94,7 +95,7 @@ export function stop(id) {
 
 function stopHere(entry) {
   entry.stop.abort();
-  call(`/v1/cancel/${entry.requestId}`, { method: "POST" }).catch(() => {}); // it may have ended by itself
+  call(`/v1/cancel/${entry.requestId}`, { method: "POST" }).catch(() => {}); // the answer may already have ended
 }
 
 listenToTabs(
@@ -104,7 +105,7 @@ listenToTabs(
     if (conversation) attach(conversation);
   },
 );
-/** Sent to this tab when another one has written. */
+/** The browser sends this event when another tab has written. */
 addEventListener("storage", ({ key }) => {
   if (!key?.startsWith(PREFIX)) return;
   const conversation = readConversation(key.slice(PREFIX.length));

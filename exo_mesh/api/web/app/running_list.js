@@ -1,10 +1,10 @@
-// The answers that run now at any peer, as far as this caller may see them, and the queue of each instance.
+// Lists the running answers of all peers that this caller may see, and the queue of each instance.
 import { number } from "./format.js";
 import { call, mesh } from "./mesh.js";
 import { html, useEffect, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-/** The list of GET /v1/streams, asked again with each live document while something runs. */
+/** The list of GET /v1/streams, fetched again with each live document while an answer runs. */
 function useRunning(live) {
   const [rows, setRows] = useState([]);
   const busy = live.queue.depth > 0 || live.queue.entered > 0 || Object.values(mesh.rates).some((rate) => rate > 0);
@@ -35,7 +35,7 @@ export function Running({ live }) {
   </section>`;
 }
 
-/** A square for each request of a queue: the running ones first. */
+/** A square for each request of a queue; running requests come first. */
 function Places({ running, waiting }) {
   const most = 40, shown = Math.min(most, running + waiting);
   return html`<svg class="places" viewBox="0 0 ${10 * most} 10" aria-hidden="true" preserveAspectRatio="xMinYMid meet">

@@ -1,4 +1,4 @@
-// Invite a machine into a closed mesh: a code for one machine and ten minutes, as text and as a QR code.
+// Invites a machine into a closed mesh with a code, as text and as a QR code. It is for one machine, for ten minutes.
 import { call } from "./mesh.js";
 import { CopyLine, QrCode } from "./settings_parts.js";
 import { html, useEffect, useState } from "./ui.js";

@@ -1,4 +1,4 @@
-// API keys: make one, which is shown once, list and revoke them.
+// API keys: create, list and revoke them. A new key is shown only once.
 import { call, mesh } from "./mesh.js";
 import { CopyLine } from "./settings_parts.js";
 import { html, useEffect, useState } from "./ui.js";

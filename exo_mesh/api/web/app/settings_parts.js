@@ -1,16 +1,16 @@
-// Small parts of the Settings view.
+// Small components of the Settings view.
 import { copyText } from "./markdown.js";
 import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-/** A text to be copied. */
+/** A text with a copy button. */
 export function CopyLine({ text }) {
   const [done, setDone] = useState(false);
   const copy = async () => { setDone(await copyText(text)); setTimeout(() => setDone(false), 1500); };
   return html`<div class="copy-line"><code tabindex="0">${text}</code><button type="button" onClick=${copy}>${t(done ? "chat.copied" : "chat.copy")}</button></div>`;
 }
 
-/** rows: the modules of a QR code, "1" for a dark one. The quiet zone around it is 4 modules wide. */
+/** rows: the modules of a QR code, "1" for a dark module. The quiet zone around the code is 4 modules wide. */
 export function QrCode({ rows, label }) {
   const size = rows.length + 8;
   const path = rows.flatMap((row, y) => [...row.matchAll(/1+/g)].map(({ index, 0: run }) => `M${index + 4} ${y + 4}h${run.length}v1h-${run.length}z`)).join("");

@@ -1,4 +1,4 @@
-// Settings: this browser, what the mesh shares, keys, invitations, and the whole configuration of a node.
+// The settings view: this browser, shared settings, keys, invitations, and the whole configuration of a node.
 import { percent } from "./format.js";
 import { call, mayAdmin, mesh } from "./mesh.js";
 import { Invite } from "./settings_invite.js";
@@ -7,7 +7,7 @@ import { THEMES, chooseTheme, theme } from "./theme.js";
 import { html, useEffect, useState } from "./ui.js";
 import { LANGUAGES, chooseLanguage, language, t } from "./strings.js";
 
-/** Names of shared settings in the order of the form; the kind of each decides the field. */
+/** The names of the shared settings in the order of the form; the kind of a setting decides its field. */
 const FORM = {
   default_model: "text", default_temp: "number", max_generate_tokens: "number", system_prompt: "long",
   keep_agent_lines: "switch", placement: "choice", min_peers: "number", context_limit: "number", mixed_rings: "choice",
@@ -60,7 +60,7 @@ function Browser() {
 const valueOf = (config, name) => config.settings.find((one) => one.name === name);
 
 function Tracing({ config, may, save }) {
-  const [asked, setAsked] = useState(null); // while the node is asked: what for
+  const [asked, setAsked] = useState(null); // the value that was sent to the node, until it answers
   const now = valueOf(config, "trace_sample");
   const turn = async (event) => {
     setAsked(event.target.checked);
@@ -72,7 +72,7 @@ function Tracing({ config, may, save }) {
     <p class="quiet">${t("settings.traceNote", { share: percent(Number(now.value)), origin: originOf(now) })}</p></section>`;
 }
 
-/** The token for gated models: it can be set and removed, and is never shown. */
+/** The token for gated models; it can be set and removed, but is never shown. */
 function HubToken({ config, may, save }) {
   const [text, setText] = useState("");
   const submit = async (event) => {
@@ -88,7 +88,7 @@ function HubToken({ config, may, save }) {
     <p class="quiet">${isSet ? t("token.isSet", { origin }) : t("token.isNot")}</p></form>`;
 }
 
-/** A form of what the mesh shares. An empty field: each node uses its own value. */
+/** The form of the shared settings. With an empty field each node uses its own value. */
 function Shared({ config, may, save }) {
   const [draft, setDraft] = useState(config.mesh);
   const [busy, setBusy] = useState(false);
@@ -129,7 +129,7 @@ function originOf(setting) {
   return setting.origin === "mesh" || setting.origin === "default" ? t(`origin.${setting.origin}`) : setting.origin;
 }
 
-/** Every setting of the node that answers. */
+/** All settings of the node in use. */
 function Everything({ config }) {
   const [changedOnly, setChangedOnly] = useState(true);
   const [word, setWord] = useState("");

@@ -1,8 +1,8 @@
-// Server-sent events from a fetch: EventSource can send neither a key nor a POST, and hides comments.
+// Reads server-sent events from a fetch, because EventSource can send neither a key nor a POST, and hides comments.
 
 export class SilenceError extends Error {}
 
-/** Yields {comment} or {id, data} until the stream ends. A stream that says nothing for silenceMs raises SilenceError. */
+/** Yields {comment} or {id, data} until the stream ends. Raises SilenceError if nothing arrives for silenceMs. */
 export async function* readEvents(reply, silenceMs) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,9 +1,9 @@
-// The words of the page: one JSON file per language. A key that a language lacks is shown in English.
+// The texts of the page: one JSON file for each language. Missing keys are shown in English.
 const FALLBACK = "en";
 const folder = new URL("../strings/", import.meta.url);
 const origin = new URL(import.meta.url).origin;
 
-/** The languages that the node offers: their names in themselves, by tag. */
+/** The languages that the node offers, by tag: each name in its own language. */
 export const LANGUAGES = { [FALLBACK]: "English" };
 let words = {};
 let english = {};
@@ -28,7 +28,7 @@ async function learnLanguages() {
   for (const { id } of data) LANGUAGES[id] = nameOf(id);
 }
 
-/** The stored choice, else the first language of the browser that there is. */
+/** The stored choice, else the first of the browser's languages that the node offers. */
 function preferred() {
   const wanted = [localStorage.getItem("exo.language"), ...navigator.languages.flatMap((tag) => [tag, tag.split("-")[0]])];
   return wanted.find((name) => name in LANGUAGES) ?? FALLBACK;
@@ -42,7 +42,7 @@ export async function loadStrings(name) {
   document.documentElement.lang = name;
 }
 
-/** Turn to a language, and keep the choice in this browser. */
+/** Switches to a language and stores the choice in this browser. */
 export async function chooseLanguage(name) {
   localStorage.setItem("exo.language", name);
   await loadStrings(name);

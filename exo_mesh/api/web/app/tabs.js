@@ -1,16 +1,16 @@
-// Tabs of one browser share their conversations. Only one tab reads a running answer; the others show what it shows.
+// Coordinates the tabs of one browser. Only one tab reads a running answer; the others show the same text.
 
-const CLAIM_MS = 300; // a tab that reads an answer says so at once
-const GONE_MS = 5000; // it says so every second, and when it is closed: without a word for so long it has crashed
+const CLAIM_MS = 300; // a tab that reads an answer replies at once to a question
+const GONE_MS = 5000; // it reports every second and when it closes; after this time without a report it has crashed
 const EVERY_MS = 1000;
 const channel = new BroadcastChannel("exo-mesh.answers");
-const shown = new Map(); // conversation id → {answer, heardAt} of other tabs
-const held = new Map(); // conversation id → {read, stop, wanted} of this tab
-const claims = new Map(); // conversation id → what to do once another tab says that it has the answer
+const shown = new Map(); // conversation id → {answer, heardAt} of an answer that another tab reads
+const held = new Map(); // conversation id → {read, stop, wanted} of an answer that this tab reads
+const claims = new Map(); // conversation id → called when another tab reports that it reads the answer
 let onChange = () => {};
 let onGone = () => {};
 
-/** changed(id): another tab shows more; gone(id): the tab that read this answer is no more. */
+/** changed(id): called when another tab shows more text; gone(id): when the tab that read this answer has closed. */
 export function listenToTabs(changed, gone) {
   onChange = changed;
   onGone = gone;
@@ -31,7 +31,7 @@ export function answerElsewhere(id) {
   return shown.get(id)?.answer ?? null;
 }
 
-/** This tab reads an answer from now on. read(): what it shows of it; stop(): what another tab may ask for. */
+/** Marks an answer as read by this tab. read(): returns the text so far; stop(): called if another tab stops it. */
 export function hold(id, read, stop) {
   shown.delete(id);
   held.set(id, { read, stop, wanted: false });
@@ -41,7 +41,7 @@ export function release(id) {
   held.delete(id);
 }
 
-/** Follow the tab that has this answer, which has said so or will. */
+/** Follows the tab that reads this answer. */
 export function watch(id) {
   if (!shown.has(id)) shown.set(id, { answer: null, heardAt: performance.now() });
   channel.postMessage({ type: "who", id });
@@ -55,8 +55,8 @@ export function stopElsewhere(id) {
   channel.postMessage({ type: "stop", id });
 }
 
-/** Show the other tabs what this one shows, if one of them has asked. */
-export function tell(id) {
+/** Sends this tab's text of an answer to the other tabs, if one of them has asked for it. */
+export function publish(id) {
   const entry = held.get(id);
   if (entry?.wanted) channel.postMessage({ type: "here", id, answer: entry.read() });
 }
@@ -65,7 +65,7 @@ channel.addEventListener("message", ({ data: { type, id, answer } }) => {
   const own = held.get(id);
   if (type === "who" && own) {
     own.wanted = true;
-    tell(id);
+    publish(id);
   } else if (type === "stop") {
     own?.stop();
   } else if (type === "left" && shown.delete(id)) {
@@ -82,7 +82,7 @@ addEventListener("pagehide", () => {
 });
 
 setInterval(() => {
-  for (const id of held.keys()) tell(id);
+  for (const id of held.keys()) publish(id);
   for (const [id, { heardAt }] of shown) {
     if (performance.now() - heardAt < GONE_MS) continue;
     shown.delete(id);

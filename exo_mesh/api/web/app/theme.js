@@ -1,4 +1,4 @@
-// The theme, which this browser keeps.
+// The theme of the page, stored in this browser.
 export const THEMES = ["auto", "light", "dark"];
 
 export function theme() {

@@ -1,4 +1,4 @@
-// Traced requests of all peers, and the one that was chosen: its waterfall, its sums, the raw document.
+// The traced requests of all peers, and the chosen one: its waterfall, its means and the raw document.
 import { clock, number, seconds } from "./format.js";
 import { call, mayAdmin, mesh } from "./mesh.js";
 import { Raw } from "./raw.js";
@@ -63,7 +63,7 @@ function OneTrace({ id, live, close }) {
   </div>`;
 }
 
-/** What a lap spends at each stage and on the links, as means. */
+/** The mean time that a lap spends at each stage and on each link. */
 function Stages({ stats, named }) {
   if (!stats.stages.length) return html`<p class="quiet">${t("traces.noLaps")}</p>`;
   return html`<div class="scroll" tabindex="0"><table>

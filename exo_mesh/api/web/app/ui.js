@@ -1,4 +1,4 @@
-// Preact, its hooks and htm in one import: every view starts from here.
+// Exports Preact, its hooks and htm; every view imports them from here.
 import { h, render, Fragment } from "../vendor/preact/preact.mjs";
 import htm from "../vendor/htm/htm.mjs";
 

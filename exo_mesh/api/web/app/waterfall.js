@@ -4,10 +4,10 @@ import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
 
 const WIDTH = 1000, LEFT = 170, ROW = 30, TOP = 24;
-const MOST_BARS = 3000; // of a long trace only what is wide enough to be seen
+const MOST_BARS = 3000; // a long trace shows only bars that are wide enough to see
 const KINDS = ["place", "queue", "hop", "wait", "compute"];
 
-/** trace: in the Trace Event Format, microseconds. named: gives a peer its name. */
+/** trace: in the Trace Event Format, times in microseconds. named: returns the name of a peer. */
 export function Waterfall({ trace, named }) {
   const spans = trace.traceEvents.filter((event) => event.ph === "X");
   const end = Math.max(1, ...spans.map((span) => span.ts + span.dur));
@@ -48,7 +48,7 @@ export function Waterfall({ trace, named }) {
   </div>`;
 }
 
-/** Up to the end of the first dozen laps; the whole of a short request. */
+/** The range to show first: up to the end of the first twelve laps; a short request is shown completely. */
 function firstLaps(spans, end) {
   const laps = spans.filter((span) => span.cat === "compute" && span.tid === 1);
   return [0, laps.length > 20 ? laps[12].ts : end];
