@@ -235,9 +235,7 @@ def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[i
         return findings
     if reading.nft == "unreadable":
         return [
-            Finding(
-                "firewall", Severity.OK, "only root may read the nftables rules", "run exo-mesh doctor as root"
-            )
+            Finding("firewall", Severity.OK, "only root may read the nftables rules", "run exo-mesh doctor as root")
         ]
     return [Finding("firewall", Severity.OK, "no firewall found")]
 
