@@ -1,1 +1,1 @@
-"""Benchmarks of a ring, of the engines, and of a whole mesh on this machine."""
+"""Benchmarks of a ring, of the engines, and of a whole mesh, on this machine."""

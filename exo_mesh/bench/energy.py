@@ -1,4 +1,4 @@
-"""Computes the energy per token from the nodes' counters before and after a run; see docs/reference/power.md."""
+"""Computes the energy per token from the nodes' counters before and after a run. docs/reference/power.md has the formula."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 SETTLE_S = 4.0
-"""After a run, until its last window is closed on all nodes (exo_mesh/hosting/ring_energy.py)."""
+"""Wait after a run until all nodes have closed its last window of measurement (exo_mesh/hosting/ring_energy.py)."""
 
 _RING = "exo_mesh_ring_energy_"
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyCounters:
-    """Of all rings whose drivers run on the nodes that were asked. is_measured: the nodes know what their machines use.
+    """Energy counters of all rings whose drivers run on the nodes read.
 
-    joules, tokens: by kind, prompt or output.
+    is_measured: all of these nodes measure the energy of their machines. joules, tokens: by kind, prompt or output.
     """
 
     is_measured: bool = False
@@ -28,7 +28,7 @@ class EnergyCounters:
 
 
 def read_energy(texts: Iterable[str]) -> EnergyCounters:
-    """texts: what /metrics of each node says."""
+    """Sums the energy counters of several nodes. texts: GET /metrics of each node."""
     measured, joules, tokens, prompts = [], {}, {}, 0.0  # type: ignore[var-annotated]
     for text in texts:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -45,7 +45,8 @@ def read_energy(texts: Iterable[str]) -> EnergyCounters:
 
 
 def energy_per_token(before: EnergyCounters, after: EnergyCounters) -> dict[str, Any] | None:
-    """Joules of a run; None where no energy was measured. A key is absent where nothing of its kind was computed."""
+    """Joules of a run, in all, per prompt and per token; None without measured energy. Kinds without tokens are
+    absent."""
     joules = {kind: value - before.joules.get(kind, 0.0) for kind, value in after.joules.items()}
     tokens = {kind: value - before.tokens.get(kind, 0.0) for kind, value in after.tokens.items()}
     if sum(joules.values()) <= 0:

@@ -1,7 +1,7 @@
-"""`exo-mesh bench engines`: how fast the engines of this machine are on one checkpoint, in one run and one table.
+"""Measure the speed of the engines on this machine with one checkpoint, in one run and one table.
 
-Each engine runs the whole model through the contract that its stages obey; beside it, in turns, the generate loop of
-its own library. Decoding reads every weight once a step, so it is also told as a part of what the memory could give.
+Each engine runs the whole model through the contract of its stages, in turns with the generate loop of its own library.
+Decoding reads every weight once per step, so its speed is also shown as a share of the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import model_dir_of
 
 VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {"torch": ({"dtype": "float32"}, {"dtype": "bfloat16"})}
-"""Options under which an engine is measured; other engines with their defaults only."""
+"""Options to measure an engine with; other engines are measured with their defaults only."""
 
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """What each loop does, how often, and how long a child may take for all of it."""
+    """The work of each loop in tokens and rounds, and the deadline of a child for all of it."""
 
     prompt: int
     steps: int
@@ -45,10 +45,10 @@ class EngineWork:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of the table: medians over the rounds, or why there are none.
+    """A row of the table: medians over the rounds, or the reason why there are none.
 
-    of_bandwidth: the weights that a step reads, a second, as a part of what the memory gives. ratio: decode speed over
-    that of the engine's own library in the same rounds.
+    of_bandwidth: bytes of weights read per second as a share of the memory bandwidth. ratio: decode speed of the engine
+    divided by the decode speed of its own library in the same rounds.
     """
 
     name: str
@@ -61,26 +61,30 @@ class Line:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `engines` to the verbs of `exo-mesh bench`."""
-    parser = subparsers.add_parser("engines", help="speed and memory of the engines here", description=__doc__)
+    """Adds the verb `exo-mesh bench engines`."""
+    parser = subparsers.add_parser(
+        "engines", help="speed and memory of the engines on this machine", description=__doc__
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", metavar="NAME", help="a model of this machine, or a directory")
-    what.add_argument("--random", metavar="SIZE", default="150M", help="a random Llama of so many weights (150M)")
-    parser.add_argument("--engines", metavar="A,B", help="only these (default: all but those that compute nothing)")
+    what.add_argument("--model", metavar="NAME", help="a model on this machine, or its directory")
+    what.add_argument("--random", metavar="SIZE", default="150M", help="a random Llama with this many weights (150M)")
+    parser.add_argument("--engines", metavar="A,B", help="only these engines (default: all that compute)")
     parser.add_argument("--prompt", type=count(16384), default=128, metavar="N", help="tokens of the prompt (128)")
     parser.add_argument("--steps", type=count(4096), default=32, metavar="N", help="decode steps (32)")
-    parser.add_argument("--rounds", type=count(100), default=3, metavar="N", help="turns that each takes (3)")
-    parser.add_argument("--slice", action="store_true", help="a few layers only: seconds for 1 to 16 rows")
-    parser.add_argument("--memory", action="store_true", help="peak memory of two stages of a 1.5 GB checkpoint")
+    parser.add_argument("--rounds", type=count(100), default=3, metavar="N", help="rounds of each engine (3)")
+    parser.add_argument("--slice", action="store_true", help="measure a few layers only, with 1 to 16 rows")
+    parser.add_argument(
+        "--memory", action="store_true", help="measure the peak memory of two stages of a 1.5 GB checkpoint"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure speed or memory, as the flags say."""
+    """Measures speed or memory, depending on the flags."""
     names = args.engines.split(",") if args.engines else real_engines()
     for name in names:
-        load_registry().provider(name)  # an unknown one is refused before anything is written
+        load_registry().provider(name)  # raises for an unknown engine before anything is written
     with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
         if args.memory:
             table = memory_table(names, Path(scratch))
@@ -100,13 +104,13 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def real_engines() -> list[str]:
-    """Those that `--engine auto` might choose; the others compute nothing, or nothing that anybody wants."""
+    """The engines that `--engine auto` may choose; the others, such as dummy, compute nothing useful."""
     found = load_registry().providers.items()
     return sorted(name for name, provider in found if provider.availability().preference >= 0)
 
 
 def measure_engine(name: str, model_dir: Path, work: EngineWork) -> Iterator[Line]:
-    """The lines of an engine in each of its variants, each followed by that of its library's loop if there is one."""
+    """Measures an engine in each of its variants; after each line comes the line of its library's loop, if any."""
     reason = why_not(name, model_dir)
     for options in VARIANTS.get(name, ({},)):
         label = " ".join((name, *options.values()))
@@ -126,7 +130,7 @@ def why_not(name: str, model_dir: Path) -> str:
     if not look.available:
         return f"{look.reason} ({look.remedy})" if look.remedy else look.reason
     if provider.kind != "stage":
-        return "takes whole models; this measures engines that run layers"
+        return "takes whole models, while this benchmark measures engines that run layers"
     architecture = read_card(model_dir, "bench").architecture
     return "" if provider.supports(architecture) else f"does not run {architecture} models"
 
@@ -134,7 +138,7 @@ def why_not(name: str, model_dir: Path) -> str:
 def _measure_variant(
     name: str, label: str, model_dir: Path, options: Mapping[str, str], work: EngineWork
 ) -> Iterator[Line]:
-    """The engine and its library take turns, so that a machine that slows down slows both."""
+    """Measures the engine and its library in turns, so that a slowdown of the machine affects both."""
     with contextlib.ExitStack() as stack:
         command = engine_command(name, model_dir, options, work.deadline_s)
         ours = stack.enter_context(MeasuringChild([*command, "--what", "engine"], work.deadline_s))
@@ -161,7 +165,7 @@ def _measure_variant(
 
 
 def _speeds(rounds: Sequence[Mapping[str, float]], prompt: int) -> tuple[float, float]:
-    """(prefill tokens/s, decode tokens/s), medians."""
+    """(prefill tokens/s, decode tokens/s), medians over the rounds."""
     prefill = median(prompt / one["prefill_s"] for one in rounds)
     return prefill, median(one["num_steps"] / one["decode_s"] for one in rounds)
 
@@ -177,7 +181,7 @@ def _slice(name: str, model_dir: Path) -> dict[str, Any]:
 
 
 def _model(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
-    """(directory, what to call it) of the model that was named, or of a random one written to `scratch`."""
+    """(directory, label) of the named model, or of a random one that is written to `scratch`."""
     if args.model:
         return model_dir_of(args.model), args.model
     model = model_of_size(parse_size(args.random))
@@ -185,7 +189,7 @@ def _model(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
 
 
 def parse_size(text: str) -> int:
-    """Parameters in "150M" or "1.5B". Raises InputError."""
+    """Parses a number of weights such as "150M" or "1.5B". Raises InputError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBG])", text.strip().upper())
     if found is None:
         raise InputError(f"{text!r} is not a size like 150M or 1.5B", param="random")
@@ -193,7 +197,7 @@ def parse_size(text: str) -> int:
 
 
 def count(most: int) -> Any:
-    """An argparse type: a whole number from 1 to `most`."""
+    """Returns an argparse type: a whole number from 1 to `most`."""
 
     def parse(text: str) -> int:
         if not text.isdigit() or not 1 <= int(text) <= most:
@@ -222,7 +226,7 @@ def _lines_text(label: str, work: EngineWork, lines: Sequence[Line]) -> str:
     head = (
         f"{label}; a prompt of {work.prompt} tokens, then {work.steps} steps; medians of {work.rounds} rounds in turns"
     )
-    roof = f"memory: {min(gb):.1f} to {max(gb):.1f} GB/s, as measured beside each engine" if gb else ""
+    roof = f"memory: {min(gb):.1f} to {max(gb):.1f} GB/s, measured with each engine" if gb else ""
     titles = ("ENGINE", "PREFILL tok/s", "DECODE tok/s", "OF BANDWIDTH", "VS LIBRARY", "")
     return "\n".join([head, *([roof] if roof else []), columns(titles, rows)])
 

@@ -1,4 +1,4 @@
-"""Requests against the HTTP API, many at a time, and what each of them felt like."""
+"""Sends many requests at once to the HTTP API, and measures the times of each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REQUEST_DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask: a prompt of `prompt` letters, each a token to a byte-level tokenizer without merges, and exactly
-    `tokens` of output. fields: further ones of the body."""
+    """A request template: a prompt of `prompt` letters, which are as many tokens for a byte-level tokenizer without
+    merges, and exactly `tokens` tokens of output. fields: further fields of the body."""
 
     model: str
     prompt: int
@@ -30,7 +30,7 @@ class Question:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, number: int) -> dict[str, Any]:
-        """A different prompt for every number, so that no cache can help."""
+        """The body of a request, with a different prompt for every number so that no cache can help."""
         random_ = random.Random(number)
         text = "".join(random_.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(max(1, self.prompt)))
         return {
@@ -47,8 +47,8 @@ class Question:
 
 @dataclass(slots=True)
 class TimedAnswer:
-    """Seconds since the first request of the run: when it was sent, and when each piece of text came. `tokens` is what
-    the server counted; error is its code."""
+    """Times of one answer, in seconds since the first request of the run: when the request was sent, and when each
+    piece of text arrived. tokens: as the server counted. error: its error code."""
 
     sent: float
     came: list[float] = field(default_factory=list)
@@ -59,13 +59,13 @@ class TimedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Of one run: all answers, and the seconds from the first request to the last token."""
+    """The result of one run: all answers, and the seconds from the first request to the last token."""
 
     answers: Sequence[TimedAnswer]
     wall_s: float
 
     def describe(self) -> dict[str, Any]:
-        """Tokens per second of all together, times to the first token and between two pieces, as JSON values."""
+        """Tokens per second in total, time to first token and time between pieces of text, as JSON values."""
         good = [answer for answer in self.answers if not answer.error and answer.came]
         ttft = [answer.came[0] - answer.sent for answer in good]
         gaps = np.concatenate([np.diff(answer.came) for answer in good]) if good else np.zeros(0)
@@ -83,7 +83,7 @@ class LoadResult:
 
 
 async def closed_loop(urls: Sequence[str], question: Question, streams: int, requests: int) -> LoadResult:
-    """`streams` clients, each of which asks again as soon as it has its answer, until `requests` were asked."""
+    """Runs `streams` clients, each of which sends a request as soon as it has an answer, until `requests` were sent."""
     numbers = iter(range(requests))
     async with _session(urls) as session:
         start = time.perf_counter()
@@ -100,7 +100,7 @@ async def closed_loop(urls: Sequence[str], question: Question, streams: int, req
 
 
 async def open_loop(urls: Sequence[str], question: Question, per_s: float, requests: int) -> LoadResult:
-    """Requests at random times (a Poisson process of `per_s` a second), whether earlier ones are answered or not."""
+    """Sends requests at random times (a Poisson process of `per_s` per second), without waiting for earlier answers."""
     random_ = random.Random(0)
     async with _session(urls) as session, asyncio.TaskGroup() as group:
         start = time.perf_counter()
@@ -112,7 +112,7 @@ async def open_loop(urls: Sequence[str], question: Question, per_s: float, reque
 
 
 def _session(urls: Sequence[str]) -> aiohttp.ClientSession:
-    """With our key or local token, which a mesh that already runs may ask for."""
+    """A session with the API key or local token, which a running mesh may require."""
     headers = ApiClient(urls[0]).credentials()
     timeout = aiohttp.ClientTimeout(total=REQUEST_DEADLINE_S)
     return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
@@ -145,7 +145,7 @@ def _take(answer: TimedAnswer, event: dict[str, Any], now: float) -> None:
 def _result(answers: list[TimedAnswer]) -> LoadResult:
     ends = [answer.came[-1] for answer in answers if answer.came]
     if not ends:
-        errors = ", ".join(sorted({answer.error for answer in answers})) or "no text came"
+        errors = ", ".join(sorted({answer.error for answer in answers})) or "no text arrived"
         raise TransportError(f"none of {len(answers)} requests was answered: {errors}")
     return LoadResult(answers, max(ends) - min(answer.sent for answer in answers))
 

@@ -1,4 +1,4 @@
-"""A ring of runner processes on this machine without nodes: what the benches of rings and tensor groups measure."""
+"""Runs a ring of runner processes on this machine without nodes, for the benchmarks of rings and tensor groups."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from exo_mesh.transport.runner_pipe import open_pipe, read_message, socket_pair,
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 READY_DEADLINE_S = 60.0
-"""Between two reports of a runner that loads."""
+"""Longest time between two reports of a runner that loads."""
 
 
 @dataclass(slots=True)
 class LocalRunner:
-    """One runner child, driven as a node would: over its pipe. followers: ranks 1, 2, … of a tensor group it leads."""
+    """A runner process, controlled over its pipe like by a node. followers: ranks 1, 2, … of the group that it
+    leads."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
@@ -39,7 +40,7 @@ class LocalRunner:
     beats: asyncio.Queue[pb.Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
 
     async def expect(self, kind: str) -> pb.FromRunner:
-        """Read until a message of this kind, which must come in time. Raises what the runner reports."""
+        """Reads until a message of this kind arrives. Raises the error that the runner reports, or TimeoutError."""
         async with asyncio.timeout(READY_DEADLINE_S) as patience:
             while (message := await read_message(self.reader, pb.FromRunner)) is not None:
                 patience.reschedule(asyncio.get_running_loop().time() + READY_DEADLINE_S)
@@ -52,7 +53,7 @@ class LocalRunner:
         raise EngineError("a runner ended before it was ready")
 
     async def become_ready(self) -> None:
-        """Raises what the runner, or a follower of it, reports."""
+        """Waits until the runner and its followers are ready. Raises the error that one of them reports."""
         self.port = (await self.expect("listening")).listening.port
         self.ready = (await self.expect("ready")).ready
         for follower in self.followers:
@@ -62,7 +63,7 @@ class LocalRunner:
             await write_message(self.writer, pb.ToRunner(ranks=pb.LinkRanks(endpoints=endpoints)))
 
     async def keep_beats(self) -> None:
-        """Read heartbeats as they come, and keep the last one only, until the runner ends; `failed` is why it did."""
+        """Reads heartbeats and keeps the last one until the runner ends; sets `failed` to the error that it reports."""
         while (message := await read_message(self.reader, pb.FromRunner)) is not None:
             if message.HasField("heartbeat"):
                 if self.beats.full():
@@ -72,7 +73,7 @@ class LocalRunner:
                 self.failed = message.failed
 
     async def fresh_beat(self) -> pb.Heartbeat:
-        """A heartbeat that was made after this call: the second that comes in."""
+        """Waits for a heartbeat that was made after this call: the second one to arrive."""
         async with asyncio.timeout(READY_DEADLINE_S):
             if not self.beats.empty():
                 self.beats.get_nowait()
@@ -82,7 +83,7 @@ class LocalRunner:
 
 @dataclass(frozen=True, slots=True)
 class RingJob:
-    """What all runners of the ring are told alike."""
+    """The parameters that are equal for all runners of the ring."""
 
     plan: Plan
     model_dir: Path
@@ -91,12 +92,12 @@ class RingJob:
 
 
 async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> LocalRunner:
-    """The runner of a stage; of a tensor group the leader, with its followers."""
+    """Starts the runner of a stage; for a tensor group all ranks, and returns the leader."""
     group = what.plan.stages[index].group
     if group is None:
         return await spawn_runner(what, index, cpu, None)
     if group.backend != "ring":
-        raise EngineError(f"a tensor group over {group.backend} cannot be on one machine")
+        raise EngineError(f"a tensor group over {group.backend} cannot run on one machine; use the backend ring")
     endpoints = free_endpoints(group.size)
     wirings = [RankWiring(group.backend, rank, endpoints) for rank in range(group.size)]
     leader, *followers = [await spawn_runner(what, index, cpu, wiring) for wiring in wirings]
@@ -105,14 +106,14 @@ async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> Loca
 
 
 def free_endpoints(number: int) -> tuple[str, ...]:
-    """On loopback, with ports that were free a moment ago."""
+    """Endpoints on loopback with ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         return tuple(f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets)
 
 
 async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWiring | None) -> LocalRunner:
-    """One process: the stage, or one rank of it."""
+    """Starts one process: the stage, or one rank of it. cpu: the core to pin it to, or None."""
     ours, theirs = socket_pair()
     command = [sys.executable, "-m", "exo_mesh.runner", "--control-fd", str(theirs.fileno())]
     process = await asyncio.create_subprocess_exec(
@@ -144,11 +145,11 @@ async def local_ring(
     cpus: Sequence[int] = (),
     tls: Credentials | None = None,
 ) -> AsyncIterator[list[LocalRunner]]:
-    """Start every stage of the plan on loopback, link the ring, wait until all are ready; stop all at the end.
+    """Starts every stage of the plan on loopback, waits until all are ready, and links the ring; stops all at the end.
 
-    cpus: stage i is pinned to cpus[i % len] where the system can, so that two stages do not fight for one core.
-    tls: what all ends of the hops show; None for plain connections. A stage that is a tensor group runs all its ranks
-    here; the runner that stands for it is the leader's.
+    cpus: stage i is pinned to cpus[i % len] where the system supports it, so that stages do not share a core.
+    tls: the credentials of all ends of the hops; None for plain connections. All ranks of a tensor group run here; the
+    returned runner of such a stage is the leader.
     """
     what = RingJob(plan, model_dir, options, tls)
     runners: list[LocalRunner] = []
@@ -172,7 +173,7 @@ async def local_ring(
 
 
 async def _stop(runner: LocalRunner) -> None:
-    """Closing the pipe ends a runner; one that does not end is killed."""
+    """Closes the pipe, which ends the runner; kills the runner if it does not end within 3 s."""
     runner.writer.close()
     try:
         async with asyncio.timeout(3):

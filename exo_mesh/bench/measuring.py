@@ -1,4 +1,4 @@
-"""Children that measure engines (exo_mesh/runner/measure.py), spoken with in lines of JSON, each with a deadline."""
+"""Runs child processes that measure engines (exo_mesh/runner/measure.py), with lines of JSON and a deadline."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MAX_LINE = 1 << 20
 
 
 def engine_command(engine: str, model_dir: Path, options: Mapping[str, str], deadline_s: float) -> list[str]:
-    """The command line of a child, without what it shall do."""
+    """The command line of a measuring child, without the task."""
     pairs = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
     child = [sys.executable, "-m", "exo_mesh.runner.measure", engine, str(model_dir)]
     return [*child, *pairs, "--deadline", str(deadline_s)]
 
 
 def ask_once(command: Sequence[str], deadline_s: float) -> dict[str, Any]:
-    """The one line that a child says. Raises EngineError with its reason if it cannot."""
+    """Runs a child and reads its one answer. Raises EngineError with the child's reason if it fails."""
     with MeasuringChild(command, deadline_s) as child:
         return child.read()
 
 
 class MeasuringChild:
-    """One measuring process, from entering to leaving; whatever happens it does not outlive the block."""
+    """A measuring process, for use in a `with`: it starts at the entry and is killed at the exit."""
 
     def __init__(self, command: Sequence[str], deadline_s: float) -> None:
         self._command = list(command)
@@ -43,14 +43,14 @@ class MeasuringChild:
         self._rest = b""
 
     def __enter__(self) -> MeasuringChild:
-        self._log = tempfile.TemporaryFile()  # a pipe that nobody reads would fill up and stop the child
+        self._log = tempfile.TemporaryFile()  # not a pipe, which would fill up unread and block the child
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             bufsize=0,
-            env={**os.environ, **RUNNER_ENVIRONMENT},  # the allocator is set as a stage's is
+            env={**os.environ, **RUNNER_ENVIRONMENT},  # the same allocator settings as for a stage
         )
         return self
 
@@ -65,7 +65,7 @@ class MeasuringChild:
                     stream.close()
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Say a line, and read the answer."""
+        """Sends a line and reads the answer. Raises EngineError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode() + b"\n")
@@ -74,13 +74,13 @@ class MeasuringChild:
         return self.read()
 
     def read(self) -> dict[str, Any]:
-        """The next line. Raises EngineError with the child's reason, or its last words, or because it is late."""
+        """Reads the next answer. Raises EngineError with the child's reason or last log line, or if it is late."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 if not selector.select(max(0.0, self._end - time.monotonic())):
-                    raise EngineError("it did not answer in time")
+                    raise EngineError("the measuring process did not answer in time")
                 piece = os.read(self._process.stdout.fileno(), 65536)
                 if not piece or len(self._rest) > MAX_LINE:
                     raise EngineError(self._last_words())
@@ -95,4 +95,4 @@ class MeasuringChild:
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 4000))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"the measuring process ended: {lines[-1][:300] if lines else 'it said nothing'}"
+        return f"the measuring process ended: {lines[-1][:300] if lines else 'without output'}"

@@ -1,4 +1,4 @@
-"""`exo-mesh bench engines --memory`: the most memory that loading a stage takes, against its share of the model."""
+"""Measures the peak memory of loading a stage against its share of the model, for `bench engines --memory`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
 
 SLACK = 1.15
-"""A stage may take 15 % more than what its tensors take as the engine holds them."""
+"""Allowed peak: 15 % more than the stage's tensors as the engine holds them."""
 BIG = TinyModel(
     layers=8, hidden=2048, heads=16, kv_heads=8, intermediate=11008, vocab=32000, dtype="bfloat16", shards=4
 )
-"""1.5 GB in four files."""
+"""A model of 1.5 GB in four files."""
 TINY = TinyModel("llama", layers=2, dtype="bfloat16")
 DEADLINE_S = 300.0
 
@@ -28,9 +28,9 @@ _PEAK = ("--what", "peak", "--layers")
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """A stage in a process of its own. share_bytes: its tensors as the engine says that it holds them.
+    """The measurement of a stage in its own process. share_bytes: size of its tensors as the engine reports.
 
-    peak_bytes: the most that was resident. bare_bytes: the same with a model of a few KB: the library and its imports.
+    peak_bytes: peak resident memory. bare_bytes: the peak with a model of a few KB, which is the library alone.
     """
 
     engine: str
@@ -42,19 +42,19 @@ class MemoryRow:
 
     @property
     def over_share(self) -> float:
-        """What the peak, less that of the library alone, is above the share; 0.15 is allowed."""
+        """How far the peak without the library exceeds the share, as a fraction; 0.15 is allowed."""
         return (self.peak_bytes - self.bare_bytes) / self.share_bytes - 1
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """What was measured, and of which checkpoint."""
+    """The rows of the measurement, and the checkpoint in words."""
 
     checkpoint: str
     rows: Sequence[MemoryRow]
 
     def text(self) -> str:
-        """For people."""
+        """The table as text."""
         cells = [
             [row.engine, row.layers, "", "", "", row.reason]
             if row.reason
@@ -70,7 +70,7 @@ class MemoryTable:
 
 
 def memory_table(names: Sequence[str], scratch: Path, model: TinyModel = BIG) -> MemoryTable:
-    """Write a checkpoint under `scratch`, and load each of two halves of it with each engine."""
+    """Writes a checkpoint under `scratch`, and measures each engine with each half of its layers."""
     model_dir = write_checkpoint(scratch / "big", model, repeat=True)
     tiny_dir = write_checkpoint(scratch / "tiny", TINY)
     card = read_card(model_dir, "big")
@@ -95,5 +95,5 @@ def _row(provider: EngineProvider, model_dir: Path, tiny_dir: Path, layers: str)
     except MeshError as exc:
         return MemoryRow(provider.name, layers, str(exc))
     if not found["held_bytes"]:
-        return MemoryRow(provider.name, layers, "it holds no weights")
+        return MemoryRow(provider.name, layers, "the engine holds no weights")
     return MemoryRow(provider.name, layers, "", found["share_bytes"], found["peak_bytes"], bare["peak_bytes"])

@@ -1,4 +1,4 @@
-"""What a benchmark answers with."""
+"""The result type of all benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What was measured: values for JSON, and the same as text for people."""
+    """The result of a benchmark: values for JSON, and the same as text for people."""
 
     values: Mapping[str, Any]
     text: str

@@ -1,6 +1,6 @@
-"""`exo-mesh bench ring`: what a hop costs, with real frames over real runner processes, against plain TCP in one run.
+"""Measure the cost of a hop, with real frames over real runner processes, against plain TCP in the same run.
 
-The hop figure is a lap of one decode row divided by the number of stages. It has everything in it that a token pays:
+The hop time is the lap of one decode row divided by the number of stages. It includes everything that a token needs:
 encoding, gRPC, rows, ops and ballots, a null engine on each stage, sampling, and the answer stream to the caller.
 """
 
@@ -33,7 +33,7 @@ from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.weights.store import ModelStore
 
 LAPS = 4096
-"""Laps of a round; the driver's quantiles look back on exactly this many."""
+"""Laps of a round: the driver computes its quantiles over exactly this many."""
 BULK_BYTES = 16 * 1024 * 1024
 BULK_FRAMES = 32
 ROUNDS = 5
@@ -42,25 +42,27 @@ MODEL = "exo-mesh-demo"
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `ring` to the verbs of `exo-mesh bench`."""
-    parser = subparsers.add_parser("ring", help="cost of a hop against plain TCP", description=__doc__)
+    """Adds the verb `exo-mesh bench ring`."""
+    parser = subparsers.add_parser("ring", help="time of a hop against plain TCP", description=__doc__)
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="stages of the ring (default 2)")
-    parser.add_argument("--engine", default="dummy", help="engine of the stages; only dummy has no compute of its own")
-    parser.add_argument("--payload", type=int, default=8192, metavar="BYTES", help="activation of one token")
-    parser.add_argument("--tls", action="store_true", help="measure the ring over mutual TLS as well")
+    parser.add_argument("--engine", default="dummy", help="engine of the stages; only dummy computes nothing")
+    parser.add_argument(
+        "--payload", type=int, default=8192, metavar="BYTES", help="size of the activation of one token"
+    )
+    parser.add_argument("--tls", action="store_true", help="measure the ring over mutual TLS, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure the ring that the flags describe."""
+    """Measures the ring that the flags describe."""
     result = asyncio.run(measure(args.peers, args.engine, args.payload, with_tls=args.tls))
     return BenchResult(result, _text(result))
 
 
 async def measure(peers: int, engine: str, payload_bytes: int, *, with_tls: bool = False) -> dict[str, Any]:
-    """Figures of the ring and of TCP, taken in turns: medians of ROUNDS rounds each. `tls`: the same over mutual TLS,
-    beside TCP figures of its own rounds."""
+    """Measures the ring and TCP in turns; medians of ROUNDS rounds each. `tls`: the same over mutual TLS, with TCP
+    rounds of its own."""
     result = {
         "peers": peers,
         "engine": engine,
@@ -86,7 +88,7 @@ async def _ring_and_tcp(peers: int, engine: str, payload_bytes: int, tls: Creden
 
 
 async def _small(peers: int, engine: str, payload_bytes: int, tls: Credentials | None) -> dict[str, dict[str, float]]:
-    """Hop times: a stream of single decode rows against ping-pong."""
+    """Measures hop times: a stream of single decode rows against TCP ping-pong."""
     laps: list[float] = []
     p50: list[float] = []
     p99: list[float] = []
@@ -119,7 +121,7 @@ async def _small(peers: int, engine: str, payload_bytes: int, tls: Credentials |
 
 
 async def _large(peers: int, engine: str, tls: Credentials | None) -> dict[str, dict[str, float]]:
-    """Bandwidth: prefill chunks whose activations are BULK_BYTES each, against one-way TCP."""
+    """Measures bandwidth: prefill chunks whose activations have BULK_BYTES each, against one-way TCP."""
     ring: list[float] = []
     tcp: list[float] = []
 
@@ -142,7 +144,8 @@ async def _interleaved(
     ring_round: Callable[[list[LocalRunner]], Awaitable[None]],
     tcp_round: Callable[[], Awaitable[None]],
 ) -> int:
-    """Alternate rounds of both, after one warm-up of the ring; answers the frames that the runners counted."""
+    """Alternates rounds of both after one warm-up of the ring; returns the number of frames that the runners
+    counted."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     directory = ModelStore(()).find(MODEL)
     options = {"payload_bytes": str(payload_bytes)} if engine == "dummy" else {}
@@ -166,7 +169,7 @@ def _plan(peers: int, engine: str) -> Plan:
 
 
 async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt: int, tokens: int) -> float:
-    """Run one request on the ring; answers the seconds from the call to its last token."""
+    """Runs one request on the ring; returns the seconds from the call to its last token."""
     request = driver_pb2.GenerateRequest(
         instance_id="bench",
         ballot=ballot_to_proto(Ballot(1, "bench")),
@@ -189,7 +192,7 @@ async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt:
 
 
 async def _on_tcp(measure: Callable[[Any], Any]) -> Any:
-    """Run a blocking TCP measurement beside nothing else: the ring is idle meanwhile."""
+    """Runs a blocking TCP measurement while the ring is idle."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     with echo_peer((cpus[0], cpus[-1]) if len(cpus) > 1 else None) as connection:
         return measure(connection)

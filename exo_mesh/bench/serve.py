@@ -1,11 +1,10 @@
-"""`exo-mesh bench serve`: how many requests a ring serves at once, and how they feel.
+"""Measure throughput and latency of a mesh under many requests at once.
 
-Starts a mesh of real nodes on this machine (or takes one that runs: --url), asks through the HTTP API, and reports for
-each load: tokens a second of all together, time to the first token, time between tokens, and how busy each stage was.
-The rest of a stage's time, in which it waits for frames, is the bubble. Where the nodes know what their machines use,
-joules per prompt and per token come too (docs/reference/power.md). --against-one gives the same load to one node
-as well. --compare single,group,ring has the same model on one node, on N nodes as one tensor group, and on N nodes as
-stages.
+Starts a mesh of real nodes on this machine, or uses a running one with --url. For each load it reports tokens per
+second in total, time to first token, time between tokens, and the share of time that each stage was busy; the rest, in
+which a stage waits for frames, is the bubble. If the nodes measure energy, it also reports joules per prompt and per
+token (docs/reference/power.md). --against-one gives the same load to one node, too. --compare single,group,ring runs the same
+model on one node, on N nodes as one tensor group, and on N nodes as stages.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ MODEL = "exo-mesh-demo"
 WARM_UP_TOKENS = 16
 MAX_CELLS = 64
 REPORTS_S = 1.2
-"""A stage reports twice a second; this is more than two of them."""
+"""Longer than two reports of a stage, which come twice a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """What is asked for, by the name that every peer knows it by. models_dir: where peers shall look besides; "" if
-    they find it anyway. directory: for those who are given one."""
+    """The model of a benchmark. name: its name at every peer. models_dir: additional directory for the peers, "" if
+    they find the model anyway. directory: the model's directory, if there is one on this machine."""
 
     name: str
     models_dir: str = ""
@@ -56,7 +55,7 @@ class BenchModel:
 
 @dataclass(frozen=True, slots=True)
 class ServeLoad:
-    """One run: `amount` streams or, if is_rate, requests a second; prompts and answers of so many tokens."""
+    """The load of one run: `amount` streams, or requests per second if is_rate. prompt, tokens: tokens per request."""
 
     amount: float
     is_rate: bool
@@ -71,8 +70,8 @@ class ServeLoad:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One of those that are compared: whom to ask, what (without its lengths), and the nodes behind it, if they are
-    ours and tell how busy they are. num_reduces: of a tensor group, for one step."""
+    """A system to compare: its URLs, the question (without lengths), and its nodes, if they are ours and report how
+    busy they are. num_reduces: all-reduces of a tensor group per step."""
 
     question: Question
     urls: Sequence[str]
@@ -82,9 +81,9 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A server of another project that gets the same load. key: of its runs in the result; name: what people read.
+    """A server of another project that gets the same load. key: of its runs in the result; name: for people.
 
-    start: starts it with the model, for as long as the context lasts.
+    start: a context manager that runs the server with the model.
     """
 
     key: str
@@ -93,37 +92,39 @@ class Rival:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `serve` to the verbs of `exo-mesh bench`."""
-    parser = subparsers.add_parser("serve", help="requests at once, over real nodes", description=__doc__)
+    """Adds the verb `exo-mesh bench serve`."""
+    parser = subparsers.add_parser("serve", help="throughput and latency of a mesh of real nodes", description=__doc__)
     add_flags(parser)
     parser.set_defaults(run=run)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What to start, which load it gets, and what to print."""
+    """Adds the flags of the mesh, the load and the output."""
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="nodes, one stage each (default 2)")
     parser.add_argument("--url", default="", metavar="URL", help="measure this mesh instead of starting one")
     parser.add_argument("--engine", default="auto", metavar="NAME", help="engine of the stages")
-    parser.add_argument("--engine-option", action="append", default=[], metavar="K=V", help="a setting of the engine")
+    parser.add_argument("--engine-option", action="append", default=[], metavar="K=V", help="an option of the engine")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--model", default=MODEL, metavar="MODEL", help=f"model or directory (default {MODEL})")
-    what.add_argument("--random", metavar="SIZE", help="instead: a random Llama of so many weights, such as 100M")
+    what.add_argument("--random", metavar="SIZE", help="instead: a random Llama with this many weights, such as 100M")
     parser.add_argument("--streams", default="1,2,4,8", metavar="N,…", help="requests at once (default 1,2,4,8)")
-    parser.add_argument("--rate", metavar="R,…", help="instead: R requests a second, answered or not")
-    parser.add_argument("--requests", type=int, metavar="N", help="of a run (default: two for each stream, or 32)")
+    parser.add_argument("--rate", metavar="R,…", help="instead: R requests per second, without waiting for answers")
+    parser.add_argument("--requests", type=int, metavar="N", help="requests of a run (default: 2 per stream, or 32)")
     parser.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt (default 32)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of an answer (default 128)")
-    parser.add_argument("--grid", metavar="PxT,…", help="instead of both: prompts by answers, such as 32x128,512x64")
+    parser.add_argument(
+        "--grid", metavar="PxT,…", help="instead of both: prompt x answer tokens, such as 32x128,512x64"
+    )
     parser.add_argument("--policy", choices=POLICIES, default="throughput", help="placement (default throughput)")
-    parser.add_argument("--pin", action="store_true", help="stage i computes on core i only (Linux)")
-    parser.add_argument("--compare", metavar="WHAT,…", help="some of single, group, ring (default: ring)")
-    parser.add_argument("--against-one", action="store_true", help="the same with one node, and the ratio")
-    parser.add_argument("--plot", metavar="FILE", help="draw the figures: .svg, .png or .pdf (needs matplotlib)")
+    parser.add_argument("--pin", action="store_true", help="pin stage i to core i (Linux)")
+    parser.add_argument("--compare", metavar="WHAT,…", help="systems to measure: single, group, ring (default: ring)")
+    parser.add_argument("--against-one", action="store_true", help="also measure one node, and show the ratio")
+    parser.add_argument("--plot", metavar="FILE", help="draw the results as .svg, .png or .pdf (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace, *rivals: Rival) -> BenchResult:
-    """Measure what the flags describe, in turns with `rivals`. Draws the picture of --plot."""
+    """Measures what the flags describe, in turns with `rivals`, and draws the picture of --plot."""
     loads = list(_loads(args))
     _check(args, rivals)
     with _model(args) as model:
@@ -137,27 +138,29 @@ def run(args: argparse.Namespace, *rivals: Rival) -> BenchResult:
 
 
 def _check(args: argparse.Namespace, rivals: Sequence[Rival]) -> None:
-    """Refuse what cannot work before anything is measured. Raises ConfigError."""
+    """Raises ConfigError for flags that cannot work, before anything is measured."""
     _compared(args)
     if args.url and (args.random or args.compare or args.against_one or rivals):
-        raise ConfigError("--url measures a mesh that runs: --random, --compare and --against-… start one here")
+        raise ConfigError(
+            "--url measures a running mesh, while --random, --compare and --against-… start one here: use one of them"
+        )
     if args.plot:
         check_plot(Path(args.plot))
 
 
 def _compared(args: argparse.Namespace) -> dict[str, tuple[int, bool]]:
-    """What is started here: by key of the result how many nodes, and whether as a tensor group. Raises ConfigError."""
+    """The systems to start: by key of the result (number of nodes, is a tensor group). Raises ConfigError."""
     known = {"single": ("one", 1, False), "group": ("group", args.peers, True), "ring": ("runs", args.peers, False)}
     named = (args.compare or "ring").split(",") + (["single"] if args.against_one else [])
     if not set(named) <= set(known):
-        raise ConfigError(f"--compare {args.compare}: there are {', '.join(known)}")
+        raise ConfigError(f"--compare {args.compare}: must be some of {', '.join(known)}")
     if "group" in named and args.peers < 2:
-        raise ConfigError(f"--compare {args.compare}: a group has two peers at least, not --peers {args.peers}")
+        raise ConfigError(f"--compare {args.compare}: a group needs at least 2 peers, not --peers {args.peers}")
     return {key: (peers, grouped) for name, (key, peers, grouped) in known.items() if name in named}
 
 
 def _loads(args: argparse.Namespace) -> Iterator[ServeLoad]:
-    """Every amount for every cell of the grid. Raises ConfigError."""
+    """The loads: every amount with every cell of the grid. Raises ConfigError."""
     cells = _cells(args.grid) if args.grid else [(args.prompt, args.tokens)]
     amounts = _rates(args.rate) if args.rate else [float(count) for count in _counts(args.streams)]
     for prompt, tokens in cells:
@@ -168,13 +171,15 @@ def _loads(args: argparse.Namespace) -> Iterator[ServeLoad]:
 
 @contextlib.contextmanager
 def _model(args: argparse.Namespace) -> Iterator[BenchModel]:
-    """What was named, or a random checkpoint that exists as long as the block."""
+    """The named model, or a random checkpoint that is deleted at the end."""
     if args.random:
         with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
             made = write_checkpoint(Path(scratch) / "random", model_of_size(parse_size(args.random)), repeat=True)
             yield BenchModel(made.name, scratch, made)
     elif not args.url and (directory := Path(args.model).expanduser()).is_dir():
-        directory = directory.resolve()  # only a name means the same model to every peer
+        directory = (
+            directory.resolve()
+        )  # peers know the model by this directory's name, so it must not be "." or a link
         yield BenchModel(directory.name, str(directory.parent), directory)
     else:
         yield BenchModel(args.model)
@@ -183,9 +188,9 @@ def _model(args: argparse.Namespace) -> Iterator[BenchModel]:
 def _measure(
     args: argparse.Namespace, loads: Sequence[ServeLoad], model: BenchModel, rivals: Sequence[Rival]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The runs of all that are compared, by their keys.
+    """Measures all systems with all loads; returns the runs by key.
 
-    For each load they take turns, so that a machine that slows down slows all; a system without a turn is idle.
+    The systems take turns for each load, so that a slowdown of the machine affects all; the others are idle meanwhile.
     """
     with contextlib.ExitStack() as stack:
         if args.url:
@@ -228,16 +233,16 @@ def _ring(args: argparse.Namespace, model: BenchModel, peers: int, grouped: bool
 
 
 def _ranks(mesh: LocalMesh) -> list[int]:
-    """Pids of the runners, by node: a plan names only the one that leads."""
+    """The pids of all runners, ordered by node. Needed because a plan names only the leader of a group."""
     nodes = [psutil.Process(child.pid) for child in mesh.children]
     found = [child for node in nodes for child in node.children(recursive=True)]
     return [process.pid for process in found if "exo_mesh.runner" in process.cmdline()]
 
 
 def _pin(pids: Sequence[int]) -> None:
-    """Every thread of stage i to one core, so that a stage is one core's worth of machine and no more."""
+    """Pins every thread of stage i to one core, so that each stage computes with exactly one core."""
     if not hasattr(os, "sched_setaffinity"):
-        raise ConfigError("--pin: this system cannot pin a process to a core")
+        raise ConfigError("--pin: this system cannot pin a process to a core; leave it out")
     cores = sorted(os.sched_getaffinity(0))
     for index, pid in enumerate(pids):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -266,8 +271,11 @@ def _run(system: System, load: ServeLoad) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Readings:
-    """Of each stage or rank, in the order of the nodes: seconds in its engine so far, and what it holds. all_reduce_s:
-    of a few bytes, of a tensor group. energy: what the rings have used so far."""
+    """Counters of each stage or rank, in the order of the nodes.
+
+    busy_s: seconds in its engine so far. memory_bytes: held now. all_reduce_s: of a few bytes, in a tensor group.
+    energy: used by the rings so far.
+    """
 
     busy_s: list[float]
     memory_bytes: list[int]
@@ -276,8 +284,8 @@ class _Readings:
 
 
 def _readings(mesh: LocalMesh | None) -> _Readings:
-    """The metrics of a node have them from the last report of the stage, so this waits for one: between two runs
-    nothing is computed."""
+    """Reads the counters from the nodes' metrics. First waits for a report of each stage, since metrics show the last
+    one; nothing is computed between two runs."""
     if mesh is not None:
         time.sleep(REPORTS_S)
     clients = [] if mesh is None else [mesh.client(index) for index in range(len(mesh.ready))]
@@ -294,7 +302,7 @@ def _readings(mesh: LocalMesh | None) -> _Readings:
 
 
 def _values(text: str, name: str) -> list[float]:
-    """All values of one of our metrics."""
+    """All values of an exo_mesh_ metric in the text of /metrics."""
     lines = [line for line in text.splitlines() if line.startswith(f"exo_mesh_{name}{{")]
     return [float(line.rsplit(" ", 1)[1]) for line in lines]
 
@@ -302,20 +310,20 @@ def _values(text: str, name: str) -> list[float]:
 def _counts(text: str) -> list[int]:
     parts = text.split(",")
     if not all(re.fullmatch(r"[0-9]{1,4}", part) and 1 <= int(part) <= 1024 for part in parts):
-        raise ConfigError(f"--streams {text}: whole numbers from 1 to 1024 are needed, separated by commas")
+        raise ConfigError(f"--streams {text}: must be whole numbers from 1 to 1024, separated by commas")
     return [int(part) for part in parts]
 
 
 def _rates(text: str) -> list[float]:
     parts = text.split(",")
     if not all(re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4})?", part) and float(part) > 0 for part in parts):
-        raise ConfigError(f"--rate {text}: requests a second are needed, such as 0.5,2, separated by commas")
+        raise ConfigError(f"--rate {text}: must be requests per second, separated by commas, such as 0.5,2")
     return [float(part) for part in parts]
 
 
 def _cells(text: str) -> list[tuple[int, int]]:
-    """(prompt tokens, answer tokens) of each cell."""
+    """Parses the grid: (prompt tokens, answer tokens) of each cell. Raises ConfigError."""
     parts = text.lower().split(",")
     if len(parts) > MAX_CELLS or not all(re.fullmatch(r"[1-9][0-9]{0,5}x[1-9][0-9]{0,5}", part) for part in parts):
-        raise ConfigError(f"--grid {text}: prompts by answers are needed, such as 32x128,512x64")
+        raise ConfigError(f"--grid {text}: must be up to {MAX_CELLS} pairs PROMPTxANSWER, such as 32x128,512x64")
     return [(int(prompt), int(tokens)) for prompt, _, tokens in (part.partition("x") for part in parts)]

@@ -1,4 +1,4 @@
-"""What `exo-mesh bench serve` shows: a table in the terminal, and a picture if one is asked for."""
+"""Reports the results of `exo-mesh bench serve`: a table in the terminal, and a picture with --plot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exo_mesh.settings.config import ConfigError
 from exo_mesh.telemetry.tables import columns
 
 NAMES = {"runs": "ring", "group": "group", "one": "one stage"}
-"""What `exo-mesh bench serve` compares: keys of its result, and what people read. Rivals add keys of their own."""
+"""The systems of `exo-mesh bench serve`: label by key of the result. Rivals add keys of their own."""
 
 _HEADER = [
     "",
@@ -34,7 +34,7 @@ _FORMATS = (".svg", ".png", ".pdf")
 
 
 def table(result: Mapping[str, Any], names: Mapping[str, str] = NAMES) -> str:
-    """The result for people: a line for each run."""
+    """The result as a table with a line for each run."""
     rows = [_row(key, run, names) for key in names for run in result.get(key, ())]
     return columns(_HEADER, rows)
 
@@ -50,12 +50,13 @@ def _row(key: str, run: Mapping[str, Any], names: Mapping[str, str]) -> list[obj
     row += [_joules(energy.get(f"joules_per_{what}")) for what in ("prompt", "output_token")]
     ratios = [f"{run[_ratio(other)]:.2f} x {name}" for other, name in names.items() if _ratio(other) in run]
     if "all_reduce_share" in run:
-        ratios.append(f"all-reduces {run['all_reduce_share']:.0%} of a step at least")
+        ratios.append(f"all-reduces take at least {run['all_reduce_share']:.0%} of a step")
     return [*row, run["failed"], ", ".join(ratios)]
 
 
 def compare(result: dict[str, Any], names: Mapping[str, str] = NAMES) -> None:
-    """Write into each run of the ring its tokens per second over those of the same load elsewhere."""
+    """Adds to each run of the ring (mutates) its tokens per second divided by those of other systems at the same
+    load."""
     for other in (key for key in names if key != "runs"):
         for ours, theirs in zip(result.get("runs", ()), result.get(other, ()), strict=False):
             if theirs["tokens_per_s"]:
@@ -63,7 +64,7 @@ def compare(result: dict[str, Any], names: Mapping[str, str] = NAMES) -> None:
 
 
 def _ratio(other: str) -> str:
-    """The key, in a run of the ring, of its tokens per second over those of `other`."""
+    """The key in a run of the ring for its tokens per second divided by those of `other`."""
     return f"against_{other}"
 
 
@@ -76,28 +77,32 @@ def _joules(value: float | None) -> str:
 
 
 def check_plot(file: Path) -> None:
-    """Before anything is measured. Raises ConfigError if the picture cannot be made."""
+    """Raises ConfigError if the picture cannot be made. Called before anything is measured."""
     if file.suffix not in _FORMATS:
         raise ConfigError(f"--plot {file}: the name must end in {', '.join(_FORMATS)}")
     if not file.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {file}: there is no such directory")
+        raise ConfigError(f"--plot {file}: the directory does not exist")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"--plot {file}: matplotlib is needed: pip install 'exo-mesh[plot]'")
+        raise ConfigError(f"--plot {file}: matplotlib is not installed: pip install 'exo-mesh[plot]'")
 
 
 def plot(result: Mapping[str, Any], file: Path, names: Mapping[str, str] = NAMES) -> None:
-    """Draw tokens per second, time to the first token and between tokens, against the load.
+    """Draws tokens per second, time to first token and time between tokens against the load.
 
-    There is a line for each grid cell of each system that was compared.
+    There is a line for each grid cell of each compared system.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     panels = figure.subplots(1, 3)
-    titles = ("tokens per second, all together", "first token: p50, and p99 dotted, ms", "between tokens: same, ms")
+    titles = (
+        "tokens per second in total",
+        "first token in ms: p50, p99 dotted",
+        "between tokens in ms: p50, p99 dotted",
+    )
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=9)
-        panel.set_xlabel("requests a second" if "rate" in _first(result, names) else "streams")
+        panel.set_xlabel("requests per second" if "rate" in _first(result, names) else "streams")
         panel.grid(alpha=0.3)
     for label, runs in _lines(result, names):
         load = [run.get("streams", run.get("rate")) for run in runs]
@@ -107,7 +112,7 @@ def plot(result: Mapping[str, Any], file: Path, names: Mapping[str, str] = NAMES
                 values = [1e3 * run[kind].get(quantile, float("nan")) for run in runs]
                 panel.plot(load, values, style, marker=".", color=line.get_color())
     for panel in panels:
-        panel.set_ylim(bottom=0)  # once the lines are in: before, it would fix the top as well
+        panel.set_ylim(bottom=0)  # after the lines are drawn: earlier, it would fix the top limit, too
     figure.legend(fontsize=8, loc="outside lower center", ncols=3)
     figure.suptitle(f"{result['model']} over {result['peers']} peers, {result['cores']} cores", fontsize=10)
     figure.savefig(file)
@@ -118,7 +123,7 @@ def _first(result: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, 
 
 
 def _lines(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """(label, runs by load) of each curve."""
+    """(label, runs ordered by load) of each curve."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for key, name in names.items():
         for run in result.get(key, ()):

@@ -1,4 +1,4 @@
-"""What the ring is held against: Python blocking TCP between two processes, TCP_NODELAY, length known to both."""
+"""The baseline of `bench ring`: blocking TCP in Python between two processes, TCP_NODELAY, lengths known to both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ SOCKET_DEADLINE_S = 30.0
 
 @contextlib.contextmanager
 def echo_peer(cpus: tuple[int, int] | None) -> Iterator[socket.socket]:
-    """A connection to a child process that runs `serve`; this process and the child are pinned to one CPU each."""
+    """Starts a child process that runs `serve`, and connects to it. cpus: pins this process and the child to one
+    each."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(SOCKET_DEADLINE_S)
         command = [sys.executable, "-m", "exo_mesh.bench.tcp", str(server.getsockname()[1])]
@@ -38,7 +39,7 @@ def echo_peer(cpus: tuple[int, int] | None) -> Iterator[socket.socket]:
 
 
 def ping_pong(connection: socket.socket, payload_bytes: int, laps: int) -> tuple[float, float]:
-    """(p50, p99) seconds per hop: half of the time there and back with `payload_bytes` each way."""
+    """Measures (p50, p99) seconds per hop: half of a round trip with `payload_bytes` each way."""
     payload, buffer = bytes(payload_bytes), memoryview(bytearray(payload_bytes))
     _command(connection, "echo", payload_bytes, laps)
     times = []
@@ -52,7 +53,7 @@ def ping_pong(connection: socket.socket, payload_bytes: int, laps: int) -> tuple
 
 
 def bulk(connection: socket.socket, payload_bytes: int, count: int) -> float:
-    """Bytes per second one way: `count` payloads, the last byte of each confirmed."""
+    """Measures bytes per second one way: `count` payloads, each of which the other side confirms."""
     payload, confirmation = bytes(payload_bytes), memoryview(bytearray(1))
     _command(connection, "sink", payload_bytes, count)
     start = time.perf_counter()
@@ -63,7 +64,7 @@ def bulk(connection: socket.socket, payload_bytes: int, count: int) -> float:
 
 
 def serve(port: int) -> None:
-    """The child: do what each 32-byte command says until the other side closes."""
+    """Runs the child: executes each 32-byte command until the other side closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=SOCKET_DEADLINE_S) as connection:
         _prepare(connection)
         command = memoryview(bytearray(32))

@@ -1,4 +1,4 @@
-"""Turns readings about RDMA over Thunderbolt into the findings of `exo-mesh doctor rdma`. Pure."""
+"""Turns readings about RDMA over Thunderbolt into the findings of `exo-mesh doctor rdma`. Reads nothing itself."""
 
 from __future__ import annotations
 

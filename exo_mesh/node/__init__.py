@@ -1,1 +1,1 @@
-"""This machine in the mesh: what it hosts, what it places, and the requests that enter here."""
+"""The node: wires the parts of this peer together, starts and stops them, and answers the API and other peers."""

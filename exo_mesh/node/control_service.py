@@ -1,4 +1,4 @@
-"""What this node answers to other nodes; the messages of control.proto in, and out."""
+"""Answers the control RPCs of other nodes, with the messages of control.proto."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ControlService:
         if request.engine and reply.found:
             card = card_from_json(reply.card_json)
             survey = await self._surveys.here(card, request.engine)
-            reply.card_json = card_to_json(replace(card, legal_cuts=survey.legal_cuts))  # peers of older versions
+            reply.card_json = card_to_json(replace(card, legal_cuts=survey.legal_cuts))  # for peers of older versions
             reply.survey_json = survey_to_json(survey)
         return reply
 
@@ -98,7 +98,7 @@ class ControlService:
         try:
             plan = plan_from_proto(request.plan)
         except ValueError as exc:
-            raise InputError(f"this is no plan: {exc}") from exc
+            raise InputError(f"invalid plan: {exc}") from exc
         try:
             if request.HasField("adopt"):
                 adopted = ballot_from_proto(request.adopt)
@@ -122,7 +122,7 @@ class ControlService:
         try:
             wiring = rank_from_proto(request.rank) if request.HasField("rank") else None
         except ValueError as exc:
-            raise InputError(f"this is no wiring of a rank: {exc}") from exc
+            raise InputError(f"invalid wiring of a rank: {exc}") from exc
         ballot = ballot_from_proto(request.ballot)
         async for status in self._host.commit(request.instance_id, ballot, keep_kv_from, wiring):
             yield status
@@ -191,7 +191,7 @@ class ControlService:
 
     async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply:
         if request.node_id != self._membership.own.id:
-            raise InputError("another node is meant")
+            raise InputError(f"this request is for node {request.node_id[:8]}, but arrived at another one")
         self._membership.stops.ask(restart=request.restart)
         return pb.StopNodeReply()
 
@@ -200,7 +200,7 @@ class ControlService:
 
     async def drain(self, request: pb.DrainRequest) -> pb.DrainReply:
         if request.node_id != self._membership.own.id:
-            raise InputError("another node is meant")
+            raise InputError(f"this request is for node {request.node_id[:8]}, but arrived at another one")
         self._peer_desk.drain_here(on=request.on)
         return pb.DrainReply()
 
@@ -209,7 +209,7 @@ class ControlService:
 
     async def keep_instance(self, request: pb.KeepInstanceRequest) -> pb.KeepInstanceReply:
         if math.isnan(request.idle_s):
-            raise InputError("idle_s is no number")
+            raise InputError("idle_s must be a number, not NaN")
         return pb.KeepInstanceReply(found=self._instances.wish_idle(request.instance_id, request.idle_s))
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:

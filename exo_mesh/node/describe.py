@@ -1,4 +1,4 @@
-"""What a node shows of itself and the mesh, as plain JSON values. Numbers and names only: no prompt, no token."""
+"""Describes this node and the mesh as plain JSON values: numbers and names only, no prompt and no token."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from exo_mesh.proto.runner_pb2 import Heartbeat
 def describe_instance(
     instance: InstanceInfo, owner: str, downloads: Iterable[tuple[str, DownloadInfo]] = ()
 ) -> dict[str, Any]:
-    """An instance as in `state()["view"]["instances"]`. downloads: of the view; while the instance is loading, each
-    stage lists those of its peers."""
+    """An instance as in `state()["view"]["instances"]`. downloads: (peer id, download) pairs of the view; while the
+    instance is loading, each stage lists the downloads of its peers."""
     plan = instance.plan
     stages = plan.describe()
     for index, stage in enumerate(stages):
@@ -63,7 +63,7 @@ def describe_download(owner: str, info: DownloadInfo) -> dict[str, Any]:
 
 
 def peers_of(stage: Mapping[str, Any]) -> list[str]:
-    """Everybody who is a stage of `describe_instance`."""
+    """The ids of all peers of a stage from `describe_instance`."""
     peers: list[str] = stage["group"]["peers"] if "group" in stage else [stage["peer"]]
     return peers
 
@@ -102,7 +102,7 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
 
 
 def describe_view(view: View) -> dict[str, Any]:
-    """What is agreed: equal on all live peers, and so is its digest, which does not cover downloads."""
+    """The shared view, which is equal on all live peers. Its digest does not cover downloads."""
     downloads = view.downloads()
     return {
         "peers": [describe_peer(peer) for peer in view.peers()],
@@ -135,8 +135,8 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
 
 
 def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
-    """What a stage holds. Of the KV pool only the driver knows, in positions: each stage of its ring has those for its
-    own layers."""
+    """The memory of a stage. Only the driver reports the KV pool, in token positions; each stage of its ring holds
+    these positions for its own layers."""
     shown = {
         "instance": stage.instance_id,
         "stage": stage.index,
@@ -152,16 +152,16 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
 
 
 def _describe_library(beat: Heartbeat) -> dict[str, Any] | None:
-    """What the library of the engine takes, as it counts itself; None where it does not."""
+    """The memory that the engine's library reports to use; None if it does not report."""
     if not beat.HasField("library"):
         return None
-    told = beat.library
+    library = beat.library
     return {
-        "source": told.source,
-        "active_bytes": told.active_bytes,
-        "cache_bytes": told.cache_bytes,
-        "peak_bytes": told.peak_bytes,
-        "limit_bytes": told.limit_bytes if told.HasField("limit_bytes") else None,
+        "source": library.source,
+        "active_bytes": library.active_bytes,
+        "cache_bytes": library.cache_bytes,
+        "peak_bytes": library.peak_bytes,
+        "limit_bytes": library.limit_bytes if library.HasField("limit_bytes") else None,
     }
 
 
@@ -179,7 +179,7 @@ def describe_peer_memory(peer: PeerInfo, reading: Telemetry) -> dict[str, Any]:
 
 
 def describe_beat(beat: Heartbeat) -> dict[str, Any]:
-    """The counters of a stage that runs here."""
+    """The counters of a stage on this machine."""
     return {
         "frames_in": beat.frames_in,
         "frames_out": beat.frames_out,
@@ -198,9 +198,9 @@ def describe_beat(beat: Heartbeat) -> dict[str, Any]:
 
 
 def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
-    """The way by which this node reaches a peer, and what was measured of each way that it knows.
+    """The link from this node to a peer, with the measurements of each known path.
 
-    rtt_ms: of the address in use, as measured, or that of the last exchanges until it is. mb_per_s: 10^6 bytes.
+    rtt_ms: measured for the address in use; until then, of the last exchanges. mb_per_s: 10^6 bytes per second.
     """
     used = peer.paths.get(peer.client.address)
     return {
@@ -222,15 +222,15 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
     }
 
 
-def describe_told_link(teller: str, hop: HopReading) -> dict[str, Any]:
-    """The way by which one peer reaches another, as it told, without addresses."""
+def describe_told_link(reporter: str, hop: HopReading) -> dict[str, Any]:
+    """The link from one peer to another, as the first peer reported it, without addresses."""
     figures = {"rtt_ms": hop.rtt_ms or None, "mb_per_s": hop.mb_per_s or None}
     paths = [{"address": "", "kind": hop.kind, **figures, "works": True}] if hop.kind else []
-    return {"from": teller, "to": hop.peer_id, "address": "", **figures, "paths": paths}
+    return {"from": reporter, "to": hop.peer_id, "address": "", **figures, "paths": paths}
 
 
 def describe_cables(view: View) -> list[dict[str, Any]]:
-    """Each Thunderbolt cable between two peers once; up: both ends have an active RDMA port."""
+    """Every Thunderbolt cable between two peers, once. up: both ends have an active RDMA port."""
     return [
         {
             "ends": [
@@ -247,9 +247,9 @@ def describe_cables(view: View) -> list[dict[str, Any]]:
 
 
 def describe_topology(membership: Membership, instances: Instances) -> dict[str, Any]:
-    """Peers, this node's links and those between other peers, who was refused and why, and the ring of each instance.
+    """The peers, the links of this node and of other peers, refused peers with reasons, and the ring of each instance.
 
-    view_digest: equal at all peers that agree. capacity: of all peers together, as they said last.
+    view_digest: equal at all peers that agree. capacity: the sum of the peers' last reports.
     """
     own_id = membership.own.id
     readings = membership.telemetry
@@ -273,7 +273,7 @@ def describe_topology(membership: Membership, instances: Instances) -> dict[str,
         ],
         "links": [
             *(describe_link(own_id, peer) for peer in membership.peers),
-            *(describe_told_link(*told) for told in hops_of_others(own_id, readings)),
+            *(describe_told_link(*reported) for reported in hops_of_others(own_id, readings)),
         ],
         "cables": describe_cables(membership.view),
         "refused": list(membership.refusals),

@@ -1,4 +1,4 @@
-"""Puts what the parts of a node know into its metrics; housekeeping calls this each round."""
+"""Copies the state of a node's parts into its metrics; housekeeping calls these functions each round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exo_mesh.telemetry.metrics import Metrics
 
 
 def describe_node(metrics: Metrics, membership: Membership) -> None:
-    """What does not change while the node runs."""
+    """Sets the metrics that do not change while the node runs."""
     own = membership.own
     metrics.build_info.labels(__version__, str(own.protocols), platform.python_version())
     metrics.node_info.labels(own.name, own.id, own.namespace)
@@ -43,7 +43,7 @@ def show_downloads(metrics: Metrics, tally: DownloadTally) -> None:
 
 
 def show_mesh(metrics: Metrics, membership: Membership) -> None:
-    """Peers, instances and engines. The series of those that are gone disappear."""
+    """Sets the metrics of peers, instances and engines, and removes the series of those that are gone."""
     peers, view = membership.peers, membership.view
     metrics.nodes.set(len(peers) + 1)
     metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in peers if peer.rtt_ms})

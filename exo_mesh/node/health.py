@@ -1,4 +1,4 @@
-"""How this node, its peers and the instances are, and why: levels, and reasons with what to do about them."""
+"""Health of this node, its peers and the instances: levels, and reasons with remedies."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.settings.config import Settings
 
 MAX_SKEW_S = 5.0
-"""As in `exo-mesh doctor`: logs of several machines that are further apart mislead people."""
+"""Largest difference between clocks without a reason, as in `exo-mesh doctor`: more makes logs misleading."""
 
 ALONE_S = 30.0
-"""Discovery finds a peer of the same LAN within a few seconds."""
+"""How long a node waits before it reports that it has no peers; discovery in a LAN takes a few seconds."""
 
 SLOW_RTT_MS, SLOW_MB_PER_S = 20.0, 11.0
-"""A hop that is slower is what a ring waits for: 11 MB/s is what 100 Mbit/s carry; a LAN answers within 1 ms, Wi-Fi
-within 10."""
+"""Limits beyond which a hop slows a ring down: 11 MB/s is a 100 Mbit/s link; a LAN answers within 1 ms, Wi-Fi within
+10 ms."""
 
 BUSY = 1.5
-"""Processes that want a core, for each core. Above it, measured ways say more about the machines than about the
-links."""
+"""Load per core above which measurements of links are ignored: they then depend on the machine, not the link."""
 
 FRESH_S = 0.5
-"""The reasons travel with every probe; they need not be found anew for each."""
+"""How long reasons are cached: every probe carries them."""
 
 MAX_NAMED = 8
 
@@ -44,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Health:
-    """Looks at what the parts of a node say. note: problems found at its start."""
+    """Derives the health of a node from its parts."""
 
     def __init__(
         self,
@@ -74,18 +73,20 @@ class Health:
         self._kept: tuple[float, list[Reason]] = (float("-inf"), [])
 
     def note(self, code: str, message: str, remedy: str) -> None:
-        """Something that was found once, and stays so until the next start."""
+        """Adds a problem that was found at the start and lasts until the next start."""
         self._noted.append(Reason(code, HealthLevel.DEGRADED, message, remedy))
 
     def missed_peers(self, found: int) -> None:
-        """The wait for peers has ended without all of them."""
+        """Records and logs that the wait for peers ended before all were found."""
         self._num_missed = self._settings.wait_for_peers - found
         _log.warning("%s", self._missed_text())
 
     def _missed(self) -> Reason | None:
         if not self._num_missed or self._membership.num_peers >= self._settings.wait_for_peers:
             return None
-        remedy = "start the others, or see exo-mesh doctor if they run; --discovery-timeout 0 waits without end"
+        remedy = (
+            "start the other peers, or run exo-mesh doctor if they run already; --discovery-timeout 0 waits forever"
+        )
         return Reason("peers_missing", HealthLevel.DEGRADED, self._missed_text(), remedy)
 
     def _missed_text(self) -> str:
@@ -97,7 +98,7 @@ class Health:
         )
 
     def reasons(self) -> list[Reason]:
-        """What is wrong with this node, or worth knowing of it."""
+        """Problems and notes of this node, cached for FRESH_S."""
         now = self._clock()
         if now - self._kept[0] > FRESH_S:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
@@ -109,11 +110,11 @@ class Health:
         return self._kept[1]
 
     def problems(self) -> tuple[Reason, ...]:
-        """What the other peers are told: whatever is worse than ok."""
+        """The reasons that are reported to other peers: those worse than ok."""
         return tuple(reason for reason in self.reasons() if reason.level is not HealthLevel.OK)
 
     def describe(self, phase: str) -> dict[str, Any]:
-        """phase: "starting", "waiting_for_peers", "ok", "draining" or "stopping"."""
+        """The health as JSON. phase: "starting", "waiting_for_peers", "ok", "draining" or "stopping"."""
         num_others, readings = self._membership.num_peers, self._membership.telemetry
         found = [*self._waiting(phase, num_others), *self.reasons(), *self._refused()]
         status = "degraded" if phase == "ok" and worst(found) is not HealthLevel.OK else phase
@@ -135,9 +136,9 @@ class Health:
             return None
         last, needs_bytes = monitor.last, monitor.loading_bytes
         effect = (
-            "running requests give way to each other, and new ones are refused or go to other peers"
+            "running requests are suspended in turn, and new ones are refused or go to other peers"
             if monitor.level is PressureLevel.CRITICAL
-            else "rings with a stage here take nobody new beside those that run"
+            else "rings with a stage here accept no further requests while others run"
         )
         return Reason(
             "memory_pressure",
@@ -145,7 +146,7 @@ class Health:
             f"{gigabytes(last.available_bytes)} of {gigabytes(last.total_bytes)} memory are free on this machine, "
             f"{gigabytes(monitor.floors.critical_bytes)} must stay free for the system, and "
             f"{gigabytes(needs_bytes)} of weights are still to be loaded: {effect}",
-            "end other programs on it, or lower --max-memory and place the model again",
+            "close other programs on the machine, or lower --max-memory and place the model again",
         )
 
     def _leaked(self) -> Reason | None:
@@ -154,13 +155,13 @@ class Health:
         return Reason(
             "leaked_wired",
             HealthLevel.DEGRADED,
-            f"{gigabytes(num_bytes)} of memory are wired, though no model runs here: a runner that got stuck in "
-            "the driver of the GPU may have left them, unless another program uses the GPU",
-            "restart this Mac: only that frees them",
+            f"{gigabytes(num_bytes)} of memory are wired although no model runs here: another program uses the GPU, or "
+            "a runner that got stuck in the GPU driver has leaked the memory",
+            "if no other program uses the GPU, restart this Mac: only that frees the memory",
         )
 
     def _skew(self) -> Reason | None:
-        """Of two clocks it is not known which is wrong; of more, it is the one that most others differ from."""
+        """Clocks that differ. With two clocks it is unknown which is off; with more, the one that most differ from."""
         known = {peer.info.name: off for peer in self._membership.peers if (off := peer.clock_offset_s) is not None}
         wrong = {name: off for name, off in known.items() if abs(off) > MAX_SKEW_S}
         if not wrong:
@@ -171,10 +172,10 @@ class Health:
             said = "this node's clock is " + ", ".join(f"{-off:+.0f} s off from {name}" for name, off in named)
         else:
             said = "; ".join(f"the clock of {name} is {off:+.0f} s off from this node's" for name, off in named)
-        is_ours_to_tell = is_own or len(known) == 1
+        is_ours_to_report = is_own or len(known) == 1
         return Reason(
             "clock_skew",
-            HealthLevel.DEGRADED if self._settings.secret and is_ours_to_tell else HealthLevel.OK,
+            HealthLevel.DEGRADED if self._settings.secret and is_ours_to_report else HealthLevel.OK,
             f"{said}: certificates of a closed mesh and times in logs depend on the clocks",
             "let NTP set the clock there: timedatectl set-ntp true",
         )
@@ -186,7 +187,7 @@ class Health:
             "id_in_use",
             HealthLevel.DEGRADED,
             f"this node's id {self._membership.own.id[:8]} is in use by {name}, so it cannot join the mesh",
-            "its home was copied: give this machine its own --home, or delete node_id in its home, then restart",
+            "the home was copied from that machine: set another --home, or delete node_id in the home, then restart",
         )
 
     def _alone(self, now: float) -> Reason | None:
@@ -196,10 +197,10 @@ class Health:
         if self._membership.num_peers or now - self._started_at < ALONE_S or not (named or settings.discovery):
             return None
         if named:
-            remedy = "check that they run, their addresses and firewalls; exo-mesh doctor on both helps"
-            return Reason("no_peers", HealthLevel.DEGRADED, "none of the peers that were named can be reached", remedy)
-        message = "its peers are gone" if self._had_peers else f"no peer was found by {', '.join(settings.discovery)}"
-        remedy = "start exo-mesh on another machine; if it runs there, exo-mesh doctor, or name it: --bootstrap-peers"
+            remedy = "check that they run, and their addresses and firewalls; run exo-mesh doctor on both machines"
+            return Reason("no_peers", HealthLevel.DEGRADED, "none of the named peers can be reached", remedy)
+        message = "all peers are gone" if self._had_peers else f"{', '.join(settings.discovery)} found no peer"
+        remedy = "start exo-mesh on another machine; if it runs there, run exo-mesh doctor, or use --bootstrap-peers"
         return Reason("alone", HealthLevel.OK, message, remedy)
 
     def _versions(self) -> Reason | None:
@@ -209,8 +210,8 @@ class Health:
         ]
         if not others:
             return None
-        text = f"this node is exo-mesh {own}, others are not: {', '.join(others[:MAX_NAMED])}"
-        return Reason("version_mix", HealthLevel.DEGRADED, text, "install one version on all machines")
+        text = f"this node runs exo-mesh {own}, other peers differ: {', '.join(others[:MAX_NAMED])}"
+        return Reason("version_mix", HealthLevel.DEGRADED, text, "install the same version on all machines")
 
     def _bridges(self) -> Reason | None:
         peers = [self._membership.own, *(peer.info for peer in self._membership.peers)]
@@ -220,13 +221,13 @@ class Health:
         return Reason(
             "thunderbolt_bridge_cycle",
             HealthLevel.DEGRADED,
-            f"cables and Thunderbolt Bridges join {', '.join(names[:MAX_NAMED])} in a loop: packets can go round for "
-            "ever and drown the network",
-            "remove the Thunderbolt Bridge in System Settings > Network on these Macs; RDMA needs none",
+            f"cables and Thunderbolt Bridges connect {', '.join(names[:MAX_NAMED])} in a loop: packets can circulate "
+            "without end and overload the network",
+            "remove the Thunderbolt Bridge in System Settings > Network on these Macs; RDMA does not need it",
         )
 
     def _slow_links(self) -> Iterable[Reason]:
-        """Ways to peers with which this one shares a ring."""
+        """Slow links to peers that share a ring with this node."""
         own_id = self._membership.own.id
         rings = [one.plan.member_ids for one in self._instances() if own_id in one.plan.member_ids]
         partners = {peer_id for ring in rings for peer_id in ring} - {own_id}
@@ -240,49 +241,52 @@ class Health:
             ):
                 continue
             if max(self._membership.busy(own_id), self._membership.busy(peer.id)) > BUSY:
-                continue  # the answer may have waited for a core, and not for the link
+                continue  # the delay may come from a busy processor, not from the link
             figures = []
             if used.rtt_ms is not None and used.rtt_ms > SLOW_RTT_MS:
-                figures.append(f"takes {used.rtt_ms:.0f} ms there and back")
+                figures.append(f"has a round trip of {used.rtt_ms:.0f} ms")
             if used.mb_per_s is not None and used.mb_per_s < SLOW_MB_PER_S:
                 figures.append(f"carries {used.mb_per_s:.1f} MB/s")
             if figures:
                 yield Reason(
                     "slow_link",
                     HealthLevel.DEGRADED,
-                    f"the way to {peer.info.name} by {used.address} {' and '.join(figures)}, and a ring goes over it",
-                    "use a cable instead of Wi-Fi or a VPN; exo-mesh topology shows all ways that were measured",
+                    f"the link to {peer.info.name} at {used.address} {' and '.join(figures)}, and a ring uses it",
+                    "use a cable instead of Wi-Fi or a VPN; exo-mesh topology shows all measured links",
                 )
 
     def _downloads(self) -> Iterable[Reason]:
         for info in self._failed_downloads():
-            text = f"fetching {info.model} failed: {info.reason}"
+            text = f"the download of {info.model} failed: {info.reason}"
             remedy = info.remedy or f"try again: exo-mesh pull {info.model}"
             yield Reason("download_failed", HealthLevel.DEGRADED, text, remedy)
 
     def _ended(self) -> Iterable[Reason]:
         for name, exception in self._ended_tasks().items():
-            text = f"the task {name!r} of this node ended with {exception}, which is a bug of exo-mesh"
-            yield Reason("task_ended", HealthLevel.DEGRADED, text, "restart the node; its log says where it ended")
+            text = f'the task "{name}" of this node ended with {exception}, which is a bug in exo-mesh'
+            yield Reason(
+                "task_ended", HealthLevel.DEGRADED, text, "restart the node; its log shows where the task ended"
+            )
 
     def _refused(self) -> list[Reason]:
-        remedy = "give both one --namespace, secret and version; each its --home"
+        remedy = "use the same --namespace, secret and version on both peers, and a separate --home for each"
         return [Reason("peer_refused", HealthLevel.OK, text, remedy) for text in self._membership.refusals]
 
     def _waiting(self, phase: str, num_others: int) -> list[Reason]:
         if phase != "waiting_for_peers":
             return []
         text = f"{num_others} of {self._settings.wait_for_peers} other peers seen"
-        return [Reason("waiting_for_peers", HealthLevel.OK, text, "start them, or see exo-mesh doctor if they run")]
+        remedy = "start the other peers, or run exo-mesh doctor if they run already"
+        return [Reason("waiting_for_peers", HealthLevel.OK, text, remedy)]
 
-    # the others
+    # other peers, and the instances
 
     def _peer_health(self, own: list[Reason], readings: Mapping[str, Telemetry]) -> list[dict[str, Any]]:
         membership = self._membership
         found = [_described(membership.own.id, membership.own.name, own)]
         for peer in membership.peers:
-            told = readings[peer.id].reasons if peer.id in readings else ()
-            found.append(_described(peer.id, peer.info.name, told))
+            reported = readings[peer.id].reasons if peer.id in readings else ()
+            found.append(_described(peer.id, peer.info.name, reported))
         found += [_described(info.id, info.name, [_unreachable(info, gone_s)]) for info, gone_s in membership.lost]
         found += [
             _described(one.id, one.name, [_asleep(one.name, slept_s)]) for one, slept_s in membership.sleeps.asleep
@@ -296,14 +300,14 @@ class Health:
 
     def _of_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> Iterable[Reason]:
         if instance.state is InstanceState.FAILED:
-            remedy = "the next request places it anew; the log of the peer that is named says more"
-            yield Reason("failed", HealthLevel.FAILED, instance.reason or "it has failed", remedy)
+            remedy = "the next request places the model again; the log of the named peer has details"
+            yield Reason("failed", HealthLevel.FAILED, instance.reason or "the instance has failed", remedy)
         elif instance.state is InstanceState.LOADING:
-            yield Reason("loading", HealthLevel.OK, "its stages are being loaded", "")
+            yield Reason("loading", HealthLevel.OK, "the instance is loading", "")
         for index, _, peer_id in instance.plan.seats:
             own = peer_id == self._membership.own.id
-            told = self.problems() if own else readings[peer_id].reasons if peer_id in readings else ()
-            for reason in told:
+            reported = self.problems() if own else readings[peer_id].reasons if peer_id in readings else ()
+            for reason in reported:
                 if reason.code in ("memory_pressure", "slow_link"):
                     text = f"stage {index} is on a peer where {reason.message}"
                     yield Reason(reason.code, HealthLevel.DEGRADED, text, reason.remedy)
@@ -320,11 +324,11 @@ def _described(peer_id: str, name: str, reasons: Iterable[Reason]) -> dict[str, 
 
 
 def _unreachable(info: PeerInfo, gone_s: float) -> Reason:
-    remedy = "see whether it runs and is connected; it joins again by itself, and is forgotten after ten minutes"
-    return Reason("unreachable", HealthLevel.FAILED, f"it has not answered for {gone_s:.0f} s", remedy)
+    remedy = "check that it runs and is connected; it rejoins by itself, and is forgotten after ten minutes"
+    return Reason("unreachable", HealthLevel.FAILED, f"no answer for {gone_s:.0f} s", remedy)
 
 
 def _asleep(name: str, slept_s: float) -> Reason:
     span = f"{slept_s / 3600:.1f} h" if slept_s >= 3600 else f"{slept_s / 60:.0f} min"
-    remedy = f"exo-mesh wake {name}: a peer of its network sends it a Wake-on-LAN packet"
-    return Reason("asleep", HealthLevel.OK, f"its machine went to sleep {span} ago", remedy)
+    remedy = f"wake it with a Wake-on-LAN packet: exo-mesh wake {name}"
+    return Reason("asleep", HealthLevel.OK, f"the machine went to sleep {span} ago", remedy)

@@ -1,4 +1,4 @@
-"""The slow rounds of a node: models that came or went, gauges, and changes of its own addresses and cables."""
+"""Periodic work of a node: finds changed models, updates gauges, and publishes changed addresses and cables."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0
 
 MAX_LOOKS = 3
-"""At models that are just being changed; the next round looks again."""
+"""Most rescans in one round while models keep changing; the next round continues."""
 
 ADDRESSES_EVERY_S = 3.0
 
 CABLES_EVERY_S = 5.0
-"""A cable that is pulled is known everywhere within this, the tools' own second or two, and the gossip."""
+"""The mesh knows of a pulled cable after this time, 1 to 2 s of the tools, and the gossip."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ async def keep_house(
     downloads: Downloads,
     phase: Callable[[], str],
 ) -> None:
-    """Runs until it is cancelled: a round when the view changes, and each ROUND_S. model_engines may block."""
+    """Runs until cancelled: one round at each change of the view, and every ROUND_S. model_engines may block."""
     describe_node(metrics, membership)
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
@@ -78,8 +78,10 @@ async def keep_house(
 async def announce_models(
     catalogue: Catalogue, membership: Membership, model_engines: Callable[[], ModelEngines], *, is_sure: bool = False
 ) -> None:
-    """Look at the models here, and publish them if they are others than before. is_sure: files have just changed, so
-    that a look that is under way does not do."""
+    """Rescans the local models and publishes them if they changed.
+
+    is_sure: files have just changed, so a rescan that already runs is not enough.
+    """
     if is_sure:
         catalogue.look_soon()
     has_news = await catalogue.rescan()
@@ -95,17 +97,17 @@ async def announce_models(
 
 
 async def keep_addresses(membership: Membership, host: str, port: int, types: Collection[str] = ()) -> None:
-    """Look every ADDRESSES_EVERY_S, for ever; describe the node anew when its addresses have changed."""
+    """Checks the node's addresses every ADDRESSES_EVERY_S, without end, and publishes them when they change."""
     while True:
         await next_beat(ADDRESSES_EVERY_S)
         now = this_machine.addresses(host, port, types)
         if now != membership.own.addresses:
-            _log.info("the addresses of this node are %s now", ", ".join(now))
+            _log.info("the addresses of this node changed to %s", ", ".join(now))
             membership.describe(replace(membership.own, addresses=now))
 
 
 async def keep_rdma_ports(membership: Membership) -> None:
-    """Until cancelled, tell the mesh of this machine's Thunderbolt ports; returns at once where there can be none."""
+    """Publishes changes of this machine's Thunderbolt ports until cancelled; returns at once if there can be none."""
     if not has_thunderbolt_tools():
         return
     while True:
@@ -116,9 +118,9 @@ async def keep_rdma_ports(membership: Membership) -> None:
 
 
 async def keep_awake(observation: Observation, downloads: Downloads) -> None:
-    """Until cancelled, keep this machine from going to sleep while it works; returns at once where nothing can."""
+    """Keeps this machine awake while it works, until cancelled; returns at once if the system has no way to do that."""
 
     def work() -> str:
-        return observation.work() or ("files are being fetched" if downloads.tally.running else "")
+        return observation.work() or ("files are being downloaded" if downloads.tally.running else "")
 
     await SleepLock(work, commands_here()).keep()

@@ -1,4 +1,4 @@
-"""What a node does about models themselves: find, fetch, delete; for its own users, and for peers that ask it to."""
+"""Finds, downloads and deletes models, for callers of this node's API and for peers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _log = logging.getLogger(__name__)
 MAIN = "main"
 
 MAX_ASKED = 32
-"""Models that peers may have this node look up, or begin to fetch, at once; each may take minutes."""
+"""Most lookups and starts of downloads that peers may run on this node at once; each may take minutes."""
 
 TOLD_S = 10.0
-"""How long news of a model that a peer got takes to come here, at most."""
+"""Longest wait until this node knows of a model that a peer has received."""
 
 
 class ModelDesk:
-    """Answers the model calls of MeshService, and those of peers."""
+    """Implements the model calls of MeshService and of peers."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class ModelDesk:
     # for users
 
     async def find(self, name: str, *, may_download: bool, is_asked_for: bool = False) -> ModelCard:
-        """The card of a model of the mesh; of one that nobody has, from its headers at the hub.
+        """The card of a model in the mesh or, if no peer has it, from its headers on the hub.
 
-        Raises UnknownModelError, and FetchError. may_download: else the hub is not asked, and the error is
-        NotFetchedError for a model that could be there. is_asked_for: somebody has asked for it to be fetched into the
-        model store, so that --no-store-fallback does not matter.
+        Raises UnknownModelError and FetchError. may_download: allow requests to the hub; without it, a model that may
+        be on the hub raises NotFetchedError. is_asked_for: the model was explicitly requested for the model store, so
+        --no-store-fallback does not apply.
         """
         try:
             return await self._catalogue.card(name)
@@ -86,7 +86,7 @@ class ModelDesk:
             if not may_download:
                 raise NotFetchedError(str(exc), param="model") from exc
         if meant.quant:
-            raise ModelError(f"{name} is GGUF, which no engine reads yet; `exo-mesh pull {name}` fetches it")
+            raise ModelError(f"{name} is GGUF, which no engine reads yet; `exo-mesh pull {name}` only downloads it")
         await self._resolve(meant.name, meant.repo, meant.revision or MAIN)
         return await self._catalogue.card(meant.name)
 
@@ -95,7 +95,7 @@ class ModelDesk:
         return may_ask and bool(self._downloads.rules.fetches)
 
     async def _resolve(self, name: str, repo: str, revision: str) -> None:
-        """Get the headers of a model from the hub: to the store's host if there is one, and to this node else."""
+        """Downloads a model's headers from the hub: to the store's host if that is another node, else to this one."""
         host = self._downloads.store.remote
         if host is None:
             allows_code = self._shelf.allows_code(name)
@@ -105,11 +105,13 @@ class ModelDesk:
         deadline = asyncio.get_running_loop().time() + TOLD_S
         while not self._catalogue.holders(name):
             if asyncio.get_running_loop().time() > deadline:
-                raise FetchError(f"the store at {host.info.name} has {name} but does not say so", remedy="try again")
+                raise FetchError(
+                    f"the store at {host.info.name} has not published {name} within {TOLD_S:g} s", remedy="try again"
+                )
             await self._membership.changed.wait(1.0)
 
     async def add_card(self, repo: str) -> ModelCard:
-        """Make a custom card of a model, from its config and headers; answers what those say. Raises as `find`."""
+        """Makes a custom card from a model's config and headers; returns the checkpoint's card. Raises as `find`."""
         card = await self.find(repo, may_download=True)
         await self._downloads.introduce(card.name, card.digest)
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
@@ -120,7 +122,7 @@ class ModelDesk:
     async def delete_card(self, name: str) -> bool:
         deleted = await self._shelf.delete_card(name)
         if not deleted and (near := self._shelf.near_custom(name)):
-            raise UnknownModelError(f"there is no custom card {name}; near: {', '.join(near)}", param="id")
+            raise UnknownModelError(f"there is no custom card {name}; similar names: {', '.join(near)}", param="id")
         return deleted
 
     def entries(self) -> list[DownloadEntry]:
@@ -138,32 +140,35 @@ class ModelDesk:
         return await self._start_model(card, peers, whole=whole)
 
     async def _start_companions(self, model: str, peers: Sequence[str]) -> None:
-        """Fetch the repositories that the model's card names, whole. Raises MeshError for one that is required."""
+        """Starts downloads of the repositories that the model's card names. Raises MeshError if a required one
+        fails."""
         described = self._shelf.card(model)
         for one in [] if described is None else companions_of(described):
             try:
                 companion = await self.find(one.repo, may_download=True)
                 await self._start_model(companion, peers, whole=True)
             except MeshError as exc:
-                what = f"{one.repo} ({one.field} of the card of {model}) cannot be fetched: {exc}"
+                what = f"{one.repo} ({one.field} of the card of {model}) cannot be downloaded: {exc}"
                 if one.is_required:
                     raise FetchError(what, remedy=getattr(exc, "remedy", ""), is_final=True) from exc
                 _log.warning("%s; the model works without it", what)
 
     async def _start_model(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> list[DownloadEntry]:
         wants = await self._wants(card, peers, whole=whole)
-        # all must have the headers before one waits for bytes that arrive at another
+        # every peer needs the headers before a peer can wait for bytes that arrive at another one
         await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
         await _first_failure_if_all(self._pull_at(peer_id, card.name, card.digest, wants) for peer_id in wants)
         return self._downloads.begun(card.name, wants)
 
     async def _start_gguf(self, meant: ModelReference, peers: Sequence[str]) -> list[DownloadEntry]:
-        """Fetch all files of one quantisation to the peers that are named, or else to this node: no card is known, so
-        that nothing can be cut."""
+        """Starts the download of all files of one quantisation to the named peers, or else to this node.
+
+        GGUF files have no card, so they cannot be divided into layers.
+        """
         known = self._membership.view.peers()
         wants: Wants = dict.fromkeys([_peer_named(one, known) for one in peers] or [self._membership.own.id])
         name, origin = _gguf_name(meant), (f"{meant.repo}:{meant.quant}", meant.revision or MAIN)
-        # all must have the sizes before one waits for bytes that arrive at another
+        # every peer needs the sizes before a peer can wait for bytes that arrive at another one
         await _first_failure_if_all(self._resolve_at(peer_id, name, *origin) for peer_id in wants)
         await _first_failure_if_all(self._pull_at(peer_id, name, "", wants) for peer_id in wants)
         return self._downloads.begun(name, wants)
@@ -179,25 +184,28 @@ class ModelDesk:
         return await self._drop_at(peer_id, await self._first_name(model), files=False) is not None
 
     async def delete(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
-        """Delete what was fetched of a model; answers the bytes that it took, by peer. What is in the model store is
-        deleted only if its host is among `peers`. Raises InputError if an instance uses it."""
+        """Deletes the downloaded files of a model; returns the freed bytes by peer id.
+
+        Files in the model store are deleted only if its host is among `peers`. Raises InputError if an instance uses
+        the model.
+        """
         name = await self._first_name(name)
         host = self._downloads.store.host
         asked = self._peers_named(peers) if peers else self._peers_named((), but=None if host is None else host.id)
         return await self._drop_at_all(asked, name)
 
     async def purge_staged(self, peers: Sequence[str] = ()) -> list[str]:
-        """Delete the staged copies that nothing uses; answers the peers that had any."""
+        """Deletes the unused staged copies; returns the ids of the peers that had any."""
         return list(await self._drop_at_all(self._peers_named(peers), "", staged=True))
 
     def _peers_named(self, names: Sequence[str], *, but: str | None = None) -> list[str]:
-        """The ids of these peers, or of all if none is named, without `but`. Raises InputError."""
+        """The ids of the named peers; if none is named, of all peers except `but`. Raises InputError."""
         known = self._membership.view.peers()
         return [_peer_named(one, known) for one in names] or [peer.id for peer in known if peer.id != but]
 
     async def _drop_at_all(self, asked: Sequence[str], model: str, *, staged: bool = False) -> dict[str, int]:
-        """Delete files at all of these peers; answers the bytes freed where there were any. Raises the first failure if
-        nothing was deleted."""
+        """Deletes files at these peers; returns the freed bytes by peer that had any. Raises the first failure if no
+        peer deleted anything."""
         answers = await asyncio.gather(
             *(self._drop_at(peer_id, model, files=True, staged=staged) for peer_id in asked), return_exceptions=True
         )
@@ -208,7 +216,7 @@ class ModelDesk:
         return freed
 
     async def _first_name(self, name: str) -> str:
-        """The name by which the mesh knows a model; the same one if it knows none, or the model cannot be used."""
+        """The mesh's name of a model; `name` itself if the model is unknown or cannot be used."""
         try:
             return (await self._catalogue.card(name)).name
         except MeshError:
@@ -224,8 +232,10 @@ class ModelDesk:
         return await self._downloads.room.storage()
 
     async def _wants(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> Wants:
-        """Which layers each peer is to have: those of the plan that a run would make, over these peers if any are
-        named. Raises PlacementError with the arithmetic."""
+        """The layers that each peer downloads: those of the plan for a request, over the named peers if any.
+
+        With whole: None (all files) for the named peers or this node. Raises PlacementError with the arithmetic.
+        """
         known = self._membership.view.peers()
         named = [_peer_named(one, known) for one in peers]
         if whole:
@@ -254,11 +264,11 @@ class ModelDesk:
             return
         peer = self._membership.peer(peer_id)
         if peer is None:
-            raise PendingPlacementError(f"peer {peer_id[:8]} is gone")
+            raise PendingPlacementError(f"peer {peer_id[:8]} has left the mesh")
         await peer.client.pull(pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants)))
 
     async def _drop_at(self, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:
-        """See DropModel; answers the bytes freed, None if there was nothing to drop."""
+        """Deletes files or cancels a download at a peer (see DropModel); returns the freed bytes, None without any."""
         if peer_id == self._membership.own.id:
             return await self._drop_here(model, files=files, staged=staged)
         peer = self._membership.peer(peer_id)
@@ -298,12 +308,12 @@ class ModelDesk:
 
 
 def _gguf_name(meant: ModelReference) -> str:
-    """The name of one quantisation's files, and of their directory."""
+    """The model name for one quantisation, which is also the name of its directory."""
     return f"{meant.name}-{meant.quant}"
 
 
 async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
-    """Await all of it concurrently. Raises the first failure if nothing succeeded."""
+    """Awaits all concurrently. Raises the first failure if none succeeded."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     failures = [one for one in outcomes if isinstance(one, BaseException)]
     if failures and len(failures) == len(outcomes):
@@ -311,7 +321,7 @@ async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
 
 
 async def _with_remedy(work: Awaitable[None]) -> None:
-    """Only the text of an error reaches a peer, so that it must have everything."""
+    """Awaits the work; puts the remedy of a FetchError into its text, because only the text reaches a peer."""
     try:
         await work
     except FetchError as exc:
@@ -319,10 +329,10 @@ async def _with_remedy(work: Awaitable[None]) -> None:
 
 
 def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
-    """The id of a peer by its id, the first digits of it, or its name. Raises InputError."""
+    """Finds a peer by id, by at least 4 leading digits of the id, or by name; returns its id. Raises InputError."""
     found = [peer.id for peer in peers if name in (peer.id, peer.name)]
     found = found or [peer.id for peer in peers if len(name) >= 4 and peer.id.startswith(name)]
     if len(found) != 1:
         known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
-        raise InputError(f"{name!r} names {len(found) or 'no'} peers; there are: {known}", param="peers")
+        raise InputError(f"{name!r} matches {len(found) or 'no'} peers; there are: {known}", param="peers")
     return found[0]

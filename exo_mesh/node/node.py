@@ -1,4 +1,4 @@
-"""This machine in the mesh. `Node` wires the parts together, starts and stops them, and answers MeshService."""
+"""The node object: wires the parts of this peer together, starts and stops them, and implements MeshService."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Tuning:
 
 
 class Node:
-    """Construct, `await start()`, use as a MeshService, `await finish()` if there is time, `await stop()` (within 5 s).
-    Not to be started twice. origins: of the settings, as of LoadedSettings."""
+    """This peer. Construct it, `await start()` once, use it as a MeshService, `await finish()` if there is time, and
+    `await stop()` (within 5 s). origins: of the settings, as in LoadedSettings."""
 
     def __init__(
         self,
@@ -111,13 +111,12 @@ class Node:
         self.metrics = metrics = Metrics()
         self._credentials = credentials = own_credentials(settings)
         self._identity = take_identity(settings.home)
-        # above every reading of an earlier start, which may still travel through the mesh
+        # higher than every reading of an earlier start, because gossip may still carry those
         self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
 
-        # Each package is made of those below it, in the order of the imports (docs/how-it-works/architecture.md), so
-        # this order is the only legal one. What must look upwards is a function that is called once the node has
-        # started: membership reads the telemetry of the host, frees stages before it refutes, and reports peers that
-        # have left.
+        # Each package is built from those below it, in the order of the imports (docs/how-it-works/architecture.md), so no other
+        # order works. A part that needs a later one gets a function that is called after the start: membership reads
+        # the telemetry of the host, frees stages before it refutes, and reports peers that have left.
         limits = tuning.host.runner
         self._machine = machine = MachineParts.at(settings, memory_reader)
         self.membership = self._new_membership(tuning.timing)
@@ -204,7 +203,7 @@ class Node:
         )
 
     def _ended_tasks(self) -> dict[str, str]:
-        """Long-lived tasks of this node and its parts that a bug has ended."""
+        """Long-lived tasks of this node and its parts that ended because of a bug: exception by name."""
         ended = [self._tasks.ended, self.membership.ended_tasks, self._hosting.host.ended_tasks]
         ended += [self._owning.owned_rings.ended_tasks, self._server.ended_tasks, self._models.exchange.ended_tasks]
         ended += [discovery.ended_tasks for discovery in self._discoveries]
@@ -259,8 +258,8 @@ class Node:
         return self._server.port
 
     async def start(self, phases: StartPhases | None = None) -> None:
-        """Serve, and look for peers. Raises MeshErrors for what makes this node useless; what only makes it poorer
-        (a discovery that cannot work, no engine) goes to `health`. phases: is told how far the start is."""
+        """Starts serving and looking for peers. Raises MeshErrors for problems that make the node unusable; lesser ones
+        (a discovery that does not work, no engine) appear in `health`. phases: records the steps of the start."""
         settings, phases = self.settings, phases or StartPhases()
         await asyncio.to_thread(self._hosting.runner_history.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
@@ -294,7 +293,9 @@ class Node:
         await self._start_discoveries(port)
         phases.done("discovery")
         if not device.engine:
-            self._health.note("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
+            self._health.note(
+                "no_engine", f"no engine can run for --engine {settings.engine}", "pip install exo-mesh[mlx]"
+            )
         if settings.wait_for_peers:
             self._phase = "waiting_for_peers"
             self._tasks.start(self._await_peers(), "wait for peers")
@@ -354,18 +355,21 @@ class Node:
                 self._health.note(
                     "discovery_failed",
                     f"{discovery.name}: {exc}",
-                    "name peers with --bootstrap-peers host:port or --peers-file; see docs/tasks/discovery.md",
+                    "list peers with --bootstrap-peers host:port or --peers-file; see docs/tasks/discovery.md",
                 )
 
     async def finish(self) -> None:
-        """Take nothing new, and let the requests that entered here go on for up to --stop-grace. Cancel it to wait no
-        longer. The stages here go on for other peers' requests, which continue elsewhere when this node has stopped."""
+        """Refuses new requests, and lets requests that entered here finish for up to --stop-grace. Cancel to stop
+        waiting.
+
+        Stages here keep serving other peers' requests; these continue on other peers when this node has stopped.
+        """
         self._phase = "stopping"
         self._hosting.host.draining = True
         await self._serving.journal.finish(self.settings.stop_grace)
 
     async def stop(self) -> None:
-        """End what this node owns and hosts, say goodbye, and free everything. Never raises a MeshError."""
+        """Ends all that this node owns and hosts, leaves the mesh, and frees everything. Never raises a MeshError."""
         self._phase = "stopping"
         await self._serving.journal.cut()
         await self._tasks.close()
@@ -385,7 +389,7 @@ class Node:
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
-        """Tell the mesh where this node's HTTP API is."""
+        """Publishes the URL of this node's HTTP API to the mesh."""
         self.membership.describe(replace(self.membership.own, api_url=url))
 
     # MeshService
@@ -451,7 +455,7 @@ class Node:
 
     async def context_limit(self, name: str) -> int:
         placed = self._owning.instances.of_model(name) or self._owning.instances.of_model(name, InstanceState.LOADING)
-        if placed:  # a ring that recovers keeps its limit, and the request waits for that ring
+        if placed:  # a request waits for a ring that recovers, and that ring keeps its limit
             return max(instance.plan.context_limit for instance in placed)
         card = await self._models.catalogue.card(name)
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
@@ -466,14 +470,16 @@ class Node:
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         if self._phase == "stopping":
-            raise NodeStoppingError("this node is stopping and takes no new requests; send them to another peer")
+            raise NodeStoppingError(
+                "this node is stopping and accepts no new requests; send the request to another peer"
+            )
         if self._hosting.host.draining:
-            raise NotReadyError("this node is draining and takes no new requests; ask another peer")
+            raise NotReadyError("this node is draining and accepts no new requests; send the request to another peer")
         return self._serving.router.generate(model, request)
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         here = self._serving.journal.cancel(request_id, key_id)
-        answers = await asyncio.gather(  # a client may give one x-request-id to requests at several peers
+        answers = await asyncio.gather(  # a client may use one x-request-id at several peers
             *(peer.client.cancel(request_id, key_id) for peer in self.membership.peers), return_exceptions=True
         )
         return here or any(answer is True for answer in answers)
@@ -524,11 +530,11 @@ class Node:
     def lift_quarantine(self) -> int:
         return self._hosting.runner_history.guard.lift()
 
-    # the inside
+    # internals
 
     async def _await_peers(self) -> None:
-        """Ready once --wait-for-peers others have been seen together, or after --discovery-timeout. It stays so when
-        they leave: this peer can still serve."""
+        """Makes the node ready once --wait-for-peers others are in the mesh together, or after --discovery-timeout. It
+        stays ready when they leave, since it can still serve."""
         wanted, timeout_s = self.settings.wait_for_peers, self.settings.discovery_timeout
         began = self._clock()
         while (found := self.membership.num_peers) < wanted:
@@ -548,7 +554,7 @@ class Node:
         await announce_models(self._models.catalogue, self.membership, self._model_engines, is_sure=True)
 
     def _model_engines(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Blocking. For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
+        """For each model on this machine, the engines that run it; see PeerInfo.model_engines. Blocking."""
         architectures = self._models.catalogue.local_architectures.items()
         return tuple((name, self._engines_for(name, architecture)) for name, architecture in architectures)
 

@@ -1,4 +1,4 @@
-"""What a node says of itself and of the mesh; nothing here changes anything."""
+"""Reports the state of the node and of the mesh. Read-only."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Observation:
         return False
 
     def _gist(self) -> tuple[object, ...]:
-        """What people look at while it happens; the digest of the view says more and costs a millisecond."""
+        """The parts of the view that people watch live; the digest of the view covers more and costs a millisecond."""
         view = self._membership.view
         placed = tuple((one.plan.instance_id, one.ballot, one.state) for _, one in view.instances())
         return (*(peer.id for peer in view.peers()), *placed)
@@ -96,10 +96,10 @@ class Observation:
         return self._health.describe("draining" if phase == "ok" and self._host.draining else phase)
 
     def work(self) -> str:
-        """The requests that this machine works for, in words; "" if there are none."""
+        """Why this machine must not sleep, in words; "" if it works for no request."""
         if requests := len(self._serving.journal):
-            return f"{requests} requests that entered here"
-        return "a stage works for a request" if self._host.is_in_use() else ""
+            return f"{requests} requests that entered here run"
+        return "a stage here works for a request" if self._host.is_in_use() else ""
 
     def drain_state(self) -> dict[str, Any]:
         requests = len(self._serving.journal)
@@ -143,7 +143,7 @@ class Observation:
     # requests
 
     def queue(self) -> dict[str, Any]:
-        """Of the drivers that run here; `entered` are the requests that came in by this node, wherever they run."""
+        """The queues of the drivers on this node. `entered`: requests that entered at this node, wherever they run."""
         drivers: list[dict[str, Any]] = [
             {
                 "instance": stage.instance_id,
@@ -174,7 +174,7 @@ class Observation:
     # memory
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
-        """Of this machine; for the whole mesh also the last reading of every peer, which came with its telemetry."""
+        """The memory of this machine; with whole_mesh also the last reading of every peer, from its telemetry."""
         stages = [describe_stage_memory(stage) for stage in self._host.beats()]
         answer: dict[str, Any] = {**self._hosting.monitor.describe(), "stages": stages}
         if whole_mesh:

@@ -1,4 +1,4 @@
-"""What the HTTP API and the command line may ask of a node. `node.Node` is the one implementation."""
+"""The interface of a node for the HTTP API and the command line. `node.Node` implements it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from exo_mesh.serving.streams import StreamService
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that some live peer has on disk, or parts of it. context_length is the checkpoint's own.
+    """A model that some live peer has on disk, or parts of it. context_length: of the checkpoint.
 
-    instance_ids: the instances that are ready. is_loading: another instance is starting, or recovers from a loss.
-    aliases: other names that its card gives it. profile: what it can do, as far as that is known.
-    num_bytes: of all weights. quantization: of them, "" if nobody says. dtype: of the activations.
+    instance_ids: the instances that are ready. is_loading: another instance is starting, or recovering from a loss.
+    aliases: other names in its card. profile: its capabilities, as far as known. num_bytes: of all weights.
+    quantization: of the weights, "" if unknown. dtype: of the activations.
     """
 
     name: str
@@ -44,42 +44,43 @@ class ModelEntry:
 
 
 class MeshObservation(Protocol):
-    """What a node says of itself and of the mesh; nothing here changes anything."""
+    """Reports the state of the node and of the mesh. Read-only."""
 
     def state(self) -> dict[str, Any]:
-        """`view` (agreed: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
+        """`view` (shared by all peers: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
 
     async def view_change(self, timeout_s: float) -> bool:
-        """True when a peer or an instance has come, gone or changed its state; False after timeout_s without that."""
+        """Waits until a peer or instance appears, disappears or changes its state: True; False after timeout_s."""
 
     def topology(self) -> dict[str, Any]:
-        """Peers, links, and the ring of each instance, for people and pictures."""
+        """The peers, the links, and the ring of each instance, for people and pictures."""
 
     def drain_state(self) -> dict[str, Any]:
-        """{"draining", "drained", "requests", "sequences"}: what entered here and what its stages hold."""
+        """{"draining", "drained", "requests", "sequences"}: requests that entered here, sequences of the stages
+        here."""
 
     def queue(self) -> dict[str, Any]:
         """{"depth", "max", "waiting", "in_progress", "entered", "instances": [...]} of the drivers here."""
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
-        """How requests that entered here have ended, newest first. key_id: only those that came with this API key, ""
-        for those without one; None for all of them."""
+        """The outcomes of requests that entered here, newest first. key_id: only requests with this API key, "" for
+        requests without a key, None for all."""
 
     def request_stats(self) -> dict[str, Any]:
-        """Sums over the requests that entered here."""
+        """Statistics of the requests that entered here."""
 
     def identity(self) -> dict[str, Any]:
         """{"node_id", "name", "incarnation", "version", "protocol", "namespace", "api_url"} of this node."""
 
     def runner(self) -> dict[str, str]:
-        """{"runner_mode": "subprocess", "runner_status"}; the status of the stages here: "none" without one, "loading",
-        "idle", or "busy" while one of them holds a sequence."""
+        """{"runner_mode": "subprocess", "runner_status"}; runner_status: "none" without a stage here, "loading",
+        "idle", or "busy" while a stage holds a sequence."""
 
     def idle_instances(self) -> list[str]:
-        """Instances that have failed, or that no request waits for or runs on, as far as is known here."""
+        """Ids of instances that failed, or that no request uses or waits for, as far as this node knows."""
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
-        """Memory of this machine and of the stages here; with whole_mesh the last reading of every peer, too."""
+        """The memory of this machine and of the stages here; with whole_mesh also the last reading of every peer."""
 
     def memory_live(self) -> list[dict[str, float]]:
         """The last readings of this machine's memory, oldest first."""
@@ -90,132 +91,137 @@ class MeshObservation(Protocol):
 
 
 class StoreService(Protocol):
-    """The model store of the mesh. All raise NotReadyError, but for `health`, while its host is away."""
+    """The model store of the mesh. All calls except `health` raise NotReadyError while its host is not in the mesh."""
 
     def health(self) -> dict[str, Any]:
         """{"status": "ok" | "unreachable", "host": {"id", "name"}, "is_here", "models", "room_bytes", "hub_fallback",
-        "keep_recent_bytes"}; keep_recent_bytes: None if idle staged copies are not deleted here."""
+        "keep_recent_bytes"}; keep_recent_bytes: None if this node does not delete idle staged copies."""
 
     def registry(self) -> list[dict[str, Any]]:
-        """[{"id", "object", "whole", "bytes", "staged_at": ids of peers}]: the models of the host."""
+        """The models of the host: [{"id", "object", "whole", "bytes", "staged_at": ids of peers}]."""
 
     def downloads(self, model: str = "") -> list[DownloadEntry]:
-        """What the host fetches, or has fetched or failed to fetch of late; of one model, if it is named."""
+        """The current and recently ended downloads of the host; of one model, if it is named."""
 
     async def start(self, model: str) -> list[DownloadEntry]:
-        """Let the host fetch all files of a model. Raises as MeshService.start_download."""
+        """Lets the host download all files of a model. Raises as MeshService.start_download."""
 
     async def delete(self, model: str) -> bool:
-        """Delete a model of the store; peers delete their staged copies when they hear of it. False if the store does
-        not have the model. Raises InputError if an instance uses it."""
+        """Deletes a model from the store; peers then delete their staged copies, too. False if the store does not have
+        the model. Raises InputError if an instance uses it."""
 
     async def purge(self, peers: Sequence[str]) -> list[str]:
-        """Delete all staged copies that nothing uses, everywhere or on these peers; answers the peers that had any."""
+        """Deletes all unused staged copies, everywhere or on these peers; returns the ids of peers that had any."""
 
 
 class MeshService(Protocol):
-    """All failures are MeshErrors; every await has a deadline inside."""
+    """All calls to a node. All failures are MeshErrors; every await has a deadline."""
 
     @property
     def observation(self) -> MeshObservation:
-        """Everything that only looks."""
+        """The read-only calls."""
 
     @property
     def inspection(self) -> InspectionService:
-        """For those who look for what goes wrong: diagnostics, traces, captures."""
+        """The calls for troubleshooting: diagnostics, traces, captures."""
 
     def models(self) -> list[ModelEntry]:
         """Every model that a live peer has on disk, sorted by name."""
 
     def known_cards(self) -> list[TomlCard]:
-        """What cards say of models that no live peer has, sorted by id."""
+        """The cards of models that no live peer has, sorted by id."""
 
     async def model(self, name: str) -> ModelEntry:
-        """One of them, by hub id or alias. Raises UnknownModelError, with near names if there are any, and ModelError
-        if only this node has it and cannot use it."""
+        """A model on a live peer's disk, by hub id or alias. Raises UnknownModelError with similar names, and
+        ModelError if only this node has the model and cannot use it."""
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
-        """As `model`; config, tokenizer and headers of one that no peer has are fetched from the hub, if the caller may
-        cause a download. Raises FetchError and InputError as well, and NotFetchedError if the caller may not."""
+        """Like `model`, but downloads config, tokenizer and headers from the hub if no peer has the model.
+
+        Also raises FetchError and InputError, and NotFetchedError where may_download is False."""
 
     def downloads(self) -> list[DownloadEntry]:
-        """What all peers fetch, or have fetched or failed to fetch of late, by model and peer."""
+        """The current and recently ended downloads of all peers, by model and peer."""
 
     async def start_download(
         self, model: str, *, peers: Sequence[str] = (), whole: bool = False
     ) -> list[DownloadEntry]:
-        """Let peers (by id or name) fetch a model without placing it, and keep it: by default each peer's share of the
-        plan that a request would make; with `whole` all files, on this peer unless others are named. Answers what has
-        begun, as far as the mesh knows by then. Raises PlacementError with the arithmetic, and FetchError."""
+        """Starts downloads of a model without placing it, and pins the files.
+
+        peers: ids or names. By default each peer gets its layers of the plan that a request would make; with `whole`
+        the named peers, or else this one, get all files. Returns the downloads that this node knows to have started.
+        Raises PlacementError with the arithmetic, and FetchError.
+        """
 
     async def cancel_download(self, peer_id: str, model: str) -> bool:
-        """End a download, or forget one that has failed; what came is kept. False if there is none."""
+        """Cancels a download, or forgets a failed one; keeps the downloaded part. False if there is none."""
 
     async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
-        """Delete what was fetched of a model, everywhere or on these peers; answers the ids of those that did. Raises
-        InputError if an instance uses it."""
+        """Deletes the downloaded files of a model, everywhere or on these peers; returns the freed bytes by peer id.
+        Raises InputError if an instance uses the model."""
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:
-        """Models of the hub. Raises FetchError."""
+        """Searches the hub for models. Raises FetchError."""
 
     async def add_card(self, repo: str) -> ModelEntry:
-        """Make a card from the config and the headers of a hub repository, for all peers."""
+        """Makes a card from the config and headers of a hub repository, for all peers."""
 
     async def delete_card(self, name: str) -> bool:
-        """Delete a card that add_card has made, at all peers; False if there is none."""
+        """Deletes a card that add_card made, at all peers; False if there is none."""
 
     @property
     def store(self) -> StoreService | None:
-        """The model store; None while there is none."""
+        """The model store; None if none is configured."""
 
     async def storage(self) -> dict[str, Any]:
-        """{"path", "total_bytes", "free_bytes", "floor_bytes", "max_bytes", "used_bytes", "models": [{"name", "bytes",
-        "whole", "pinned", "staged", "used_at", "in_use"}]} of the models that this node has fetched."""
+        """The disk use of the models that this node downloaded: {"path", "total_bytes", "free_bytes", "floor_bytes",
+        "max_bytes", "used_bytes", "models": [{"name", "bytes", "whole", "pinned", "staged", "used_at", "in_use"}]}."""
 
     async def model_at(self, path: Path) -> str:
-        """The name of the model in a directory of this machine, which must be one that the node lists. Raises
-        UnknownModelError."""
+        """The name of the model in a directory of this machine. Raises UnknownModelError if the node does not list
+        it."""
 
     def unusable_models(self) -> dict[str, str]:
-        """Models on this machine that cannot be used, and why, by name."""
+        """The models on this machine that cannot be used: reason by name."""
 
     async def text_files(self, name: str) -> Path:
-        """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs;
-        fetched from a peer if this one does not have the model."""
+        """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs, copied
+        from a peer if this one does not have the model."""
 
     async def context_limit(self, name: str) -> int:
-        """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
+        """Most tokens of prompt + output of a request for this model, as it is placed or would be placed."""
 
     @property
     def streams(self) -> StreamService:
-        """What runs now, for others than the client that asked."""
+        """The running requests, for callers other than the client of the request."""
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
-        """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.
+        """Runs a request on an instance of the model, and places an instance if there is none.
 
-        Raises MeshErrors at any point; ends after the event whose `finish` is set.
+        Raises MeshErrors at any point; ends after the event whose `finish` is set. Closing the iterator cancels the
+        request.
         """
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        """Cancel a request that entered at any peer this node can reach, by any id that its client saw; False if nobody
-        knows it. With a key_id, a
-        request that came with another API key is one that nobody knows."""
+        """Cancels a request at any reachable peer, by any id that its client saw; False if it is unknown. With a
+        key_id, a request with another API key counts as unknown."""
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""
+        """Places a model and waits until it is ready; returns the instance as in `state()["view"]["instances"]`."""
 
     async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
-        """As create_instance, so many times, on peers of their own; instances that there are already count. If one
-        cannot be placed the ones before it stay."""
+        """Calls create_instance `count` times on disjoint peers; existing instances count. If one cannot be placed,
+        those before it stay."""
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
-        """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
+        """Every sensible placement of a model now, with the arithmetic per peer, or the reason why it is not
+        possible."""
 
     async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        """What create_instance would place now, with the arithmetic per peer. Raises PlacementError."""
+        """The placement that create_instance would make now, with the arithmetic per peer. Raises PlacementError."""
 
     async def delete_instance(self, instance_id: str) -> bool:
-        """Stop an instance everywhere; False if it is unknown."""
+        """Stops an instance on all peers; False if it is unknown."""
 
     @property
     def stops(self) -> StopDesk:
@@ -223,14 +229,14 @@ class MeshService(Protocol):
 
     @property
     def sleeps(self) -> SleepDesk:
-        """Lets this machine sleep, and wakes peers."""
+        """Reports that this machine sleeps, and wakes peers."""
 
     @property
     def peer_desk(self) -> PeerDesk:
         """Drains any peer and reads its log."""
 
     def drain(self, *, on: bool) -> None:
-        """Finish what there is and take nothing new; or take requests again."""
+        """Drains this node: it finishes its requests and accepts no new ones. on=False: it accepts requests again."""
 
     def lift_quarantine(self) -> int:
-        """Models and engines that were not tried here for a while may be tried again; answers how many there were."""
+        """Ends the quarantine of models and engines that failed here repeatedly; returns how many there were."""

@@ -1,4 +1,4 @@
-"""What a node does about the model store, for its own users; whichever peer is the host."""
+"""Implements the model store's calls at this node, whichever peer hosts the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exo_mesh.node.model_desk import ModelDesk
 
 
 class StoreDesk:
-    """Answers StoreService."""
+    """Implements StoreService."""
 
     def __init__(self, membership: Membership, catalogue: Catalogue, store: MeshStore, desk: ModelDesk) -> None:
         self._membership = membership
@@ -66,5 +66,7 @@ class StoreDesk:
     def _host(self) -> PeerInfo:
         host = self._store.host
         if host is None:
-            raise NotReadyError(f"the host of the model store, {self._store.rules.host}, is not in the mesh now")
+            raise NotReadyError(
+                f"the host of the model store, {self._store.rules.host}, is not in the mesh; start it and try again"
+            )
         return host

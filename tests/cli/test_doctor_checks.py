@@ -245,7 +245,7 @@ def test_peers() -> None:
     assert one(checks.check_peers(state("alpha", "beta"), "", "")).text == "this node sees 1 others: beta"
     mixed = state("alpha", "beta")
     mixed["view"]["peers"][1]["version"] = "0.2.0"
-    assert "exo-mesh 0.1.0, others are not: beta 0.2.0" in checks.check_peers(mixed, "", "")[1].text
+    assert "exo-mesh 0.1.0, other peers differ: beta 0.2.0" in checks.check_peers(mixed, "", "")[1].text
     refused = {"code": "peer_refused", "message": "gamma: protocol 2 is not 1", "remedy": "one version"}
     found = checks.check_peers(state("alpha", reasons=(refused,)), "", "")
     assert levels(found) == ["ok", "warn"]

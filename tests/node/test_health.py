@@ -215,7 +215,7 @@ def test_a_peer_whose_machine_sleeps_is_asleep_and_can_be_woken() -> None:
     shown = world.health().describe("ok")["peer_health"][-1]
     assert (shown["name"], shown["level"]) == ("studio-2", "ok")
     assert [(one["code"], one["message"]) for one in shown["reasons"]] == [
-        ("asleep", "its machine went to sleep 2.0 h ago")
+        ("asleep", "the machine went to sleep 2.0 h ago")
     ]
     assert "exo-mesh wake studio-2" in shown["reasons"][0]["remedy"]
 

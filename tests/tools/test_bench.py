@@ -67,7 +67,7 @@ async def test_a_tiny_group_is_right_and_all_its_figures_are_there(tmp_path: Pat
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "mlx_lm.server is here")
 def test_a_running_mesh_is_not_compared_with_mlx_lm_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["against-mlx-server", "--url", "http://x"]) == 1
-    assert "--url measures a mesh that runs" in capsys.readouterr().err
+    assert "--url measures a running mesh" in capsys.readouterr().err
 
 
 @pytest.mark.slow
