@@ -1,4 +1,4 @@
-# Shortcuts for people at a checkout. Each target is one or two commands that can be typed as well; docs/tasks/scripts.md lists them.
+# Shortcuts for a checkout. Each target is one or two commands that can also be typed; docs/tasks/scripts.md lists them.
 #
 #   make setup                    install this checkout into .venv
 #   make server MODEL=my-model    run a node in the background; make server-stop ends it, make kill-all all of them
@@ -30,14 +30,14 @@ setup: ## install this checkout into .venv (EXTRAS=dev)
 bootstrap: ## install this checkout on other machines over SSH (HOSTS="a b", HOSTFILE=)
 	scripts/bootstrap_node.sh $(with_hostfile) $(HOSTS)
 
-sync: ## bring other machines to this version, one after the other (HOSTS, HOSTFILE)
+sync: ## update other machines to this version, one after the other (HOSTS, HOSTFILE)
 	scripts/sync_nodes.sh $(with_hostfile) $(HOSTS)
 
 verify: ## check this machine, HOSTS over SSH and NODES over HTTP
 	$(EXO_MESH) doctor
 	$(if $(HOSTS)$(NODES)$(HOSTFILE),scripts/verify_cluster.sh $(with_hostfile) $(HOSTS) $(NODES))
 
-info: ## nodes side by side (NODES, HOSTS; by default all that the node here knows)
+info: ## show nodes side by side (NODES, HOSTS; by default all nodes that the local node knows)
 	scripts/cluster_info.sh $(with_hostfile) $(HOSTS) $(NODES)
 
 rdma-test: ## RDMA doctor, bandwidth sweep and stress (HOSTFILE; without it two ranks here over TCP)
@@ -46,33 +46,33 @@ rdma-test: ## RDMA doctor, bandwidth sweep and stress (HOSTFILE; without it two 
 server: ## run a node in the background (MODEL, HOSTFILE, FLAGS of exo-mesh serve)
 	scripts/run_server.sh $(if $(MODEL),--model $(MODEL)) $(with_hostfile) $(if $(FLAGS),-- $(FLAGS))
 
-server-stop: ## stop it
+server-stop: ## stop the node that `make server` started
 	scripts/stop_server.sh
 
-kill-all: ## end every node and runner of this machine, also those that hang
+kill-all: ## end every node and runner of this machine, hanging ones included
 	scripts/stop_server.sh --all
 
-bench: ## tokens per second (MODEL at API, or FLAGS; by default a small random model over two nodes here)
+bench: ## measure tokens per second (MODEL at API, or FLAGS; by default a small random model over two local nodes)
 	scripts/tps_bench.sh $(if $(MODEL),$(API) $(MODEL)) $(if $(MODEL)$(FLAGS),$(FLAGS),--random 40M --peers 2)
 
-memory: ## memory that models may take here, and that of the mesh
+memory: ## show the memory that models may use here and in the mesh
 	$(EXO_MESH) engines
 	$(EXO_MESH) top --once --api-url $(API)
 
-health: ## is the node at API ready, and what is wrong with the mesh
+health: ## show whether the node at API is ready, and the problems of the mesh
 	$(EXO_MESH) status --api-url $(API)
 
 download: ## fetch a model (MODEL=org/name)
 	$(if $(MODEL),,$(error make download MODEL=org/name))
 	$(EXO_MESH) pull $(MODEL) --api-url $(API)
 
-test: ## the quick tests
+test: ## run the quick tests
 	pytest -n 2
 
-test-all: ## what CI checks
+test-all: ## run everything that CI checks
 	.ci/run
 
-lint: ## lint, format, types, import rules, shell scripts
+lint: ## check lint, format, types, import rules and shell scripts
 	ruff check .
 	ruff format --check .
 	mypy
@@ -88,5 +88,5 @@ hostfiles: ## check the example hostfiles
 monitoring-check: ## check the Prometheus configuration and rules
 	promtool check config monitoring/prometheus/prometheus.yml
 
-monitoring-up: ## Prometheus, Grafana and node_exporter in containers
+monitoring-up: ## start Prometheus, Grafana and node_exporter in containers
 	docker compose -f monitoring/docker-compose.yml up -d

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Install this checkout on other machines over SSH, and check each of them.
+# Installs this checkout on other machines over SSH, and checks each of them.
 #
 # usage: scripts/bootstrap_node.sh [--dry-run] [--extras mlx|torch|none] [--hostfile FILE] HOST...
 #
-# A wheel of this checkout and scripts/install.sh are sent to each host, and install.sh runs there: it looks for Python
-# 3.11, chooses the engine, and makes ~/.local/lib/exo-mesh and ~/.local/bin/exo-mesh. Then `exo-mesh doctor` runs.
-# Starting a node is yours: `exo-mesh`, or `exo-mesh service install`. EXO_MESH_SSH says how to reach a host.
+# A wheel of this checkout and scripts/install.sh are sent to each host, and install.sh runs there: it finds Python
+# 3.11, chooses the engine, and creates ~/.local/lib/exo-mesh and ~/.local/bin/exo-mesh. Then `exo-mesh doctor` runs.
+# Start the node yourself: `exo-mesh`, or `exo-mesh service install`. EXO_MESH_SSH sets the command to reach a host.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -44,7 +44,7 @@ for host in "${hosts[@]}"; do
     say "== $host"
     if install_on "$host"; then
         remote "$host" "exo-mesh doctor" </dev/null ||
-            say "$host: exo-mesh doctor found something; what helps is below each finding"
+            say "$host: exo-mesh doctor reported problems; a remedy is below each"
     else
         failed+=("$host")
     fi

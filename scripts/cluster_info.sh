@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The nodes of a mesh side by side: version, health, engine, memory, peers, models.
+# Shows the nodes of a mesh side by side: version, health, engine, memory, peers, models.
 #
 # usage: scripts/cluster_info.sh [--dry-run] [--hostfile FILE] [HOST...] [URL...]
 #
-# A URL (http://studio-a:52415) is asked over HTTP, a HOST over SSH for the node that runs on it. Without either all
-# members that the node of this machine knows are asked. EXO_MESH_API_KEY is shown to a closed mesh.
+# A URL (http://studio-a:52415) is queried over HTTP, the node on a HOST over SSH. Without either all members
+# that the node of this machine knows are queried. In a closed mesh EXO_MESH_API_KEY is sent.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -29,7 +29,7 @@ if [ ${#urls[@]} -eq 0 ] && [ ${#hosts[@]} -eq 0 ]; then
 fi
 
 number=0
-ask() { # WHO COMMAND...: keep what it prints
+ask() { # WHO COMMAND...: store the output of COMMAND
     local who=$1
     shift
     number=$((number + 1))

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What the scripts of this folder share. Source it after `set -euo pipefail`. Runs with bash 3.2, which macOS has.
+# Functions that the scripts of this folder share. Source it after `set -euo pipefail`. Works with macOS's bash 3.2.
 #
-# EXO_MESH      the exo-mesh to call here (default: .venv of this checkout if there is one, else the one in PATH)
-# EXO_MESH_SSH  how to reach a host (default: ssh with BatchMode and a time limit)
+# EXO_MESH      the exo-mesh command to use here (default: in .venv of this checkout if it exists, else in PATH)
+# EXO_MESH_SSH  the command to reach a host (default: ssh with BatchMode and a time limit)
 
-# shellcheck disable=SC2034  # the scripts use them
+# shellcheck disable=SC2034  # the scripts use these variables
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 dry_run=
 hosts=()
@@ -17,11 +17,11 @@ die() {
     exit 1
 }
 
-usage() { # print the comment at the top of the script that calls this
+usage() { # print the comment at the top of the calling script
     sed -n '2,/^[^#]/p' "$0" | sed -n 's/^# \{0,1\}//p'
 }
 
-run() { # COMMAND...: run it; with --dry-run print it
+run() { # COMMAND...: run COMMAND; with --dry-run print it
     if [ -n "$dry_run" ]; then
         printf '+'
         printf ' %q' "$@"
@@ -31,7 +31,7 @@ run() { # COMMAND...: run it; with --dry-run print it
     fi
 }
 
-exo_mesh() { # call exo-mesh here
+exo_mesh() { # run exo-mesh on this machine
     if [ -n "${EXO_MESH:-}" ]; then
         "$EXO_MESH" "$@"
     elif [ -x "$root/.venv/bin/exo-mesh" ]; then
@@ -43,9 +43,9 @@ exo_mesh() { # call exo-mesh here
 
 python=$root/.venv/bin/python
 [ -x "$python" ] || python=$(command -v python3 || true)
-[ -n "$python" ] || die "Python 3 is needed"
+[ -n "$python" ] || die "Python 3 is required; install it first"
 
-remote() { # HOST COMMAND: run COMMAND in a shell of HOST, with exo-mesh in its PATH; standard input goes there too
+remote() { # HOST COMMAND: run COMMAND in a shell of HOST, with exo-mesh in its PATH; standard input is forwarded
     # shellcheck disable=SC2016  # $HOME and $PATH are those of the host
     run "${ssh_command[@]}" "$1" 'export PATH="$HOME/.local/bin:$PATH"; '"$2"
 }

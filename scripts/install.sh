@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs exo-mesh for the user who runs this script: a virtual environment of its own in ~/.local/lib/exo-mesh and the
 # command ~/.local/bin/exo-mesh. It needs no root and changes nothing else; run it again to update. docs/start/installation.md
-# says what it chooses on which machine. POSIX sh: Debian's dash, Alpine's ash and macOS's sh run it.
+# says what it chooses on each machine. POSIX sh: Debian's dash, Alpine's ash and macOS's sh run it.
 set -eu
 
 usage() {
@@ -10,22 +10,22 @@ usage: install.sh [--from SOURCE] [--extras LIST] [--python PYTHON] [--prefix DI
        install.sh --uninstall | --version | --help
 
   --from SOURCE    a checkout, a wheel or an sdist; by default the checkout that this script is part of
-  --extras LIST    engines to install: mlx, torch, or none for NumPy only; by default what suits this machine
+  --extras LIST    engines to install: mlx, torch, or none for NumPy only; by default those that suit this machine
   --python PYTHON  the interpreter to use, 3.11 or newer; by default the newest one found
   --prefix DIR     where lib/exo-mesh and bin/exo-mesh are made (~/.local)
-  --upgrade-engines  replace installed engine libraries by newer ones, also those that you built or chose yourself
-  --dry-run        say what would be done, and change nothing
-  --uninstall      remove the environment and the command; models, settings and the node's identity stay
-  --version        print which version is installed, and where
+  --upgrade-engines  replace installed engine libraries by newer ones, including those that you built or chose yourself
+  --dry-run        print what would be done, and change nothing
+  --uninstall      remove the environment and the command; models, settings and the node's identity are kept
+  --version        print the installed version and its directory
 TEXT
 }
 
 ENGINE_EXTRAS="mlx torch"
 OLDEST_PYTHON=3.11
-OLDEST_GLIBC=2.35 # of MLX's wheels for Linux
-OLDEST_GLIBC_OF_ALL=2.31 # of the wheels that every node needs
-OLDEST_MACOS=14.0 # of MLX's wheels for macOS
-# Libraries that a user may have built for a GPU or chosen with care: what is installed is kept as it is.
+OLDEST_GLIBC=2.35 # required by MLX's wheels for Linux
+OLDEST_GLIBC_OF_ALL=2.31 # required by the wheels that every node needs
+OLDEST_MACOS=14.0 # required by MLX's wheels for macOS
+# Libraries that a user may have built for a GPU or chosen on purpose: installed versions are kept.
 ENGINE_LIBRARIES="torch mlx mlx-lm mlx-cpu mlx-metal mlx-cuda mlx-cuda-12 mlx-cuda-13 llama-cpp-python xllamacpp"
 
 say() { printf '%s\n' "$*"; }
@@ -34,7 +34,7 @@ fail() {
     exit 1
 }
 
-run() { # COMMAND...: run it, or with --dry-run print it
+run() { # COMMAND...: run COMMAND, or with --dry-run print it
     if [ -n "$dry_run" ]; then
         printf 'would run:'
         for word in "$@"; do
@@ -57,14 +57,14 @@ is_older() { # VERSION FLOOR: whether a version of numbers and dots is below ano
     }'
 }
 
-# --- what this machine is ---------------------------------------------------------------------------------------------
+# --- this machine ----------------------------------------------------------------------------------------------------
 
-glibc_version() { # empty where the C library is another one, such as musl
+glibc_version() { # empty if the C library is another one, such as musl
     found=$(getconf GNU_LIBC_VERSION 2>/dev/null) || return 0
     printf '%s' "${found#glibc }"
 }
 
-has_nvidia() { # the driver makes these files; the last one under WSL
+has_nvidia() { # the driver creates these files; the last one under WSL
     [ -e /dev/nvidiactl ] || [ -e /dev/nvidia0 ] || [ -e /dev/dxg ]
 }
 
@@ -80,16 +80,16 @@ choose_extras() { # sets `extras` and `why`, and prints notes about this machine
 }
 
 note_compilers() {
-    say "note: not every library has a wheel for this machine; pip compiles the rest, which takes a C and a Rust compiler"
+    say "note: not every library has a wheel for this machine; pip compiles the rest and needs a C and a Rust compiler"
 }
 
 choose_for_macos() {
     macos=$(sw_vers -productVersion)
     if [ "$machine" != arm64 ]; then
-        extras=none why="MLX and PyTorch have no wheels for Intel Macs: the NumPy engine computes here"
+        extras=none why="MLX and PyTorch have no wheels for Intel Macs: the NumPy engine is used"
         note_compilers
     elif is_older "$macos" "$OLDEST_MACOS"; then
-        extras=torch why="MLX has no wheel for macOS $macos (it needs $OLDEST_MACOS or newer): PyTorch computes here"
+        extras=torch why="MLX has no wheel for macOS $macos (it needs $OLDEST_MACOS or newer): PyTorch is used"
     else
         extras=mlx why="Apple silicon, macOS $macos: MLX computes on the GPU"
     fi
@@ -98,19 +98,19 @@ choose_for_macos() {
 choose_for_linux() {
     glibc=$(glibc_version)
     if [ -z "$glibc" ]; then
-        extras=none why="this machine has no glibc, and neither MLX nor PyTorch has a wheel without: the NumPy engine computes here"
+        extras=none why="this machine has no glibc, which the wheels of MLX and PyTorch need: the NumPy engine is used"
         note_compilers
     elif has_nvidia; then
         extras=torch why="an NVIDIA GPU: PyTorch computes on it"
     elif is_older "$glibc" "$OLDEST_GLIBC"; then
-        extras=none why="MLX has no wheel for glibc $glibc (it needs $OLDEST_GLIBC or newer): the NumPy engine computes here"
+        extras=none why="MLX has no wheel for glibc $glibc (it needs $OLDEST_GLIBC or newer): the NumPy engine is used"
         if is_older "$glibc" "$OLDEST_GLIBC_OF_ALL"; then note_compilers; fi
         why="$why; --extras torch is faster"
     else
         case $machine in
         x86_64 | aarch64 | arm64) extras=mlx why="glibc $glibc, no NVIDIA GPU: MLX computes on the CPU; --extras torch is faster and takes gigabytes" ;;
         *)
-            extras=none why="MLX has no wheel for $machine: the NumPy engine computes here"
+            extras=none why="MLX has no wheel for $machine: the NumPy engine is used"
             note_compilers
             ;;
         esac
@@ -119,13 +119,13 @@ choose_for_linux() {
     ! is_rk3588 || say "note: this is an RK3588. Its NPU is not used by this version: the engine computes on the CPU cores"
 }
 
-check_extras() { # --extras was given: one sentence if it cannot be had here
+check_extras() { # --extras was given: fails with one sentence if it is not available here
     system=$(uname -s) glibc=
     if [ "$extras" != none ]; then
         for extra in $(printf '%s' "$extras" | tr ',' ' '); do
             case " $ENGINE_EXTRAS " in
             *" $extra "*) ;;
-            *) fail "--extras $extra: there is no such engine to install; there are $ENGINE_EXTRAS, and none" ;;
+            *) fail "--extras $extra: unknown engine; choose from $ENGINE_EXTRAS, or none" ;;
             esac
         done
     fi
@@ -138,14 +138,14 @@ check_extras() { # --extras was given: one sentence if it cannot be had here
         fi
         ;;
     esac
-    why="as asked for with --extras"
+    why="as requested with --extras"
 }
 
 is_new_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 find_python() { # sets `python`
     if [ -n "$python" ]; then
-        command -v "$python" >/dev/null || fail "$python: no such interpreter"
+        command -v "$python" >/dev/null || fail "$python: interpreter not found"
         is_new_python "$python" || fail "$python is $("$python" -V 2>&1); exo-mesh needs Python $OLDEST_PYTHON or newer"
         return
     fi
@@ -156,19 +156,19 @@ find_python() { # sets `python`
         fi
     done
     old=$(python3 -V 2>/dev/null) || old="no Python"
-    fail "$old here, and exo-mesh needs Python $OLDEST_PYTHON or newer: install it, or name it with --python"
+    fail "found $old, but exo-mesh needs Python $OLDEST_PYTHON or newer: install it, or select it with --python"
 }
 
-# --- what is done -----------------------------------------------------------------------------------------------------
+# --- steps -------------------------------------------------------------------------------------------------------------
 
 find_source() { # sets `source`
     if [ -z "$source" ]; then
         source=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-        grep -qs '^name = "exo-mesh"' "$source/pyproject.toml" || fail "say what to install: --from CHECKOUT or --from WHEEL"
+        grep -qs '^name = "exo-mesh"' "$source/pyproject.toml" || fail "nothing to install was given: use --from CHECKOUT or --from WHEEL"
     fi
     case $source in
-    *.whl | *.tar.gz) [ -f "$source" ] || fail "$source: no such file" ;;
-    *) [ -f "$source/pyproject.toml" ] || fail "$source: neither a checkout of exo-mesh, nor a wheel or sdist" ;;
+    *.whl | *.tar.gz) [ -f "$source" ] || fail "$source: file not found" ;;
+    *) [ -f "$source/pyproject.toml" ] || fail "$source is neither a checkout of exo-mesh, nor a wheel or sdist" ;;
     esac
     case $source in
     /*) ;;
@@ -176,13 +176,13 @@ find_source() { # sets `source`
     esac
 }
 
-check_ours() { # nothing but a virtual environment is ever removed
+check_ours() { # only a virtual environment is ever removed
     if [ -e "$environment" ] && [ ! -f "$environment/pyvenv.cfg" ]; then
-        fail "$environment exists and is no virtual environment: move it away, or use --prefix"
+        fail "$environment exists and is not a virtual environment: move it away, or use --prefix"
     fi
 }
 
-make_environment() { # keeps one that works
+make_environment() { # keeps a working environment
     if [ -x "$environment/bin/python" ] && is_new_python "$environment/bin/python" && "$environment/bin/python" -m pip -V >/dev/null 2>&1; then
         is_new=
         return
@@ -193,7 +193,7 @@ make_environment() { # keeps one that works
     run mkdir -p "$(dirname -- "$environment")"
     if ! run "$python" -m venv "$environment"; then
         rm -rf "$environment"
-        fail "$python cannot make a virtual environment: install its venv package (Debian and Ubuntu: apt install python3-venv)"
+        fail "$python cannot create a virtual environment: install its venv package (Debian and Ubuntu: apt install python3-venv)"
     fi
 }
 
@@ -219,7 +219,7 @@ install_package() {
     if [ -z "$is_new" ] && [ -z "$upgrade_engines" ]; then
         kept=$(installed_engine_libraries)
         if [ -n "$kept" ]; then
-            say "keeps: $(printf '%s' "$kept" | tr '\n' ' ')"
+            say "keeping: $(printf '%s' "$kept" | tr '\n' ' ')"
             if [ -z "$dry_run" ]; then
                 constraints=$(mktemp)
                 trap 'rm -f "$constraints"' EXIT
@@ -234,7 +234,7 @@ install_package() {
         [ -z "$is_new" ] || rm -rf "$environment"
         fail "pip could not install $requirement, see above${constraints:+; if an installed engine library is too old, --upgrade-engines replaces it}"
     fi
-    # pip leaves a package of the same version alone, although a checkout or a rebuilt wheel may have changed
+    # pip does not reinstall the same version, although a checkout or a rebuilt wheel may have changed
     # shellcheck disable=SC2086
     [ -n "$is_new" ] || run $pip install --disable-pip-version-check --no-input --no-deps --force-reinstall "$source"
 }
@@ -250,7 +250,7 @@ link_command() {
 finish() {
     [ -z "$dry_run" ] || { say "nothing was changed"; return; }
     say "installed: $("$command" --version | head -n 1)"
-    [ -n "$is_new" ] || say "a node that is running goes on with the old version until you restart it"
+    [ -n "$is_new" ] || say "a running node keeps the old version until you restart it"
     case ":$PATH:" in
     *":$(dirname -- "$command"):"*) say "next: exo-mesh demo" ;;
     *) say "next: $command demo    (or put $(dirname -- "$command") on your PATH)" ;;
@@ -265,7 +265,7 @@ uninstall() {
     check_ours
     [ ! -L "$command" ] || run rm -f "$command"
     run rm -rf "$environment"
-    say "removed; models, settings and the node's identity stay (exo-mesh config show names their folder)"
+    say "removed; models, settings and the node's identity are kept (exo-mesh config show prints their folder)"
 }
 
 show_version() {

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Is the link between the ranks of a tensor group fast and right? Doctor, bandwidth sweep, stress.
+# Tests the link between the ranks of a tensor group: doctor, bandwidth sweep, stress.
 #
 # usage: scripts/rdma_test.sh [--dry-run] [--hostfile FILE] [--ranks N] [--sizes 4K,64K,1M,16M] [--seconds S] [--no-stress]
 #
-# With --hostfile the sweep runs on those Macs by `mlx.launch`, which needs SSH among them and this checkout at the same
-# path on each; the backend is that of the file, so jaccl over Thunderbolt 5. Without it N ranks (2) run on this machine
-# over TCP: that shows that the collectives compute the right thing, and nothing about a cable.
-# The stress (`python -m tools.bench group`) compares the answers of a group on this machine with one process.
+# With --hostfile the sweep runs on those Macs through `mlx.launch`, which needs SSH between them and this checkout at the same
+# path on each; the file sets the backend, such as jaccl over Thunderbolt 5. Without it N ranks (2) run on this machine
+# over TCP: this tests that the collectives compute correctly, but not a cable.
+# The stress (`python -m tools.bench group`) compares the answers of a group on this machine with those of one process.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -30,11 +30,11 @@ while [ $# -gt 0 ]; do
 done
 
 cd "$root"
-run exo_mesh doctor rdma || say "exo-mesh doctor rdma found what keeps RDMA from working; what helps is below each finding"
+run exo_mesh doctor rdma || say "exo-mesh doctor rdma found why RDMA does not work; a remedy is below each finding"
 sweep=(tools.bench collectives --sizes "$sizes" --seconds "$seconds")
 if [ -n "$hostfile" ]; then
     run exo_mesh hostfile "$hostfile"
-    # as MLX reads it: the simple form is converted, and its backend is written down
+    # converts the simple form to MLX's, with the backend written out
     converted=$(mktemp)
     trap 'rm -f "$converted"' EXIT
     exo_mesh hostfile "$hostfile" --json >"$converted"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Start a node in the background, check what it needs first, and wait until it is ready.
+# Checks what a node needs, starts it in the background, and waits until it is ready.
 #
 # usage: scripts/run_server.sh [--dry-run] [--home DIR] [--model NAME_OR_DIR] [--hostfile FILE] [-- FLAGS…]
 #
-# --model: a directory is checked for its files, then loaded when the node is ready; a name is loaded (--preload).
-# --hostfile: checked, then given to the node. FLAGS go to `exo-mesh serve`. Refuses to start while a node with this
-# home runs, or a process that such a node left behind: stop_server.sh ends both. The log is logs/server.log in the
-# home. For a service that starts with the machine use `exo-mesh service install`.
+# --model: a directory is checked for its files, and loaded when the node is ready; a name is loaded (--preload).
+# --hostfile: checked, then passed to the node. FLAGS go to `exo-mesh serve`. The script refuses to start while a node with
+# this home runs, or a leftover process of one: stop_server.sh ends both. The log is logs/server.log in the
+# home. To start the node with the machine, use `exo-mesh service install`.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -30,8 +30,8 @@ if [ -z "$home" ]; then
 fi
 
 if [ -d "$model" ]; then
-    [ -f "$model/config.json" ] || die "$model is no model: it has no config.json"
-    compgen -G "$model/*.safetensors" >/dev/null || die "$model is no model: it has no *.safetensors"
+    [ -f "$model/config.json" ] || die "$model is not a model directory: it has no config.json"
+    compgen -G "$model/*.safetensors" >/dev/null || die "$model is not a model directory: it has no *.safetensors"
     [ -f "$model/tokenizer.json" ] || [ -f "$model/tokenizer.model" ] || die "$model has no tokenizer.json"
     model=$(cd "$model" && pwd)
     flags+=(--models-dir "$model")
@@ -44,8 +44,8 @@ if [ "$stale" != "[]" ]; then
     exo_mesh node processes --home "$home" >&2
     die "these processes use the home $home; scripts/stop_server.sh ends them"
 fi
-# what is in the way, such as a taken port, ends this with the finding and its remedy
-run exo_mesh doctor --home "$home" ${flags[@]+"${flags[@]}"} || die "exo-mesh doctor found what keeps a node from starting"
+# an obstacle, such as a port in use, ends the script with the finding and its remedy
+run exo_mesh doctor --home "$home" ${flags[@]+"${flags[@]}"} || die "exo-mesh doctor found why the node cannot start"
 
 log=$home/logs/server.log
 if [ -n "$dry_run" ]; then
@@ -59,10 +59,10 @@ server=$!
 for _ in $(seq 600); do
     ready=$(grep -m1 '"event": "ready"' "$log" || true)
     [ -z "$ready" ] || break
-    kill -0 "$server" 2>/dev/null || { tail -12 "$log" >&2 && die "the node ended; its log is $log"; }
+    kill -0 "$server" 2>/dev/null || { tail -12 "$log" >&2 && die "the node ended; see its log $log"; }
     sleep 0.1
 done
-[ -n "$ready" ] || die "the node is not ready after 60 s; its log is $log"
+[ -n "$ready" ] || die "the node is not ready after 60 s; see its log $log"
 url=$("$python" -c 'import json, sys; print(json.loads(sys.argv[1])["api_url"])' "$ready")
 printf '%s\n' "$url" >"$home/logs/server.url"
 say "ready: $url (process $server, log $log)"

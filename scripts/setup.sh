@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Install this checkout into .venv, and say what the machine can do.
+# Installs this checkout into .venv, and prints what the machine can run.
 #
 # usage: scripts/setup.sh [--dry-run] [--extras mlx|torch|dev|…] [--venv DIR]
 #
-# For working with a checkout; scripts/install.sh installs exo-mesh for a user. PYTHON chooses the interpreter.
-# Running it again updates what is there.
+# For development in a checkout; scripts/install.sh installs exo-mesh for users. PYTHON sets the interpreter.
+# Run it again to update.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -22,11 +22,11 @@ while [ $# -gt 0 ]; do
 done
 
 chosen=${PYTHON:-python3}
-"$chosen" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "Python 3.11 or newer is needed; set PYTHON"
+"$chosen" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "$chosen is missing or older than Python 3.11: set PYTHON to a newer interpreter"
 [ -x "$venv/bin/python" ] || run "$chosen" -m venv "$venv"
 target=$root
 [ -z "$extras" ] || target="${root}[$extras]"
 run "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$target"
 run "$venv/bin/exo-mesh" version
 run "$venv/bin/exo-mesh" engines
-run "$venv/bin/exo-mesh" doctor || say "exo-mesh doctor found something; what helps is below each finding"
+run "$venv/bin/exo-mesh" doctor || say "exo-mesh doctor reported problems; a remedy is below each"

@@ -1,9 +1,9 @@
-"""Print nodes side by side from what `exo-mesh status --json` said at each; scripts/cluster_info.sh calls it.
+"""Prints nodes side by side from the output of `exo-mesh status --json` at each; scripts/cluster_info.sh calls it.
 
 python3 side_by_side.py FILE...          a column for each file
-python3 side_by_side.py --urls FILE      the API addresses of all peers that this one node knows, one a line
+python3 side_by_side.py --urls FILE      the API addresses of all peers that this one node knows, one per line
 
-Only the standard library is used: any Python 3.9 does.
+It uses the standard library only and works with Python 3.9 or newer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def column(state: dict[str, Any]) -> dict[str, str]:
-    """What one node says of itself and of the mesh, by row."""
+    """Returns what one node reports about itself and the mesh, by row."""
     own_id = state["node_id"]
     peers = {peer["id"]: peer for peer in state["view"]["peers"]}
     own = peers.get(own_id, {})
@@ -47,7 +47,7 @@ def _gb(num_bytes: float | None) -> str:
 
 
 def table(columns: Sequence[dict[str, str]]) -> str:
-    """A row for each property, a column for each node; cells that are longer than 40 characters are cut."""
+    """Formats a row for each property and a column for each node; cells are cut after 40 characters."""
     rows = [[name, *(_cut(one[name]) for one in columns)] for name in columns[0]]
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -59,7 +59,7 @@ def _cut(text: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 1 if the nodes do not agree about the mesh."""
+    """Returns exit code 1 if the nodes disagree about the mesh."""
     if argv[0] == "--urls":
         state = json.loads(Path(argv[1]).read_text())
         print("\n".join(peer["api_url"] for peer in state["view"]["peers"] if peer["api_url"]))

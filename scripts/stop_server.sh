@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Stop the node of this machine; end what does not stop, and what it left behind.
+# Stops the node of this machine; ends it if it does not stop, and its leftover processes.
 #
 # usage: scripts/stop_server.sh [--dry-run] [--home DIR] [--grace SECONDS] [--now] [--all]
 #
-# The node is asked first (`exo-mesh node stop`): its streams may finish for its --stop-grace. What is left after
-# --grace (45) gets SIGTERM, and SIGKILL 10 s later. --now does not ask: for a node that hangs. --all ends every node and runner of this machine that this user may end.
-# A node that systemd or launchd started is theirs: `systemctl stop exo-mesh`, or they start it again.
+# The node is asked first (`exo-mesh node stop`): its streams may finish within its --stop-grace. Processes left after
+# --grace (45) get SIGTERM, and SIGKILL 10 s later. --now skips the request, for a node that hangs.
+# --all ends every node and runner of this machine that this user may end. Stop a node that systemd or launchd started
+# with `systemctl stop exo-mesh` or launchctl; otherwise they restart it.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -34,7 +35,7 @@ if [ -z "$home" ]; then
 fi
 there() { [ "$(exo_mesh node processes --home "$home" --json)" != "[]" ]; }
 if ! there; then
-    say "no process with the home $home runs"
+    say "no process uses the home $home"
     exit
 fi
 api=()

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Bring the exo-mesh of other machines to the version of this checkout, one after the other.
+# Updates exo-mesh on other machines to the version of this checkout, one after the other.
 #
 # usage: scripts/sync_nodes.sh [--dry-run] [--check] [--force] [--no-restart] [--hostfile FILE] HOST...
 #
-# --check only compares versions and protocols (exit code 1 if any differs). Else each host that differs is updated
-# (scripts/bootstrap_node.sh), its node drained and restarted, and the next host waits until this one is ready again:
-# that is the rolling upgrade of docs/tasks/upgrade.md. --force updates hosts of the same version too, as changes of a
-# checkout need; --no-restart leaves running nodes as they are.
+# --check only compares versions and protocols (exit code 1 if any differs). Otherwise each host that differs is updated
+# (scripts/bootstrap_node.sh), its node is drained and restarted, and the next host waits until this one is ready again:
+# this is the rolling upgrade of docs/tasks/upgrade.md. --force also updates hosts with the same version, for changes in a
+# checkout; --no-restart does not restart running nodes.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -37,7 +37,7 @@ ready_again='for turn in $(seq 120); do exo-mesh status >/dev/null 2>&1 && exit 
 restart_on() { # HOST
     remote "$1" "exo-mesh status >/dev/null 2>&1" || { say "$1: no node runs there" && return; }
     remote "$1" "exo-mesh drain && exo-mesh node restart && sleep 1; $ready_again" ||
-        die "$1 did not become ready again; the hosts after it are unchanged"
+        die "$1 did not become ready again within 2 minutes; the hosts after it are unchanged"
 }
 
 here=$(exo_mesh version --json | words_of)
@@ -54,7 +54,7 @@ for host in "${hosts[@]}"; do
     [ "$there" = "$here" ] && [ -z "$force" ] || differing+=("$host")
 done
 [ ${#differing[@]} -gt 0 ] || { say "all hosts have the same version" && exit; }
-[ -z "$check" ] || die "another version than here: ${differing[*]}"
+[ -z "$check" ] || die "these hosts have another version: ${differing[*]}"
 for host in "${differing[@]}"; do
     "$root/scripts/bootstrap_node.sh" ${pass[@]+"${pass[@]}"} "$host"
     [ -z "$restart" ] || restart_on "$host"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Tokens per second of a mesh: of one that runs, or of nodes that are started for it on this machine.
+# Measures tokens per second of a running mesh, or of nodes that it starts on this machine.
 #
 # usage: scripts/tps_bench.sh [--dry-run] [URL MODEL] [FLAGS of exo-mesh bench serve…]
 #
 #   scripts/tps_bench.sh http://127.0.0.1:52415 my-model           prompts of 32 and 512 tokens, 1 and 4 streams at once
-#   scripts/tps_bench.sh --random 40M --compare single,group,ring  one node, a tensor group, a ring: the same load in turns
+#   scripts/tps_bench.sh --random 40M --compare single,group,ring  one node, a tensor group, a ring: the same load for each
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Check the machines of a mesh: reachable, same version, doctor clean, and one view on all nodes.
+# Checks the machines of a mesh: reachable, same version, no doctor findings, and one view on all nodes.
 #
 # usage: scripts/verify_cluster.sh [--dry-run] [--rdma] [--hostfile FILE] [HOST...] [URL...]
 #
-# A HOST is asked over SSH: `exo-mesh version` and `exo-mesh doctor`, with --rdma `exo-mesh doctor rdma` as well.
-# A URL (http://studio-a:52415) is asked over HTTP: /healthz, /readyz, and the digest of its view of the mesh, which all
-# nodes of one mesh share. EXO_MESH_API_KEY is shown to a closed mesh. Exit code 1 if anything is wrong.
+# A HOST is checked over SSH: `exo-mesh version` and `exo-mesh doctor`, with --rdma also `exo-mesh doctor rdma`.
+# A URL (http://studio-a:52415) is checked over HTTP: /healthz, /readyz, and the digest of its view, which is equal on all
+# nodes of one mesh. In a closed mesh EXO_MESH_API_KEY is sent. The exit code is 1 if a check fails.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -25,7 +25,7 @@ done
 [ ${#urls[@]} -gt 0 ] || need_hosts
 
 wrong=0
-verdict() { # WHO WHAT COMMAND...: run it quietly; what it printed is shown if it fails
+verdict() { # WHO WHAT COMMAND...: run COMMAND quietly; its output is shown if it fails
     local who=$1 what=$2 said
     shift 2
     if [ -n "$dry_run" ]; then
@@ -58,7 +58,7 @@ for url in ${urls[@]+"${urls[@]}"}; do
     verdict "$url" "lives (/healthz)" run answers "$url/healthz"
     verdict "$url" "ready (/readyz)" run answers "$url/readyz"
 done
-one_view() { # the view of the mesh may change while it is read: look up to five times
+one_view() { # the view may change while it is read: try up to five times
     local turn url digests
     for turn in 1 2 3 4 5; do
         digests=

@@ -207,14 +207,14 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Are you alive? Carries news both ways.
+        """Checks whether the target is alive, and exchanges news in both directions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def IndirectProbe(self, request, context):
-        """Is somebody alive whom the sender cannot reach?
+        """Checks for the sender whether a peer is alive that the sender cannot reach.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,14 +235,15 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeModel(self, request, context):
-        """What this peer knows of a model it has on disk.
+        """Describes a model that this peer has on disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SelfTest(self, request, context):
-        """What an engine of this peer makes of a few layers of a model on given inputs: may its stages stand beside another's?
+        """Computes a few layers of a model with an engine of this peer on given inputs, to test whether engines may share a
+        ring.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,56 +257,56 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Phase one of a plan: hold memory for a ballot, or refuse with numbers.
+        """Phase one of a plan: reserves memory for a ballot, or refuses with numbers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Phase two: start the stage; the stream reports until it is ready or has failed.
+        """Phase two: starts the stage; the stream reports until it is ready or has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Link(self, request, context):
-        """Tells a committed stage where the next one listens.
+        """Sends a committed stage the address of the next one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LookAtStage(self, request, context):
-        """Does the stage of a plan run here? Asked by an entry peer whose stream from the driver broke.
+        """Checks whether the stage of a plan runs here. An entry peer asks after its stream from the driver broke.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends a stage and frees its reservation; a lower ballot than the one in force changes nothing.
+        """Ends a stage and frees its reservation; a ballot below the one in force has no effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels a request that entered at this peer, or those that run on an instance.
+        """Cancels a request that entered at this peer, or the requests that run on an instance.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindStreams(self, request, context):
-        """The answers that run for clients of this peer.
+        """Lists the running answers for clients of this peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowStream(self, request, context):
-        """The events of one of them from its beginning on, as they come.
+        """Streams the events of a running answer, from its beginning on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -319,7 +320,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def KeepInstance(self, request, context):
-        """How long an instance that this peer owns may have nothing to do before it is unloaded.
+        """Sets how long an instance that this peer owns may be idle before it is unloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -333,42 +334,42 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Lets this peer take nothing new, or take requests again.
+        """Makes this peer refuse new requests, or accept them again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Sends Wake-on-LAN packets for a machine, if this one is in a network of it.
+        """Sends Wake-on-LAN packets for a machine, if this peer is in one of its networks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadLog(self, request, context):
-        """The last log records of this peer.
+        """Reads the last log records of this peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCard(self, request, context):
-        """Deletes the custom model card that this peer has of a model.
+        """Deletes this peer's custom card of a model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Diagnose(self, request, context):
-        """What this peer can tell of itself when something is wrong; numbers and names only.
+        """Reads diagnostics of this peer; numbers and names only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadTraces(self, request, context):
-        """The traced requests that entered at this peer, or one of them.
+        """Reads the traced requests that entered at this peer, or one of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -382,42 +383,42 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Capture(self, request, context):
-        """Stacks and memory maps of this node and its runners, taken now; no values of variables.
+        """Captures stacks and memory maps of this node and its runners; no values of variables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ShareKeys(self, request, context):
-        """Tells keys of the HTTP API, or asks for those that differ. Only in a mesh with a secret.
+        """Sends keys of the HTTP API, or asks for keys that differ. Only in a mesh with a secret.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Introduce(self, request, context):
-        """Gets config, tokenizer and headers of a model from peers, if they are not here.
+        """Fetches config, tokenizer and headers of a model from peers, if they are not here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeFiles(self, request, context):
-        """Which bytes of a model this peer has.
+        """Lists the bytes of a model that this peer has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Starts to fetch files of a model; its record in the view says how far that is.
+        """Starts to fetch files of a model; the record in the view shows the progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropModel(self, request, context):
-        """Ends the fetching of a model, or deletes what was fetched of it.
+        """Ends the fetching of a model, or deletes its fetched files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,7 +57,7 @@ class DriverServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Recall(self, request, context):
-        """Is an answer kept here under the hash of an idempotency key?
+        """Checks whether an answer is kept here under the hash of an idempotency key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class PathsServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ProbePath(self, request, context):
-        """Answers at once, with as many bytes as were asked for (at most 256 KiB). Also proves who is at an address.
+        """Answers at once, with the requested number of bytes (at most 256 KiB). Also proves which peer is at an address.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

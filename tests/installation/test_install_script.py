@@ -70,7 +70,7 @@ def extras_of(said: subprocess.CompletedProcess[str]) -> str:
     [
         ("2.36", "x86_64", "mlx, glibc 2.36, no NVIDIA GPU: MLX computes on the CPU"),
         ("2.35", "aarch64", "mlx, "),
-        ("2.31", "x86_64", "none, MLX has no wheel for glibc 2.31 (it needs 2.35 or newer): the NumPy engine computes"),
+        ("2.31", "x86_64", "none, MLX has no wheel for glibc 2.31 (it needs 2.35 or newer): the NumPy engine is used"),
         ("2.36", "riscv64", "none, MLX has no wheel for riscv64"),
         (None, "x86_64", "none, this machine has no glibc"),
     ],
@@ -109,7 +109,7 @@ def test_mlx_on_an_old_glibc_is_refused_with_one_sentence(home: Path) -> None:
         "install.sh: MLX has no wheel for glibc 2.31 (it needs glibc 2.35 or newer): "
         "use --extras torch, or --extras none for the NumPy engine\n"
     )
-    assert extras_of(install(home, "--dry-run", "--extras", "torch")) == "torch, as asked for with --extras"
+    assert extras_of(install(home, "--dry-run", "--extras", "torch")) == "torch, as requested with --extras"
 
 
 def test_a_dry_run_says_each_step_and_changes_nothing(home: Path) -> None:
@@ -128,15 +128,15 @@ def test_a_python_that_is_too_old_is_named(home: Path) -> None:
     for name in ("python3.11", "python3.12", "python3.13", "python3.14", "python"):
         program(home.parent / "shims", name, "exit 1")
     said = install(home, "--dry-run", python="")
-    assert said.stderr.startswith("install.sh: Python 3.9.2 here, and exo-mesh needs Python 3.11 or newer")
+    assert said.stderr.startswith("install.sh: found Python 3.9.2, but exo-mesh needs Python 3.11 or newer")
 
 
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["--extras", "jax"], "there is no such engine to install; there are mlx torch, and none"),
-        (["--from", "gone.whl"], "gone.whl: no such file"),
-        (["--from", "."], ".: neither a checkout of exo-mesh, nor a wheel or sdist"),
+        (["--extras", "jax"], "unknown engine; choose from mlx torch, or none"),
+        (["--from", "gone.whl"], "gone.whl: file not found"),
+        (["--from", "."], ". is neither a checkout of exo-mesh, nor a wheel or sdist"),
         (["--frm", "x"], "unknown argument --frm"),
         (["--from"], "--from needs a value"),
         (["--version"], "is not installed in"),
@@ -156,7 +156,7 @@ def test_what_it_did_not_make_is_neither_removed_nor_replaced(home: Path) -> Non
     for args in (["--extras", "none"], ["--uninstall"]):
         said = install(home, *args)
         assert (said.returncode, foreign.read_text()) == (1, "mine")
-        assert "is no virtual environment: move it away" in said.stderr
+        assert "is not a virtual environment: move it away" in said.stderr
 
 
 def test_its_floors_and_extras_are_those_of_the_package() -> None:

@@ -77,7 +77,7 @@ def test_a_library_built_for_a_gpu_stays_until_the_user_says_otherwise(tmp_path:
 
     updated = install(package(tmp_path, "1.1", "llama-cpp-python>=0.3"))
     assert updated.returncode == 0, updated.stderr
-    assert "keeps: llama-cpp-python===0.3.36" in updated.stdout and "installed: exo-mesh 1.1" in updated.stdout
+    assert "keeping: llama-cpp-python===0.3.36" in updated.stdout and "installed: exo-mesh 1.1" in updated.stdout
     assert built_for() == "gpu"
 
     needs_newer = package(tmp_path, "1.2", "llama-cpp-python>=0.4")
