@@ -1,4 +1,7 @@
-"""Computes the energy per token from the nodes' counters before and after a run. docs/reference/power.md has the formula."""
+"""Computes the energy per token from the nodes' counters before and after a run.
+
+docs/reference/power.md has the formula.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Starts a mesh of real nodes on this machine, or uses a running one with --url. For each load it reports tokens per
 second in total, time to first token, time between tokens, and the share of time that each stage was busy; the rest, in
 which a stage waits for frames, is the bubble. If the nodes measure energy, it also reports joules per prompt and per
-token (docs/reference/power.md). --against-one gives the same load to one node, too. --compare single,group,ring runs the same
-model on one node, on N nodes as one tensor group, and on N nodes as stages.
+token (docs/reference/power.md). --against-one gives the same load to one node, too. --compare single,group,ring runs
+the same model on one node, on N nodes as one tensor group, and on N nodes as stages.
 """
 
 from __future__ import annotations

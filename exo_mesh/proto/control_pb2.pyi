@@ -379,9 +379,7 @@ class ProbeRequest(_message.Message):
     def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("view_sum", "fences_sum", "unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry")
-    VIEW_SUM_FIELD_NUMBER: _ClassVar[int]
-    FENCES_SUM_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -389,8 +387,6 @@ class ProbeReply(_message.Message):
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
-    view_sum: int
-    fences_sum: int
     unknown_sender: bool
     unix_s: float
     peer_id: str
@@ -398,7 +394,7 @@ class ProbeReply(_message.Message):
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
     records: _containers.RepeatedCompositeFieldContainer[Record]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
-    def __init__(self, view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ..., unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
 
 class IndirectProbeRequest(_message.Message):
     __slots__ = ("from_peer", "target", "incarnation")
