@@ -115,8 +115,9 @@ class Node:
         self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
 
         # Each package is built from those below it, in the order of the imports
-        # (docs/how-it-works/architecture.md), so no other order works. A part that needs a later one gets a function that is called after the start: membership reads
-        # the telemetry of the host, frees stages before it refutes, and reports peers that have left.
+        # (docs/how-it-works/architecture.md), so no other order works. A part that needs a
+        # later one gets a function that is called after the start: membership reads the telemetry of the host, frees
+        # stages before it refutes, and reports peers that have left.
         limits = tuning.host.runner
         self._machine = machine = MachineParts.at(settings, memory_reader)
         self.membership = self._new_membership(tuning.timing)

@@ -379,7 +379,7 @@ class ProbeRequest(_message.Message):
     def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry")
+    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry", "view_sum", "fences_sum")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,8 @@ class ProbeReply(_message.Message):
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    VIEW_SUM_FIELD_NUMBER: _ClassVar[int]
+    FENCES_SUM_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
     unix_s: float
     peer_id: str
@@ -394,7 +396,9 @@ class ProbeReply(_message.Message):
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
     records: _containers.RepeatedCompositeFieldContainer[Record]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
-    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
+    view_sum: int
+    fences_sum: int
+    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ...) -> None: ...
 
 class IndirectProbeRequest(_message.Message):
     __slots__ = ("from_peer", "target", "incarnation")
