@@ -32,7 +32,7 @@ from exo_mesh_mlx.whole import WholeStage, whole_layout
 
 TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest distance of a token's result in one step, as a vector, from one machine's result, relative to the length of
-the latter. Both have the same inputs, so only rounding may differ (docs/how-it-works/tensor-groups.md has the measurements)."""
+the latter. Both have the same inputs, so only rounding may differ (measured: docs/how-it-works/tensor-groups.md)."""
 
 ROUTED_SHARE = 1 / 8
 """Share of the tokens of a chunk that may be further off if a layer chooses among experts: rounding changes a choice
