@@ -113,7 +113,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     flags = ["--engine", args.engine, "--min-peers", "2"]
-    with local_mesh(args.nodes, flags, "idle") as mesh:
+    with local_mesh(args.nodes, flags, "idle", api_port=0) as mesh:
         mesh.wait_until_joined()
         asked = {"model": MODEL, "messages": [{"role": "user", "content": "Count from 7 to 20."}]}
         mesh.client().post("/v1/chat/completions", asked, 120.0)
