@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
+from exo_mesh.clock import next_beat
 from exo_mesh.domain.power.ring_energy import MachineEnergy, RingCounts, RingEnergy
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.membership.service import Membership
@@ -20,7 +20,7 @@ async def keep_ring_energy(membership: Membership, host: StageHost, metrics: Har
     energy = RingEnergy()
     metrics.sources.append(energy.samples)
     while True:
-        await asyncio.sleep(WINDOW_S)
+        await next_beat(WINDOW_S)
         if energy.totals or any(stage.is_driver for stage in host.beats()):
             take_window(membership, host, energy)
 

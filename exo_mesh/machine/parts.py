@@ -7,7 +7,7 @@ from functools import partial
 
 from exo_mesh.machine.accelerator_readings import DeviceMemory, read_machine
 from exo_mesh.machine.disk import Disk
-from exo_mesh.machine.memory import MemoryReader
+from exo_mesh.machine.memory import MemoryReader, RecentMemory
 from exo_mesh.machine.power.meter import HardwareMeter
 from exo_mesh.machine.power.nvidia import NvidiaReader
 from exo_mesh.settings.config import Settings
@@ -26,6 +26,7 @@ class MachineParts:
 
     @staticmethod
     def at(settings: Settings, read_memory: MemoryReader) -> MachineParts:
+        read_memory = RecentMemory(read_memory)
         nvidia = NvidiaReader()
         memory = DeviceMemory(read_memory, partial(read_machine, read_nvidia=nvidia.gpus))
         meter = HardwareMeter(settings.sysfs, settings.power_tool, nvidia)
