@@ -61,6 +61,18 @@ def test_the_readme_leads_to_the_index() -> None:
     assert INDEX in {target for target, _ in links(ROOT / "CONTRIBUTING.md")}
 
 
+def test_pages_use_no_words_of_our_dialect() -> None:
+    """Words in code style, such as names of tests, do not count."""
+    dialect = re.compile(r"\b(told|whoever|anew|of late)\b", re.IGNORECASE)
+    found = [
+        f"{page.relative_to(ROOT)}: {line.strip()[:80]}"
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for line in text_without_code(page).splitlines()
+        if dialect.search(re.sub(r"`[^`]*`", "", line))
+    ]
+    assert not found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
 def test_a_page_begins_with_its_title_and_has_one(page: Path) -> None:
     assert page.read_text().startswith("# ")
