@@ -66,7 +66,7 @@ class MlxLayerUse:
 
 @dataclass(slots=True)
 class MlxTrace:
-    """A model's trace: pure data, without arrays and modules."""
+    """A model's trace: plain data, without arrays and modules."""
 
     layers: list[MlxLayerUse]
     shapes: dict[ArraySource, list[tuple[int, ...]]]

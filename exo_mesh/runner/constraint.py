@@ -76,7 +76,7 @@ class Constraint:
 
     def follow(self, room: int) -> list[int]:
         """The tokens that must come next, at most `room`; they count as output from now on. Then starts to compute what
-        may come after them. With log-probabilities the answer is empty, because each token needs its own row. Raises a
+        may come after them. With log-probabilities the list is empty, because each token needs its own row. Raises a
         MeshError."""
         self._settle()
         forced: list[int] = []

@@ -128,7 +128,7 @@ class Driver:
             told.sum_s = durations.sum_s
 
     def change(self, ballot: Ballot, limits: SchedulerLimits, kept_from: int) -> int:
-        """Continue under a new ballot with other stages. Answers how many running requests continue, at the head of the
+        """Continue under a new ballot with other stages. Returns how many running requests continue, at the head of the
         queue. Frames that were on their way are lost; tokens that were drawn are not.
 
         kept_from: stages from this one on keep the KV that they have; if it is the number of stages, no stage does.
@@ -196,7 +196,7 @@ class Driver:
 
     def _take_over(self, request: GenerateRequest, kept: Kept, mailbox: Mailbox) -> GenerateRequest:
         """Send the caller what is kept of an answer and was not received yet, and end the sequence that works on it
-        now. Answers the request for the rest."""
+        now. Returns the request for the rest."""
         worker = self.replays.worker(request.key_hash)
         if worker is not None:
             self._end(worker, SupersededError("the same request was sent again; the newer call continues it"))

@@ -78,7 +78,7 @@ class Endpoint:
         self._service = DriverService(plan, worker)
 
     async def listen(self, binding: Binding) -> int:
-        """Start the server; answers the port. Raises TransportError if no port of the range is free."""
+        """Start the server; returns the port. Raises TransportError if no port of the range is free."""
         server = new_server([Gate(self._max_bytes)])
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last and not self._setup.follows:
@@ -114,7 +114,7 @@ class Endpoint:
         endpoint."""
         if self._ranks is None or len(self._ranks) != len(endpoints):
             raise RankLostError(
-                f"got the endpoints of {len(endpoints)} other ranks, which is not the size of this group"
+                f"got the endpoints of {len(endpoints)} other ranks; this stage leads no group of that size"
             )
         return self._ranks
 

@@ -40,7 +40,7 @@ class FrameClock:
         self.tokens = max(1, tokens)
 
     def end(self) -> float:
-        """Note that the engine has finished its frame; answers the seconds that it took."""
+        """Note that the engine has finished its frame; returns the seconds that it took."""
         took_s = self._now() - self._began
         kind = self.is_prefill
         each_s = took_s / self.tokens if kind else took_s

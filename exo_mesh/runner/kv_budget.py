@@ -43,7 +43,7 @@ class KvBudget:
             )  # fmt: skip
 
     def computed(self, frame: Frame, free_bytes: int | None = None) -> int:
-        """Note a computed frame; answers how many positions the stage can hold, those that it holds now included.
+        """Note a computed frame; returns how many positions the stage can hold, those that it holds now included.
 
         free_bytes: what the machine has free for KV now, whatever was reserved; None: enough.
         """

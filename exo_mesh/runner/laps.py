@@ -30,7 +30,7 @@ class LapTimes:
         self._sent.clear()
 
     def returned(self, step: int, now: float) -> float | None:
-        """Note that a frame is back; answers how long its lap took, or None if the step is unknown."""
+        """Note that a frame is back; returns how long its lap took, or None if the step is unknown."""
         start = self._sent.pop(step, None)
         if start is None:
             return None

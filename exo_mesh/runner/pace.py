@@ -94,7 +94,7 @@ class Curve:
 
 
 class Pace:
-    """The measured speed of one ring, and the decisions that follow from it. Pure: takes measurements, answers
+    """The measured speed of one ring, and the decisions that follow from it. Pure: takes measurements, returns
     decisions."""
 
     def __init__(self, num_stages: int) -> None:
@@ -165,8 +165,8 @@ class Pace:
     def chunk(self, budget_s: float, longest: int, tokens: int = 0) -> int:
         """Size of a prefill chunk whose lap should take no longer than budget_s, at most `longest`.
 
-        tokens: length of a prompt that has the ring for itself; the answer is then the size that finishes the prompt
-        first: small chunks keep all stages busy, large ones do more at once. 0: the answer is the largest size.
+        tokens: length of a prompt that has the ring for itself; the result is then the size that finishes the prompt
+        first: small chunks keep all stages busy, large ones do more at once. 0: the result is the largest size.
         """
         if not self._chunks:
             return min(FIRST_CHUNK, longest)

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_process(control_fd: int) -> int:
-    """Run the stage that the node asks for over the inherited pipe; answers the exit code."""
+    """Run the stage that the node asks for over the inherited pipe; returns the exit code."""
     pipe = socket.socket(fileno=control_fd)
     pipe.settimeout(START_DEADLINE_S)
     first = receive_message(pipe, pb.ToRunner)

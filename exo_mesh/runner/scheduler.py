@@ -307,7 +307,7 @@ class Scheduler:
 
     def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
         """Continue under a higher ballot, with no frame on its way: all running sequences go back to the head of the
-        queue, to be computed again. Answers how many. Their tokens stay.
+        queue, to be computed again. Returns how many. Their tokens stay.
 
         held: by sequence, the positions that stages from kept_from on hold and do not compute again.
         """

@@ -137,7 +137,7 @@ def native_dtype(found: EngineProvider, model_dir: Path, shard: Shard, options: 
 def run(
     engine_name: str, model_dir: Path, scratch: Path, ranges: Sequence[tuple[int, int]], options: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Compute all ranges; the answer of a self-test as JSON values, see SelfTestReply in control.proto."""
+    """Compute all ranges; returns the reply of a self-test as JSON values, see SelfTestReply in control.proto."""
     found = provider(engine_name)
     card = read_card(model_dir, model_dir.name)
     layers = {layer for start, stop in ranges for layer in range(start, stop)}
@@ -184,7 +184,7 @@ def parse_ranges(text: str) -> list[tuple[int, int]]:
 
 
 def main(argv: list[str]) -> int:
-    """Print {"results": …}, or {"error": …} and answer 1. Any exception of a foreign library counts as an error of its
+    """Print {"results": …}, or {"error": …} and return 1. Any exception of a foreign library counts as an error of its
     engine."""
     engine, model_dir, scratch, ranges, *rest = argv
     code = 0

@@ -78,7 +78,7 @@ class SharedPrompts:
         self._made.pop(sequence_id, None)
 
     def lose(self) -> list[int]:
-        """Forget all copies on their way, because no frame comes round any more. Answers the sequences whose KV is not
+        """Forget all copies on their way, because no frame comes round any more. Returns the sequences whose KV is not
         at every stage."""
         lost = list(self._made)
         self._made.clear()

@@ -94,7 +94,7 @@ class Stage:
         return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
     def _apply_ops(self, frame: Frame) -> tuple[bool, tuple[Fault, ...]]:
-        """Apply the ops. Answers whether the ring ends, and the faults of sequences that could not be copied or have an
+        """Apply the ops. Returns whether the ring ends, and the faults of sequences that could not be copied or have an
         operation that this version does not know."""
         shutdown = False
         faults: list[Fault] = []
@@ -123,7 +123,7 @@ class Stage:
         return Fault(op.sequence, self._index, UNKNOWN_OP, message)
 
     def _copy(self, op: Copy) -> str:
-        """Begin a sequence as a copy; if that fails, begin it empty and answer the reason. All ranks of a tensor group
+        """Begin a sequence as a copy; if that fails, begin it empty and return the reason. All ranks of a tensor group
         hold the same sequences, so all of them refuse the same copies; any other error of one rank ends the group."""
         try:
             if not isinstance(self._engine, SequenceCopier):

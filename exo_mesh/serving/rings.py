@@ -34,7 +34,7 @@ class Rings:
         self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
     ) -> InstanceInfo:
         """The instance for a request, placed now if there is none. The request counts there from now on, so that the
-        next request sees it. refused: the instance and error of a ring that is short of memory; the answer is another
+        next request sees it. refused: the instance and error of a ring that is short of memory; the result is another
         ring."""
         if refused is not None:
             chosen = await self.instances.elsewhere(*refused, self._load(entry))
