@@ -132,7 +132,7 @@ def guard(policy: AccessPolicy, roles: RouteRoles) -> Middleware:
         path = resource.canonical if resource else request.path
         role = roles.needed(request.method, path)
         if reply := (
-            _preflight(request, policy)
+            _preflight(request, policy)  # browsers send no key with it, so it comes before all other checks
             or _misdirected(request, policy, caller)
             or _cross_site(request, role, policy)
             or _not_allowed(request, _closed(role, path, policy), caller)
@@ -158,7 +158,7 @@ def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.
 def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
     """The caller, identified only by its key or token. An open mesh ignores an unknown key."""
     scheme, _, text = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if scheme.lower() != "bearer":
+    if scheme.lower() != "bearer":  # Anthropic's clients send the key in a header of its own
         text = request.headers.get("x-api-key", "")
     text = text.strip()
     if is_token(text, policy.local_token):

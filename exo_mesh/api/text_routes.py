@@ -168,6 +168,7 @@ class TextRoutes:
             raise InputError(f"tokens has {len(body.tokens)} ids; at most {MAX_TOKENS} are allowed", param="tokens")
         for token_id in body.tokens:
             if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
+                # Python cannot convert a very long integer to text
                 shown = token_id if token_id.bit_length() < 64 else "a huge number"
                 raise InputError(f"tokens contains {shown}, which is not a token id of this model", param="tokens")
         decoded = await self._texts.work(partial(_decode, text, body.tokens))

@@ -99,7 +99,7 @@ class TextModel:
         The library needs about 400 bytes for each token of a text, so this counts the tokens slice by slice. It refuses
         only well above the limit, because cutting the text can add a few tokens.
         """
-        if len(text) <= max(SLICE_LENGTH, 2 * limit):
+        if len(text) <= max(SLICE_LENGTH, 2 * limit):  # short enough to be encoded without a check
             return
         count = 0
         for start in range(0, len(text), SLICE_LENGTH):

@@ -58,7 +58,7 @@ class OutputParser:
         if piece.finish is not None:
             self._reader.end(was_cut=piece.finish is FinishReason.LENGTH)
         if not self._is_done:
-            self._is_done = next(self._steps, self) is self
+            self._is_done = next(self._steps, self) is self  # the default means that the generator has ended
         if piece.finish is None:
             return self._writer.take()
         self._writer.finish()
