@@ -143,7 +143,7 @@ class Reader:
         while True:
             found = markers.find(self._text, self._at)
             unfinished = markers.unfinished(self._text, self._at)
-            # a marker is certain only if no longer one can begin before or at its place
+            # a marker is certain only if no other one can still begin at or before its place
             if found is not None and (self.ended or found.start() < unfinished):
                 if found.start() > self._at:
                     sink(self.take(found.start() - self._at))
