@@ -27,8 +27,7 @@ METRICS_PATHS = frozenset({"/metrics"})
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
-"""Suffixes of names that no public name server resolves (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: widely
-used)."""
+"""Suffixes that no public name server resolves (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: widely used)."""
 
 _CORS_METHODS = "GET, POST, PUT, DELETE"
 _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
@@ -171,8 +170,7 @@ def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
 
 
 def _closed(role: Role | None, path: str, policy: AccessPolicy) -> Role | None:
-    """The role that a call needs: an open path in `closed_paths` needs a key, all others have the role of their
-    route."""
+    """The role that a call needs: that of its route, but USE for an open path in `closed_paths`."""
     return Role.USE if role is None and path in policy.closed_paths else role
 
 

@@ -107,8 +107,7 @@ class _Flat:
                 self._skip(marker)
 
     def _read_thought(self) -> More[str]:
-        """Read reasoning whose start marker was read. Returns the marker of a call if that ended the reasoning, else
-        ""."""
+        """Read reasoning; its start was already read. Returns the marker of a call that ended the reasoning, or ""."""
         marker = yield from self._reader.until(self._in_thought, self._writer.reasoning)
         if marker in self._starts:
             return marker

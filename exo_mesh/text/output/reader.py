@@ -159,8 +159,7 @@ class Reader:
             yield
 
     def text_until(self, markers: Markers) -> More[str]:
-        """Read up to and including the first marker and return the text before it. Raises Malformed without a
-        marker."""
+        """Read up to and including the first marker; return the text before it. Raises Malformed without a marker."""
         parts: list[str] = []
         if not (yield from self.until(markers, parts.append)):
             raise Malformed
