@@ -1,1 +1,1 @@
-"""The HTTP face of a node: OpenAI's routes and the operational ones, over the node's service port."""
+"""The HTTP API of a node: OpenAI's routes and the operational routes, built on the node's MeshService."""

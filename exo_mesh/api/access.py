@@ -27,8 +27,7 @@ METRICS_PATHS = frozenset({"/metrics"})
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
-"""Suffixes of names that no public name server resolves (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: widely
-used)."""
+"""Suffixes that no public name server resolves (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: widely used)."""
 
 _CORS_METHODS = "GET, POST, PUT, DELETE"
 _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
@@ -132,7 +131,7 @@ def guard(policy: AccessPolicy, roles: RouteRoles) -> Middleware:
         path = resource.canonical if resource else request.path
         role = roles.needed(request.method, path)
         if reply := (
-            _preflight(request, policy)
+            _preflight(request, policy)  # browsers send no key with it, so it comes before all other checks
             or _misdirected(request, policy, caller)
             or _cross_site(request, role, policy)
             or _not_allowed(request, _closed(role, path, policy), caller)
@@ -158,7 +157,7 @@ def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.
 def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
     """The caller, identified only by its key or token. An open mesh ignores an unknown key."""
     scheme, _, text = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if scheme.lower() != "bearer":
+    if scheme.lower() != "bearer":  # Anthropic's clients send the key in a header of its own
         text = request.headers.get("x-api-key", "")
     text = text.strip()
     if is_token(text, policy.local_token):
@@ -171,8 +170,7 @@ def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
 
 
 def _closed(role: Role | None, path: str, policy: AccessPolicy) -> Role | None:
-    """The role that a call needs: an open path in `closed_paths` needs a key, all others have the role of their
-    route."""
+    """The role that a call needs: that of its route, but USE for an open path in `closed_paths`."""
     return Role.USE if role is None and path in policy.closed_paths else role
 
 
@@ -189,7 +187,7 @@ def _not_allowed(request: web.Request, role: Role | None, caller: Caller) -> web
         message = f"{call} needs a key with the role {role}; this key has the role {caller.role}"
         return plain_error("insufficient_permissions", message)
     message = (
-        f"{call} changes an open mesh, where callers without a key may only read and chat. "
+        f"{call} changes an open mesh, where callers without local rights may only read and chat. "
         "Use exo-mesh on the node's own machine, which sends the token in the file local_token of its home; "
         "or send a key (`exo-mesh key new --role admin` on the node makes one; then all calls need a key); "
         "or start the node with --open-admin"

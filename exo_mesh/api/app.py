@@ -67,6 +67,7 @@ def build_app(
     table = route_table(context)
     check_access = guard(options.access, RouteRoles.of(table))
     log_request = log_requests(options.responses)
+    # the first is the outermost: log_request sees the replies that errors_to_replies makes
     middlewares = [follow_connection, give_request_id, log_request, errors_to_replies, check_access]
     middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)

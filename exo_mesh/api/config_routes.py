@@ -46,8 +46,8 @@ HIDDEN = "***"
 
 
 class SharedSettingsBody(msgspec.Struct, kw_only=True):
-    """PUT /config: settings of the mesh, and this node's token for the hub. null resets a setting; missing fields stay
-    unchanged."""
+    """PUT /config: settings of the mesh, and this node's token for the hub. null resets a setting; a missing field
+    leaves it unchanged."""
 
     default_model: str | UnsetType | None = UNSET
     default_temp: float | str | UnsetType | None = UNSET

@@ -120,7 +120,7 @@ class ApiConnection(asyncio.Protocol):
         if self.phase is ConnectionPhase.IDLE:
             self._server.moved(self, ConnectionPhase.HEAD)
         elif self.phase is ConnectionPhase.RUNNING:
-            self._early = True
+            self._early = True  # the next request begins before the answer has ended
         if self._handler is None:
             self._handler = self._server.new_handler()
             self._handler.connection_made(cast(asyncio.Transport, self._transport))
@@ -265,7 +265,7 @@ class ApiServer:
 
     def moved(self, connection: ApiConnection, phase: ConnectionPhase) -> None:
         """Note that the phase of a connection has changed, or that more of its body has arrived."""
-        if connection not in self._connections:
+        if connection not in self._connections:  # it was closed in the meantime
             return
         connection.phase = phase
         self._waiting.pop(connection, None)

@@ -69,8 +69,8 @@ class DiagnosticRoutes:
         return json_response(_for_caller(await self._inspection.diagnostics_of(), request))
 
     async def cluster(self, request: web.Request) -> web.Response:
-        """GET /v1/diagnostics/cluster: diagnostics of every node that answers within 2 s, and the names of the
-        others."""
+        """GET /v1/diagnostics/cluster: every node's diagnostics; of nodes that do not answer within 2 s only the
+        name."""
         return json_response(_for_caller(await self._inspection.cluster_diagnostics(), request))
 
     async def timeline(self, request: web.Request) -> web.Response:

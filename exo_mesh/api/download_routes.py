@@ -100,8 +100,7 @@ class DownloadRoutes:
 
 
 def _wants_events(request: web.Request) -> bool:
-    """Whether the client asks for events, by `stream` or by Accept. Raises InputError for any other value of
-    `stream`."""
+    """Whether the client asks for events, by `stream` or by Accept. Raises InputError for a wrong value of `stream`."""
     match request.query.get("stream"):
         case None:
             return "text/event-stream" in request.headers.get(hdrs.ACCEPT, "")

@@ -18,7 +18,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
         bound.bind(address)
-        bound.listen(1024)  # with SO_REUSEADDR only this call fails if another process already listens here
+        bound.listen(1024)  # with SO_REUSEADDR this call can fail, too, if another process listens here
     except OSError:
         bound.close()
         raise

@@ -1,5 +1,4 @@
-"""Handlers that manage one peer through any node: drain it, read its log, wake its machine; and this machine's
-sleep."""
+"""Handlers that manage one peer through any node: drain, log and wake; and the sleep of this machine."""
 
 from __future__ import annotations
 

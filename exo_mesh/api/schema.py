@@ -17,8 +17,8 @@ class GroupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A stage, as `GET /instance/previews` shows it. Peer, layers, engine and reserve_bytes (the sum of weights, KV and
-    overhead) are used; the other figures are accepted, so that a preview can be sent back unchanged."""
+    """A stage, as `GET /instance/previews` shows it. Only peer, layers, engine, reserve_bytes (the sum of weights, KV
+    and overhead) and group are used. The other figures are accepted so that a preview can be sent back unchanged."""
 
     peer: str
     layers: tuple[int, int]

@@ -50,7 +50,7 @@ class ScrapeTargetRoutes:
 
 
 def scrape_targets(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One target for each live node that has an API, in the order of the peers in the state. state: that of GET
+    """One target for each live node that has an API, in the order of the peers in the state. state: as in GET
     /state."""
     own_id = state.get("node_id")
     used = {link["to"]: link["address"] for link in state.get("links", ()) if link["from"] == own_id}

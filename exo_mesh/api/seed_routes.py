@@ -130,8 +130,7 @@ class SeedRoutes:
         return json_response(self._service.observation.identity())
 
     async def _spec(self, request: web.Request, body: PlaceBody) -> InstanceSpec:
-        """Translate the body to an InstanceSpec. Raises InputError that names the wrong field, or the errors of
-        find_model."""
+        """Translate the body to an InstanceSpec. Raises InputError naming the wrong field, or as find_model."""
         most = MAX_MESH_RANKS if body.sharding == "Tensor" else 2**31 - 1
         if body.min_nodes is not None and not 1 <= body.min_nodes <= most:
             raise InputError(f"min_nodes must be between 1 and {most}", param="min_nodes")

@@ -168,6 +168,7 @@ class TextRoutes:
             raise InputError(f"tokens has {len(body.tokens)} ids; at most {MAX_TOKENS} are allowed", param="tokens")
         for token_id in body.tokens:
             if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
+                # Python cannot convert a very long integer to text
                 shown = token_id if token_id.bit_length() < 64 else "a huge number"
                 raise InputError(f"tokens contains {shown}, which is not a token id of this model", param="tokens")
         decoded = await self._texts.work(partial(_decode, text, body.tokens))
@@ -204,8 +205,7 @@ class TextRoutes:
         return decode_body(await read_body(request, self._context.options.body_silence_s), kind)
 
     async def _text(self, request: web.Request, name: str | None) -> tuple[str, TextModel]:
-        """The name and text model for a body: the model that it names, or the one that a chat without a name would
-        use."""
+        """(name, text model) of the model that a body names, or else of the model that a chat would use."""
         name = await model_of_request(request, self._service, name, self._context.options.defaults().model)
         chosen = choose_model(name, self._service.models())
         entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)

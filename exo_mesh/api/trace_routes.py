@@ -105,8 +105,7 @@ class TraceRoutes:
         return json_response({"object": "list", "data": data})
 
     async def everywhere(self, request: web.Request) -> web.Response:
-        """GET /v1/traces/cluster: the traces of every peer that answers within 2 s, and the names of the other
-        peers."""
+        """GET /v1/traces/cluster: the traces of all peers; of peers that do not answer within 2 s only the name."""
         found = await self._service.inspection.cluster_traces(request[CALLER].limited_to)
         return json_response({"object": "list", **found})
 

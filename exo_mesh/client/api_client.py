@@ -26,7 +26,7 @@ STREAM_SILENCE_S = 120.0
 
 
 class NoNodeError(TransportError):
-    """Nothing answers at the API address."""
+    """No node answers at the API address."""
 
     code = "no_node"
 
@@ -50,7 +50,7 @@ class ApiClient:
         self._home = Path(home) if home else home_of(os.environ)
         self._own_certificate = own_certificate
         self._shows_key = True
-        # a proxy from the environment must not swallow calls to this machine
+        # no proxy from the environment: it could not reach a node on this machine
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if parts.scheme == "https":
             context = trust(parts.hostname, own_certificate or certificate_of(home))
@@ -83,7 +83,7 @@ class ApiClient:
         return self._call("DELETE", path, None, deadline_s)
 
     def text(self, path: str, deadline_s: float = READ_DEADLINE_S) -> str:
-        """The plain text at `path`."""
+        """GET `path` and return its plain text."""
         with self._open("GET", path, None, deadline_s) as response:
             try:
                 data: bytes = response.read()
@@ -117,7 +117,7 @@ class ApiClient:
                     if on_comment is not None and line.startswith(b":"):
                         on_comment(printable(line[1:].decode(errors="replace").strip()))
                     if not line.startswith(b"data:"):
-                        continue  # a comment or the blank line after an event
+                        continue  # skip a comment, or the empty line after an event
                     data = line[5:].strip()
                     if data == b"[DONE]":
                         return

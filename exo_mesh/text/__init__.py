@@ -1,1 +1,1 @@
-"""Text to token ids and back, at the entry peer: tokenizer, chat template, streaming detokenizer, stop strings."""
+"""Turns text into token ids and back, at the entry peer: tokenizer, chat template, detokenizer, stop strings."""

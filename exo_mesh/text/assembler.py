@@ -13,8 +13,7 @@ from exo_mesh.text.stop import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """A token and the range [start, stop) of its text in the output, in characters; empty if the token ends inside a
-    character."""
+    """A token and its text's range [start, stop) in the output, in characters; empty if it ends inside a character."""
 
     event: TokenEvent
     start: int

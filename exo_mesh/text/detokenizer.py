@@ -37,7 +37,7 @@ class Detokenizer:
         text = self._decode(self._window)
         if len(text) > len(self._sent) and not text.endswith(REPLACEMENT):
             return self._advance(len(self._window), text)
-        if len(self._window) - self._num_sent > MAX_WINDOW_TOKENS:
+        if len(self._window) - self._num_sent > MAX_WINDOW_TOKENS:  # the bytes will never become text
             return self._advance(len(self._window), text)
         if len(self._window) - self._num_sent > MAX_CHARACTER_TOKENS:
             return self._release_broken(text)

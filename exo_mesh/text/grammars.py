@@ -98,7 +98,7 @@ def check_size(spec: GrammarSpec, param: str) -> None:
 
 def _schema(text: str, param: str) -> dict[str, Any]:
     schema = _json(text, "schema", param)
-    if isinstance(schema, bool):
+    if isinstance(schema, bool):  # in JSON Schema true allows every value and false allows none
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise InputError("the schema is not an object, true or false", param=param)

@@ -27,8 +27,7 @@ SLICE_LENGTH = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling values that generation_config.json recommends; None if it has none. `do_sample: false` means temperature
-    0."""
+    """Sampling values of generation_config.json; None if it has none. `do_sample: false` means temperature 0."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -99,7 +98,7 @@ class TextModel:
         The library needs about 400 bytes for each token of a text, so this counts the tokens slice by slice. It refuses
         only well above the limit, because cutting the text can add a few tokens.
         """
-        if len(text) <= max(SLICE_LENGTH, 2 * limit):
+        if len(text) <= max(SLICE_LENGTH, 2 * limit):  # short enough to be encoded without a check
             return
         count = 0
         for start in range(0, len(text), SLICE_LENGTH):
@@ -122,8 +121,7 @@ class TextModel:
             raise InputError("the model's tokenizer cannot encode this text", param="messages") from exc
 
     def detokenizer(self, shown: Collection[str] = ()) -> Detokenizer:
-        """A new detokenizer for one output. shown: special tokens to decode as text, because an output parser needs
-        them."""
+        """A new detokenizer for one output. shown: special tokens to decode as text, for an output parser."""
         ids = frozenset(self.tokenizer.token_to_id(token) for token in shown) if shown else frozenset()
         return Detokenizer(self.tokenizer, self.hidden_ids - ids)
 
@@ -222,8 +220,7 @@ def _decodes_bytes(tokenizer: Tokenizer) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's byte-level alphabet: each printable byte is its own character, the others are the characters from U+0100
-    on."""
+    """GPT-2's byte-level alphabet: a printable byte is its own character, all others are characters from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

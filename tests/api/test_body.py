@@ -46,7 +46,7 @@ async def test_a_packed_body_is_unpacked(api: Served, encoding: str, body: bytes
         ("gzip", gzip.compress(BODY, mtime=0)[:-3], "cut off"),
         ("gzip", gzip.compress(BODY, mtime=0) + b"more", "extra bytes"),
         ("deflate", b"\x00" * 20, "not valid deflate"),
-        ("br", BODY, "'br'"),
+        ("br", BODY, '"br"'),
         ("gzip, gzip", BODY, "must be gzip, deflate or identity"),
     ],
 )

@@ -47,7 +47,7 @@ async def _place_by_preview(page: Any) -> None:
     await expect(way.locator("tbody tr")).to_have_count(2)
     await expect(way).to_contain_text("GB of")
     await page.get_by_label("Layers of peer-1").fill("0-2")
-    await expect(page.locator(".place .note")).to_contain_text("must cover layers 0 to 7")
+    await expect(page.locator(".place .note")).to_contain_text("must cover each layer from 0 to 7")
     await page.get_by_label("Layers of peer-2").fill("3-7")
     await page.get_by_role("button", name="Place with these layers").click()
     await expect(page.locator(".stages li")).to_have_count(2)

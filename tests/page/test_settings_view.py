@@ -51,7 +51,7 @@ async def test_settings_keys_and_invitations_are_changed_by_hand(scripted: Scrip
         await page.get_by_label("Temperature").fill("0.3")
         await page.get_by_label("System prompt").fill(MARKUP)
         await page.locator("form", has_text="Settings of the mesh").get_by_role("button", name="Save").click()
-        await expect(page.get_by_text("In force here: 0.3 (set for the mesh)")).to_be_visible()
+        await expect(page.get_by_text("Current value here: 0.3 (set for the mesh)")).to_be_visible()
         assert desk.shared_texts == {"default_temp": "0.3", "system_prompt": MARKUP}
         await page.get_by_label("Temperature").fill("9")
         await page.locator("form", has_text="Settings of the mesh").get_by_role("button", name="Save").click()

@@ -72,9 +72,9 @@ def test_the_bytes_of_pieces_and_byte_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", None, "no such file"),
+        ("tokenizer.json", None, "this file is missing"),
         ("tokenizer.json", "{}", "cannot be read"),
-        ("tokenizer_config.json", "[]", "no JSON object"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
         ("tokenizer_config.json", "{", "cannot be read"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("generation_config.json", '{"temperature": "hot"}', "temperature"),

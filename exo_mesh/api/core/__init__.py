@@ -1,1 +1,1 @@
-"""What every dialect of the API shares: preparing a request, running it, and the text models that both need."""
+"""The common part of all API dialects: prepares a request, runs it, and keeps the text models that both need."""

@@ -153,7 +153,7 @@ class Answer:
                     self.progress = None
                 elif isinstance(item, Progress):
                     self._see(item)
-                    if item.phase == "placing":
+                    if item.phase == "placing":  # the mesh may still refuse the request
                         continue
                 elif isinstance(item, PromptLogprobs):
                     self.choices[index].prompt_logprobs += item.entries
@@ -171,7 +171,7 @@ class Answer:
         while self._items:
             index, item = self._items.popleft()
             choice = self.choices[index]
-            if choice.finished:
+            if choice.finished:  # the ring may send tokens after a stop string
                 continue
             events = choice.push(item)
             if choice.finished:

@@ -12,7 +12,7 @@ from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.template import RESERVED, ChatTemplate
 
 _TOGGLES = ("enable_thinking", "thinking")
-"""Variables with which templates turn thinking on and off: the first for Qwen and GLM, the second for DeepSeek and
+"""Variables of templates that turn thinking on and off: the first of Qwen and GLM, the second of DeepSeek and
 Granite."""
 
 _RANKS = {name: rank for rank, name in enumerate(("type", "description", "enum", "properties", "required", "items"))}
@@ -22,15 +22,13 @@ NO_EFFORT = "none"
 
 
 def template_messages(turns: Sequence[Turn], template: ChatTemplate | None) -> list[dict[str, Any]]:
-    """One dict per message, with its content as one string. Raises InputError for a field that the template does not
-    use."""
+    """One dict per message, its content as one string. Raises InputError for a field that the template never reads."""
     source = template.source if template else ""
     return [_message(turn, source) for turn in turns]
 
 
 def template_variables(conversation: Conversation, template: ChatTemplate | None, names: FieldNames) -> dict[str, Any]:
-    """Variables for the template: those that the client sets, the thinking options, and the tools. Raises
-    InputError."""
+    """Variables for the template: the client's variables, the thinking options and the tools. Raises InputError."""
     variables = dict(conversation.variables)
     for name in sorted(RESERVED & variables.keys()):
         raise InputError(f"{names.variables}.{name} is reserved; a request may not set it", param=names.variables)

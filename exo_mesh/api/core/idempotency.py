@@ -67,6 +67,7 @@ def idempotency_of(
     if last is not None and not (can_resume and re.fullmatch(r"[0-9]{1,9}", last)):
         message = f"{LAST_EVENT} must be the id of an event of this answer, and the answer must be a single stream"
         raise InputError(message, param=LAST_EVENT)
+    # the alias of a route without /v1 gives the same fingerprint
     text = json.dumps([request.path.removeprefix("/v1"), asked], sort_keys=True)
     return Idempotency(
         hashlib.sha256(f"exo-mesh idempotency key\0{key_id}\0{key}".encode()).digest(),

@@ -157,8 +157,8 @@ class RendererProcess:
 
 
 def renderer_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that Python needs to start and to know the time zone. All others, including secrets, are left
-    out."""
+    """The variables that Python needs to start and to know the time zone; all others, including secrets, are
+    removed."""
     return {
         name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }

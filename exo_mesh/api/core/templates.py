@@ -36,8 +36,7 @@ from exo_mesh.text.template_wire import (
 )
 
 NUM_PROCESSES = 2
-"""Most processes. Requests for one template use one process at a time, so a hostile template leaves one to the
-others."""
+"""Most processes. Requests for one template use one process at a time, so a hostile template leaves the other free."""
 
 IDLE_S = 300.0
 
@@ -107,8 +106,7 @@ class TemplateRenderer:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render the prompt. Raises InputError if the template refuses the messages or fails; other errors as
-        `compile`."""
+        """Render the prompt. Raises InputError if the template refuses the messages or fails, else as `compile`."""
         question = RenderTemplate(
             template.digest,
             list(messages),

@@ -1,1 +1,1 @@
-"""OpenAI's dialect: its bodies, checks and replies, to and from the neutral request and events of api.core."""
+"""OpenAI's dialect: translates its bodies to the neutral request of api.core, and neutral events to its replies."""

@@ -49,8 +49,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def check_body(body: GenerationBody) -> None:
-    """Check everything that does not need the model. Raises InputError with the field, its value and the allowed
-    values."""
+    """Check all that does not need the model. Raises InputError with the field, its value and the allowed values."""
     for name, (low, high) in _RANGES.items():
         value = getattr(body, name, None)
         if value is not None and not low <= value <= high:

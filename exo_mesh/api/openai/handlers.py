@@ -123,8 +123,7 @@ class OpenAIRoutes:
         return json_response(model_object(await self._service.model(name), self._context.started_at))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """POST /v1/cancel/{id}: cancel a request at any peer, by the id of the reply, its x-request-id or its
-        x-trace-id."""
+        """POST /v1/cancel/{id}: cancel a request at any peer, by the reply's id, x-request-id or x-trace-id."""
         given = request.match_info["id"]
         if not await self._service.cancel(given, request[CALLER].limited_to):
             return plain_error("not_found", f"no request {given} is running", "id")

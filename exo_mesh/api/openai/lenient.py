@@ -137,7 +137,7 @@ def without_neutral_fields(body: bytes, known: Collection[str], known_in_message
 
 
 def _without_notes(messages: msgspec.Raw, known: Collection[str]) -> msgspec.Raw:
-    """The messages without neutral fields. Anything but a list of objects is returned unchanged; the struct refuses
+    """The messages without neutral fields. Anything but a list of objects stays unchanged, and the struct refuses
     it."""
     try:
         turns = msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]])

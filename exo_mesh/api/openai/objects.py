@@ -33,8 +33,7 @@ class Usage(msgspec.Struct):
 
 
 class TimingsObject(msgspec.Struct):
-    """Timings in llama.cpp's format. cache_n: prompt tokens from a cache; prompt_n: prompt tokens that were
-    computed."""
+    """Timings in llama.cpp's format. cache_n: prompt tokens from a cache; prompt_n: computed prompt tokens."""
 
     cache_n: int
     prompt_n: int

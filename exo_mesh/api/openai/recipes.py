@@ -27,8 +27,7 @@ class RecipeTool(msgspec.Struct):
 
 
 class RecipeChoice(msgspec.Struct):
-    """One answer. prompt, prompt_ids: the prompt's text and ids, if the client wants the prompt in the reply; else
-    empty."""
+    """One answer. prompt, prompt_ids: the prompt's text and ids, or empty unless the client wants them in the reply."""
 
     request_id: str
     num_prompt: int

@@ -218,8 +218,7 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 
 def decode_generation_body(body: bytes, kind: type[G]) -> G:
-    """Decode the body into a struct, without fields that have no effect. Raises InputError that names the wrong
-    field."""
+    """Decode the body into a struct, dropping fields without effect. Raises InputError that names the wrong field."""
     return decode_body(
         body, kind, lambda text: without_neutral_fields(text, kind.__struct_fields__, Message.__struct_fields__)
     )

@@ -67,8 +67,7 @@ class PageAssets:
         return (self._folder / "index.html").read_text("utf-8").replace(_BASE_MARK, self.base)
 
     def asset(self, name: str) -> Asset | None:
-        """The file with this path; None if there is none. Only listed paths are opened, so none can leave the
-        folder."""
+        """The file with this path, else None. Only listed paths are opened, so no path can leave the folder."""
         return _read(self._folder / name) if name in self.names else None
 
     def _listed(self) -> Iterator[str]:

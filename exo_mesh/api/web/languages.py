@@ -84,7 +84,7 @@ def built_in() -> Mapping[str, Mapping[str, str]]:
 
 
 def checked(found: object) -> tuple[dict[str, str], list[str]]:
-    """The texts of a file that the page can show, and the faults of the others. Raises ValueError if the file is not an
+    """The texts of a file that the page can show, and the faults of the others. Raises ValueError unless the file is an
     object."""
     if not isinstance(found, dict):
         raise ValueError("it must be a JSON object of texts")

@@ -38,8 +38,7 @@ def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
 
 
 def _links(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields one link for each pair of peers: first the links in the state, then hops that peers measured for other
-    pairs."""
+    """Yields one link for each pair of peers: the links in the state, then the measured hops of all other pairs."""
     links = list(state.get("links", ()))
     hops = [
         {"from": peer_id, **hop}

@@ -82,8 +82,7 @@ class PageRoutes:
         return json_response(dict(texts))
 
     async def file(self, request: web.Request) -> web.Response:
-        """GET /page/{version}/{file}: a static file. Browsers cache it for ever, because its path changes with the
-        files."""
+        """GET /page/{version}/{file}: a static file. Browsers may cache it for ever, as its path changes with it."""
         name = request.match_info["file"]
         known = not self._headless and request.match_info["version"] == self._assets.version
         asset = self._assets.asset(name) if known else None

@@ -145,8 +145,7 @@ def _format(mask: int, size: int) -> dict[tuple[int, int], bool]:
 
 
 def _way(size: int) -> Iterator[tuple[int, int]]:
-    """Yields every place in the order of the data: pairs of columns from the right, alternately upwards and
-    downwards."""
+    """Yields every place in the order of the data: pairs of columns from the right, first upwards, then downwards."""
     upwards = True
     for right in (*range(size - 1, 6, -2), *range(5, 0, -2)):
         for row in reversed(range(size)) if upwards else range(size):

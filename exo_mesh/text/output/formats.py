@@ -113,8 +113,7 @@ _TOOL_SIGNS: tuple[tuple[str, str], ...] = (
     ('"parameters": dictionary of argument name', "llama3_json"),
 )
 _TOKENS_THAT_SAY_IT = frozenset({"pythonic", "gemma4", "minimax_m2", "kimi_k2", "dsml"})
-"""Families whose tool tokens alone prove the family, even if the template does not name them: they have no other
-use."""
+"""Families that their tool tokens alone identify, because those tokens have no other use."""
 
 
 def format_of(template_source: str | None, architecture: str, special_tokens: Collection[str]) -> OutputFormat:

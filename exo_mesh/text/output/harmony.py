@@ -33,8 +33,7 @@ class _MessageHeader:
 
 
 class HarmonyReading:
-    """Reads one answer: messages to the user become text, analysis becomes reasoning, messages to a function become
-    calls."""
+    """Reads one answer: messages to the user are text, analysis is reasoning, messages to functions are calls."""
 
     def __init__(self, reader: Reader, writer: EventWriter, schemas: Schemas) -> None:
         self._reader = reader

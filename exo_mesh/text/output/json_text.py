@@ -44,8 +44,7 @@ def _read_escape(reader: Reader, sink: Callable[[str], None]) -> More[None]:
 
 
 def read_value(reader: Reader, sink: Callable[[str], None]) -> More[None]:
-    """Read one JSON value and send its text to sink. The inside of an object or array is not checked. Raises
-    Malformed."""
+    """Read one JSON value and send its text to sink; objects and arrays are not checked inside. Raises Malformed."""
     following = yield from reader.space()
     if following == '"':
         yield from read_string(reader, sink)

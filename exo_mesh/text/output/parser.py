@@ -58,7 +58,7 @@ class OutputParser:
         if piece.finish is not None:
             self._reader.end(was_cut=piece.finish is FinishReason.LENGTH)
         if not self._is_done:
-            self._is_done = next(self._steps, self) is self
+            self._is_done = next(self._steps, self) is self  # the default means that the generator has ended
         if piece.finish is None:
             return self._writer.take()
         self._writer.finish()
@@ -107,8 +107,7 @@ class _Flat:
                 self._skip(marker)
 
     def _read_thought(self) -> More[str]:
-        """Read reasoning whose start marker was read. Returns the marker of a call if that ended the reasoning, else
-        ""."""
+        """Read reasoning; its start was already read. Returns the marker of a call that ended the reasoning, or ""."""
         marker = yield from self._reader.until(self._in_thought, self._writer.reasoning)
         if marker in self._starts:
             return marker

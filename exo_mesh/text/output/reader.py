@@ -143,6 +143,7 @@ class Reader:
         while True:
             found = markers.find(self._text, self._at)
             unfinished = markers.unfinished(self._text, self._at)
+            # a marker is certain only if no other one can still begin at or before its place
             if found is not None and (self.ended or found.start() < unfinished):
                 if found.start() > self._at:
                     sink(self.take(found.start() - self._at))
@@ -158,8 +159,7 @@ class Reader:
             yield
 
     def text_until(self, markers: Markers) -> More[str]:
-        """Read up to and including the first marker and return the text before it. Raises Malformed without a
-        marker."""
+        """Read up to and including the first marker; return the text before it. Raises Malformed without a marker."""
         parts: list[str] = []
         if not (yield from self.until(markers, parts.append)):
             raise Malformed

@@ -35,8 +35,7 @@ class UnenforceableError(Exception):
 
 
 class LarkRules:
-    """Collects the rules of one grammar. tokens: texts that are one token of the model each, with their ids if
-    known."""
+    """Collects the rules of one grammar. tokens: texts that are one token of the model each, with the id or None."""
 
     def __init__(self, tokens: Collection[tuple[str, int | None]]) -> None:
         self._written = {
@@ -242,8 +241,7 @@ def _members(
 
 
 def _gemma(start: str, end: str, quote: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
-    """Calls as `call:f{key:value}`. Raises UnenforceableError if a schema uses more than types, enums and
-    properties."""
+    """Calls as `call:f{key:value}`. Raises UnenforceableError if a schema has more than types, enums and properties."""
 
     def value(schema: dict[str, Any]) -> str:
         kind, choices = schema.get("type"), schema.get("enum")

@@ -117,7 +117,7 @@ class EventWriter:
             self._events.append(event)
 
     def _part(self, kind: PartKind, text: str) -> None:
-        if kind is not self._kind:
+        if kind is not self._kind:  # another part begins: white space between two parts is dropped
             self._close()
             self._space.clear()
             self._kind = kind

@@ -1,5 +1,4 @@
-"""Reads calls as `name<arg_key>k</arg_key><arg_value>v</arg_value>`: GLM 4.5 to 4.7, Laguna, LongCat (prefixed).
-Pure."""
+"""Reads calls as `name<arg_key>k</arg_key><arg_value>v</arg_value>`: GLM 4.5 to 4.7, Laguna, LongCat. Pure."""
 
 from __future__ import annotations
 

@@ -113,8 +113,7 @@ class _JsonCall:
 
 
 def _as_object(text: str) -> str:
-    """Convert arguments to the text of a JSON object. They may be an object, null, or an object inside a string. Raises
-    Malformed."""
+    """Convert arguments (an object, null, or an object in a string) to the text of a JSON object. Raises Malformed."""
     value = decode(text)
     if isinstance(value, str):
         text, value = value, decode(value)

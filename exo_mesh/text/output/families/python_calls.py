@@ -81,8 +81,8 @@ def _read_name(reader: Reader) -> More[str]:
 
 
 def _read_string(reader: Reader) -> More[str]:
-    """Read a string with its quotes; a line break inside becomes an escape. Raises Malformed if the string has no
-    end."""
+    """Read a string with its quotes; a line break inside becomes an escape. Raises Malformed without a closing
+    quote."""
     quote = reader.take(1)
     parts = [quote]
     while following := (yield from reader.peek()):

@@ -48,8 +48,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class TagStyle:
-    """The tags of one format. An opening tag is `call_open`, then text from which `name_of` reads the name, then
-    `header_end`."""
+    """The tags of one format. An opening tag is `call_open`, a text that `name_of` reads, and `header_end`."""
 
     call_open: str
     call_close: str
