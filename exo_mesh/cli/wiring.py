@@ -95,7 +95,7 @@ class RunningNode:
         self._phases.done("settings")
         await self._node.start(self._phases)
         if settings.grpc_port not in (0, self._node.grpc_port):
-            self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
+            self._notes.append(f"port {settings.grpc_port} is taken: peers reach this node on {self._node.grpc_port}")
         if self._socket is not None:
             self._policy, shared = self._access_policy(self._node), self._node.shared
             options = ApiOptions(

@@ -37,7 +37,7 @@ CABLES_EVERY_S = 5.0
 _log = logging.getLogger(__name__)
 
 ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
-"""For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
+"""The engines that run each model on this machine; see PeerInfo.model_engines."""
 
 
 async def keep_house(

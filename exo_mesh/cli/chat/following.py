@@ -80,7 +80,7 @@ def follow(
 
 
 class _Following:
-    """The attempts of one question."""
+    """Makes the attempts for one question, and shows each piece of the answer once."""
 
     def __init__(self, body: dict[str, Any], sink: AnswerSink, is_loaded: bool) -> None:
         self._body = body

@@ -27,7 +27,7 @@ _START_S = 150.0
 """A plan first needs the headers from the hub, and the legal cuts from an engine."""
 _POLL_S = 0.5
 _SETTLE_S = 2.0
-"""It can take this long until the node knows of downloads that other peers have started."""
+"""Longest time until the node knows of downloads that other peers have started."""
 _GONE_S = 10.0
 """A download without reports for this long counts as failed: its peer has gone."""
 

@@ -29,15 +29,15 @@ MAX_WAITING = 128
 BATCH_SPANS = 512
 """A batch with this many spans takes no further trace."""
 LINGER_S = 1.0
-"""How long a batch waits for more traces."""
+"""Time for which a batch waits for more traces."""
 POST_S = 10.0
 """Deadline of one attempt."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 MAX_RETRY_AFTER_S = 60.0
 GIVE_UP_S = 300.0
-"""How long a batch is retried."""
+"""Time for which a batch is retried."""
 CLOSE_S = 1.0
-"""How long a stopping node tries to send the remaining traces."""
+"""Time for which a stopping node tries to send the remaining traces."""
 MAX_REPLY_BYTES = 64 << 10
 
 RETRYABLE = frozenset({429, 502, 503, 504})
