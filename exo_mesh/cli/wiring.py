@@ -79,6 +79,7 @@ class RunningNode:
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
+        # NumPy is the slow fallback, so the user should know why MLX cannot run
         if _chosen(self._registry, settings.engine)[0] == "numpy" and (obstacle := mlx_obstacle_here()):
             self._notes.append(f"{obstacle}: {OTHER_ENGINES}")
         if settings.secret_file and settings.secret:

@@ -59,7 +59,7 @@ async def keep_house(
     while True:
         await catalogue.learn()
         await downloads.room.sweep_if_changed()
-        if disk.is_failing:
+        if disk.is_failing:  # to notice when writing works again
             await asyncio.to_thread(disk.check)
         if clock() >= rescan_at or catalogue.is_due:
             rescan_at = clock() + RESCAN_EVERY_S

@@ -177,9 +177,9 @@ class StageMeter:
             self._leave()
             self._enter(seat)
         self._take_stage(seat, beat)
-        if beat.kv_pool_tokens:
+        if beat.kv_pool_tokens:  # only a driver reports the KV pool
             self._take_driver(seat, beat)
-        if seat.next_peer:
+        if seat.next_peer:  # a ring of one stage has no hop
             self._take_hop(seat, beat)
 
     def end(self) -> None:
@@ -214,7 +214,7 @@ class StageMeter:
         for state in ("used", "free"):
             metrics.kv_tokens.remove(*driver, state)
         metrics.stage_info.remove(*rank, seat.engine)
-        if all(other.model != seat.model for other in metrics.seats):
+        if all(other.model != seat.model for other in metrics.seats):  # no other stage of the model runs here
             metrics.model_info.remove(seat.model, *self._model_facts)
 
     @property

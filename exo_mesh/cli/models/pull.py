@@ -111,10 +111,12 @@ class _Follower:
     def _take(self, entries: Iterable[dict[str, Any]], now: float) -> None:
         for entry in (one for one in entries if one["model"] == self._model):
             peer = entry["peer_id"]
+            # an ended download that has not changed is from before, unless its peer was started and had nothing to do
             is_of_before = not _is_under_way(entry) and entry == self._before.get(peer)
             if not is_of_before or (peer in self._started and now - self._began >= _SETTLE_S):
                 self.seen[peer], self._heard_at[peer] = entry, now
         for peer, entry in self.seen.items():
+            # without reports the record is gone: cancelled, or lost with its peer
             if _is_under_way(entry) and now - self._heard_at[peer] >= _GONE_S:
                 self.seen[peer] = {**entry, "state": "failed", "reason": "cancelled, or the peer has gone"}
 
