@@ -39,6 +39,7 @@ class LiveMembers:
             raise failure
         for state in answers:
             for peer_id, upstream in upstreams_of(state).items():
+                # a node's own report wins, and so does any report that it accepts no new requests
                 known = found.get(peer_id)
                 if known is None or not upstream.takes_new or peer_id == state["node_id"]:
                     found[peer_id] = upstream

@@ -19,7 +19,7 @@ VARIANTS = {
         "least_conn;",
     ),
 }
-"""How nginx chooses a node, by the name of the variant."""
+"""Directives that set how nginx chooses a node, by name of the variant."""
 
 MAX_WEIGHT = 20
 _PASSIVE = "max_fails=3 fail_timeout=30s"

@@ -124,7 +124,7 @@ def measure_engine(name: str, model_dir: Path, work: EngineWork) -> Iterator[Lin
 
 
 def why_not(name: str, model_dir: Path) -> str:
-    """Why an engine cannot run a model here; "" if it can. Raises InputError for an unknown engine."""
+    """The reason why an engine cannot run a model here; "" if it can. Raises InputError for an unknown engine."""
     provider = load_registry().provider(name)
     look = provider.availability()
     if not look.available:

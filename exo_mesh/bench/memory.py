@@ -42,7 +42,7 @@ class MemoryRow:
 
     @property
     def over_share(self) -> float:
-        """How far the peak without the library exceeds the share, as a fraction; 0.15 is allowed."""
+        """The excess of the peak, without the library, over the share, as a fraction; 0.15 is allowed."""
         return (self.peak_bytes - self.bare_bytes) / self.share_bytes - 1
 
 

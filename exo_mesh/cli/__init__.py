@@ -1,1 +1,1 @@
-"""The command line: a module per verb with `add_arguments(parser)` and `run(args) -> exit code`; lazy heavy imports."""
+"""The command line: one module per verb, with `add_arguments(parser)` and `run(args) -> exit code`."""

@@ -25,7 +25,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,199}")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds KIND, PREFIX, LINE."""
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("prefix", metavar="PREFIX", help="what the names begin with")
+    parser.add_argument("prefix", metavar="PREFIX", help="the begin of the names")
     parser.add_argument(
         "line",
         metavar="LINE",
@@ -64,7 +64,7 @@ def _names(client: ApiClient, kind: str) -> Iterator[str]:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # a quote that is still open
+    except ValueError:  # an unclosed quote: the user is still typing
         return line.split()
 
 

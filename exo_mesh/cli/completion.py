@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 NAMES = {"MODEL": "models", "INSTANCE": "instances", "PEER": "peers", "PEERS": "peers"}
-"""By metavar of an argument: the kind of names in the mesh that complete it."""
+"""The kind of names in the mesh that complete an argument, by its metavar."""
 _BASH = """
 _exo_mesh_{kind}() {{
   exo-mesh complete {kind} -- "$1" "$COMP_LINE" 2>/dev/null
@@ -49,7 +49,7 @@ end"""
 
 
 def names_of(kind: str) -> dict[str, str | dict[str, str]]:
-    """For shtab: shell functions that fetch names from the node."""
+    """Describes to shtab the shell functions that fetch names from the node."""
     assert kind in KINDS
     preamble = {shell: text.format(kind=kind) for shell, text in (("bash", _BASH), ("zsh", _ZSH), ("fish", _FISH))}
     name = f"_exo_mesh_{kind}"
@@ -83,7 +83,7 @@ def whole_parser(verbs: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _complete_values(parser: argparse.ArgumentParser) -> None:
-    """Tells shtab what completes a flag's value: the words of a setting, names of the mesh, files or directories."""
+    """Sets what completes a flag's value: the words of a setting, names of the mesh, files or directories."""
     import shtab
 
     for action in parser._actions:

@@ -6,7 +6,7 @@ OK = 0
 FAILED = 1
 """The command failed; one line on standard error says why."""
 USAGE = 2
-"""A flag, a variable or config.toml is wrong, or something that must be installed is missing."""
+"""A flag, a variable or config.toml is wrong, or a needed package is not installed."""
 NO_NODE = 3
 """No node answers at the API address."""
 ADDRESS_IN_USE = 4

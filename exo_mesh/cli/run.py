@@ -36,7 +36,7 @@ from exo_mesh.weights.store import model_dir_of
 
 _START_DEADLINE_S = 60.0
 _FIND_MODEL_S, _FIND_HUB_ID_S = 3.0, 1.0
-"""How long a node that was just started looks for a peer with the model; shorter for a hub id: the hub has it."""
+"""Time in which a node that was just started looks for a peer with the model; shorter for a hub id: the hub has it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; by default piped standard input")
     parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same as PROMPT")
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the likeliest token")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
-    parser.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the most likely token")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer in tokens")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     parser.add_argument("--think", choices=("on", "off"), help="let the model think before it answers, or not")
     parser.add_argument("--verbose", action="store_true", help="print tokens/s after a single answer, too")
     parser.add_argument("--plain", action="store_true", help="print the text as the model writes it, without markdown")

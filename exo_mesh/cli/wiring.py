@@ -79,6 +79,7 @@ class RunningNode:
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
+        # NumPy is the slow fallback, so the user should know why MLX cannot run
         if _chosen(self._registry, settings.engine)[0] == "numpy" and (obstacle := mlx_obstacle_here()):
             self._notes.append(f"{obstacle}: {OTHER_ENGINES}")
         if settings.secret_file and settings.secret:
@@ -95,7 +96,7 @@ class RunningNode:
         self._phases.done("settings")
         await self._node.start(self._phases)
         if settings.grpc_port not in (0, self._node.grpc_port):
-            self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
+            self._notes.append(f"port {settings.grpc_port} is taken: peers reach this node on {self._node.grpc_port}")
         if self._socket is not None:
             self._policy, shared = self._access_policy(self._node), self._node.shared
             options = ApiOptions(

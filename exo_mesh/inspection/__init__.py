@@ -1,1 +1,1 @@
-"""What operators look at on this node and on all others: diagnostics, traces and captures."""
+"""Troubleshooting of this node and of all others: diagnostics, traces and captures."""

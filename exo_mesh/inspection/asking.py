@@ -1,4 +1,4 @@
-"""Asks all peers the same question at once. Those that do not answer in time are named, and hold nobody up."""
+"""Sends one question to all peers in parallel, and lists the peers that do not answer in time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exo_mesh.membership.service import Membership
 ASK_S = 2.0
 AT_ONCE = 16
 MAX_ASKED = 128
-"""Peers that are asked for one answer; of a larger mesh each node can be asked by itself."""
+"""Most peers that are asked at once; in a larger mesh, ask the other nodes one by one."""
 
 _T = TypeVar("_T")
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 async def ask_peers(
     membership: Membership, question: Callable[[Peer], Awaitable[_T]]
 ) -> tuple[list[tuple[Peer, _T]], list[dict[str, str]]]:
-    """The answers, and [{"id", "name", "why"}] of the peers without one. The question has its own deadline."""
+    """Returns the answers, and [{"id", "name", "why"}] of the peers without one. question: has its own deadline."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def ask(peer: Peer) -> tuple[Peer, _T] | MeshError:
@@ -39,7 +39,7 @@ async def ask_peers(
         if isinstance(answer, MeshError)
     ]
     unreachable += [
-        {"id": info.id, "name": info.name, "why": f"gone for {gone_s:.0f} s"} for info, gone_s in membership.lost
+        {"id": info.id, "name": info.name, "why": f"no answer for {gone_s:.0f} s"} for info, gone_s in membership.lost
     ]
     unreachable += [{"id": peer.id, "name": peer.info.name, "why": "not asked"} for peer in peers[MAX_ASKED:]]
     return [answer for answer in answers if not isinstance(answer, MeshError)], unreachable

@@ -1,6 +1,6 @@
-"""Captures on request: where every thread and task of this node and its runners stands, and where their memory goes.
+"""Captures on request: the stacks of all threads and tasks of this node and its runners, and their memory maps.
 
-Stacks have files, lines and names of functions; no value of a variable, so no prompt and no token.
+Stacks contain files, lines and names of functions, but no values of variables, so no prompt and no token.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Bound
 
 CAPTURE_S = 15.0
-"""For a peer's answer: Apple's tools may take 8 s, and a busy machine some more."""
+"""Deadline of a peer's capture: Apple's tools may take 8 s, and longer on a busy machine."""
 
 MAX_PROCESSES = 16
 MAX_TASKS = 256
 MAX_FRAMES = 64
-"""Of one stack: the innermost ones."""
+"""Most frames of a stack; the innermost ones are kept."""
 
 MAX_JSON_BYTES = 4 * 2**20 - 1024
 
 
 class Captures:
-    """runners: those of this node, by instance. One capture at a time: each of them slows its process a little."""
+    """Captures this node. runners: of this node, by instance. One capture at a time, since each slows its process."""
 
     def __init__(self, node_id: str, name: str, runners: Callable[[], Mapping[str, Runner]]) -> None:
         self._node_id = node_id
@@ -45,8 +45,8 @@ class Captures:
         self._bound = Bound(1, "captures run on this node")
 
     async def here(self, wanted: str = "") -> dict[str, Any] | None:
-        """Of this node and its runners; with `wanted` of one runner, by its pid, instance or label, None if there is
-        none. Raises OverloadError while another capture runs."""
+        """Captures this node and its runners. wanted: only the runner with this pid, instance or label; None if there
+        is none. Raises OverloadError while another capture runs."""
         runners = list(self._runners().items())
         if wanted:
             runners = [(name, one) for name, one in runners if wanted in (name, one.label, str(one.pid))]
@@ -67,20 +67,20 @@ class Captures:
         }
 
     async def of(self, peer: Peer, wanted: str) -> dict[str, Any] | None:
-        """Of a peer. Raises MeshErrors."""
+        """Captures a peer. Raises MeshErrors."""
         reply = await peer.client.capture(wanted, CAPTURE_S)
         try:
             found = printable_values(msgspec.json.decode(reply.json)) if len(reply.json) <= MAX_JSON_BYTES else None
         except (msgspec.DecodeError, RecursionError) as exc:
-            raise TransportError(f"its capture is no JSON: {exc}") from exc
+            raise TransportError(f"the capture of {peer.info.name} is not valid JSON: {exc}") from exc
         if found is None:
             return None
         if not isinstance(found, dict) or found.get("node_id") != peer.id:
-            raise TransportError("its capture is of another node")
+            raise TransportError(f"the capture of {peer.info.name} belongs to another node")
         return found
 
     async def answer(self, request: pb.CaptureRequest) -> pb.CaptureReply:
-        """To a peer that asks; null if the runner does not run here."""
+        """Answers a peer; the JSON is `null` if the runner does not run here."""
         return pb.CaptureReply(json=msgspec.json.encode(await self.here(request.runner)))
 
 
@@ -103,7 +103,7 @@ async def _system_view(pid: int) -> dict[str, Any]:
 
 
 def _own_stacks() -> list[str]:
-    """Of the threads of this process, in the form of faulthandler."""
+    """The stacks of all threads of this process, in the format of faulthandler."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():
@@ -121,7 +121,7 @@ def _frames(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 
 
 def _task(task: asyncio.Task[Any]) -> dict[str, Any]:
-    """Its name, and where it and what it awaits stand, the innermost last."""
+    """The name of a task, and its stack including what it awaits, the innermost frame last."""
     found: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None and len(found) < MAX_FRAMES:
@@ -133,7 +133,7 @@ def _task(task: asyncio.Task[Any]) -> dict[str, Any]:
 
 
 def _first(value: Any, *names: str) -> Any:
-    """The first of these attributes that is there and not None."""
+    """The first of these attributes that exists and is not None."""
     return next((found for name in names if (found := getattr(value, name, None)) is not None), None)
 
 

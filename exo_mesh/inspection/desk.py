@@ -1,4 +1,4 @@
-"""The one door to everything that operators look at."""
+"""Implements all troubleshooting calls of a node: diagnostics, traces, captures and cancellation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exo_mesh.telemetry.metrics import Metrics
 
 
 class Inspection:
-    """Implements InspectionService, and answers peers. health: as GET /health."""
+    """Implements InspectionService, and answers peers. health: returns the body of GET /health."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Inspection:
 
     @property
     def trace_export(self) -> dict[str, Any] | None:
-        """How sending traces to a collector goes; None if none is named."""
+        """The state of the export of traces; None without a collector."""
         return None if self.exporter is None else self.exporter.describe()
 
     # for users

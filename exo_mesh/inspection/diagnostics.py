@@ -1,4 +1,4 @@
-"""What a node can tell when something is wrong, of itself and its peers. Numbers and names only, all of it bounded."""
+"""Collects diagnostics of this node and its peers for troubleshooting. Numbers and names only, all bounded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
 
 MAX_JSON_BYTES = 3 * 2**20
-"""Of one peer's answer: 32 runners with 128 phases each are a third of it."""
+"""Largest answer of a peer; 32 runners with 128 phases each need a third of it."""
 
 MAX_TIMELINE = 4096
-"""Entries of a merged timeline: the newest ones."""
+"""Most entries of a merged timeline; the newest ones are kept."""
 
 
 class Diagnostics:
-    """`describe_stages` answers for each stage that runs here what is known of it; `health` as GET /health."""
+    """Collects diagnostics. beats: returns the last heartbeats of the stages here. health: the body of GET /health."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Diagnostics:
         self._started = time.time()
 
     def node(self) -> dict[str, Any]:
-        """Of this node. Blocks for some milliseconds: it asks the system for its processes."""
+        """The diagnostics of this node. Blocks for some milliseconds, since it reads the processes of the system."""
         own = self._membership.own
         now = time.time()
         return {
@@ -86,29 +86,29 @@ class Diagnostics:
         }  # fmt: skip
 
     def timeline(self) -> dict[str, Any]:
-        """Only what the runners here went through."""
+        """Only the phases of the runners on this node."""
         own = self._membership.own
         return {"node_id": own.id, "name": own.name, "at": round(time.time(), 3), "runners": self._runners()}
 
     async def answer(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
-        """To a peer that asks."""
+        """Answers a peer."""
         found = self.timeline() if request.timeline else await asyncio.to_thread(self.node)
         return pb.DiagnoseReply(json=msgspec.json.encode(found))
 
     async def of(self, peer_id: str) -> dict[str, Any] | None:
-        """Of one node, by its id or the first digits of it; None if no live peer has it. Raises MeshErrors."""
+        """The diagnostics of one node, by its id or a prefix of it; None if no live peer has it. Raises MeshErrors."""
         if not peer_id or self._membership.own.id.startswith(peer_id):
             return await asyncio.to_thread(self.node)
         peer = next((peer for peer in self._membership.peers if peer.id.startswith(peer_id)), None)
         return None if peer is None else await _ask(peer, timeline=False)
 
     async def cluster(self) -> dict[str, Any]:
-        """Of all nodes that answer; those that do not are named."""
+        """The diagnostics of all nodes that answer, and the list of those that do not."""
         answers, unreachable = await self._ask_all(timeline=False)
         return {"nodes": [await asyncio.to_thread(self.node), *answers], "unreachable": unreachable}
 
     async def cluster_timeline(self) -> dict[str, Any]:
-        """What all runners of the mesh went through, in the order of this node's clock."""
+        """The phases of all runners of the mesh, ordered by this node's clock."""
         answers, unreachable = await self._ask_all(timeline=True)
         offsets = {peer.id: peer.clock_offset_s or 0.0 for peer in self._membership.peers}
         entries = [entry for answer in (self.timeline(), *answers) for entry in _entries(answer, offsets)]
@@ -117,7 +117,7 @@ class Diagnostics:
                 "unreachable": unreachable}  # fmt: skip
 
     def node_timeline(self) -> list[dict[str, Any]]:
-        """As the entries of `cluster_timeline`, of this node alone."""
+        """The entries of `cluster_timeline` for this node alone."""
         entries = _entries(self.timeline(), {})
         return sorted(entries, key=lambda entry: float(entry["at"]))
 
@@ -135,18 +135,18 @@ class Diagnostics:
 async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
     reply = await peer.client.diagnose(pb.DiagnoseRequest(timeline=timeline), ASK_S)
     if len(reply.json) > MAX_JSON_BYTES:
-        raise TransportError(f"its answer has {len(reply.json)} bytes")
+        raise TransportError(f"the answer has {len(reply.json)} bytes, more than {MAX_JSON_BYTES}")
     try:
         found = printable_values(msgspec.json.decode(reply.json))
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise TransportError(f"its answer is no JSON: {exc}") from exc
+        raise TransportError(f"the answer is not valid JSON: {exc}") from exc
     if not isinstance(found, dict) or found.get("node_id") != peer.id:
-        raise TransportError("its answer is of another node")
+        raise TransportError("the answer belongs to another node")
     return found
 
 
 def _entries(answer: Mapping[str, Any], offsets: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The phases of all runners of a node, at the times of our clock; what a peer sent may be anything."""
+    """The phases of all runners of a node, in times of our clock. Ignores invalid parts of a peer's answer."""
     offset_s = offsets.get(str(answer["node_id"]), 0.0)
     made = []
     for runner in _dicts(answer.get("runners")):
@@ -185,7 +185,7 @@ def _stage(stage: StageBeat) -> dict[str, Any]:
 
 
 def _processes() -> list[dict[str, Any]]:
-    """This node's and its children's: what they take. Their arguments would tell paths and models, so only names."""
+    """The resources of this process and its children. Names only, since arguments would reveal paths and models."""
     own = psutil.Process()
     found = []
     for process in [own, *own.children(recursive=True)][:64]:
@@ -204,5 +204,5 @@ def _processes() -> list[dict[str, Any]]:
                     }
                 )
         except psutil.Error:
-            continue  # it has just ended
+            continue  # the process has just ended
     return found

@@ -1,4 +1,4 @@
-"""Traces of the whole mesh: each is kept by the peer at which its request entered, and any peer shows all of them."""
+"""Reads and deletes traces in the whole mesh. The entry peer of a request keeps its trace; every peer can show all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exo_mesh.serving.traces import MAX_TRACES, RequestTrace, TraceStore
 
 
 class MeshTraces:
-    """key_id, in every method: only requests that came with this API key, "" for those without one; None for all."""
+    """The traces of the mesh. key_id, in all methods: only requests with this API key, "" for no key, None for all."""
 
     def __init__(self, membership: Membership, store: TraceStore) -> None:
         self._membership = membership
@@ -25,11 +25,12 @@ class MeshTraces:
     # for users
 
     def here(self, key_id: str | None) -> list[dict[str, Any]]:
-        """The traces that this node keeps, newest first."""
+        """The traces on this node, newest first."""
         return [trace.describe() for trace in self._store.all(key_id)]
 
     async def everywhere(self, key_id: str | None) -> dict[str, Any]:
-        """{"data": as `here`, with "peer" and "peer_name", "unreachable": [{"id", "name", "why"}]}"""
+        """The traces of all peers: {"data": as `here`, with "peer" and "peer_name", "unreachable": [{"id", "name",
+        "why"}]}."""
         own = self._membership.own
         answers, unreachable = await ask_peers(self._membership, lambda peer: _ask(peer, key_id, ""))
         rows = [(own.id, own.name, trace) for trace in self._store.all(key_id)]
@@ -41,7 +42,7 @@ class MeshTraces:
         return {"data": data, "unreachable": unreachable}
 
     async def find(self, wanted: str, key_id: str | None) -> RequestTrace | None:
-        """One by its trace id or any id of its request that the client saw; the newest of several."""
+        """Finds a trace by its id or by any id of its request that the client saw; the newest if there are several."""
         found = self._store.find(wanted, key_id)
         if found is not None:
             return found
@@ -50,7 +51,8 @@ class MeshTraces:
         return max(traces, key=lambda trace: trace.entered, default=None)
 
     async def delete(self, trace_ids: Sequence[str] | None) -> dict[str, Any]:
-        """{"deleted": how many, "unreachable": as in `everywhere`}; None deletes all."""
+        """Deletes traces at all peers, None: all traces. Returns {"deleted": number, "unreachable": as in
+        `everywhere`}."""
         request = pb.DeleteTracesRequest(trace_ids=trace_ids or (), all=trace_ids is None)
         answers, unreachable = await ask_peers(self._membership, lambda peer: peer.client.delete_traces(request, ASK_S))
         here = self._store.delete(None if trace_ids is None else frozenset(trace_ids))
@@ -82,5 +84,5 @@ async def _ask(peer: Peer, key_id: str | None, wanted: str) -> list[RequestTrace
     reply = await peer.client.read_traces(request, ASK_S)
     traces = [trace_from_json(data) for data in reply.traces[:MAX_TRACES]]
     if any(key_id not in (None, trace.key_id) for trace in traces):
-        raise TransportError("its answer has traces of another API key")
+        raise TransportError("the answer has traces of another API key")
     return traces

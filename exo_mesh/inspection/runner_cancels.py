@@ -1,4 +1,4 @@
-"""Cancels what runs on a runner of any peer, and leaves the runner as it is."""
+"""Cancels the requests on a runner of any peer, without stopping the runner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from exo_mesh.serving.journal import Journal
 
 
 class RunnerCancels:
-    """Requests are cancelled at the peers where they entered: that frees them on every stage within one lap."""
+    """Cancels requests at their entry peers, which frees them on every stage within one lap."""
 
     def __init__(self, membership: Membership, journal: Journal) -> None:
         self._membership = membership
         self._journal = journal
 
     def instance_of(self, peer_id: str, runner: str) -> str:
-        """The instance whose stage on a peer is meant: by its id, or the pid or label of the runner; "" for none."""
+        """Finds the instance of a runner on a peer, by the instance id, or the runner's pid or label; "" if none."""
         for _, instance in self._membership.view.instances():
             plan = instance.plan
             for index, stage in enumerate(plan.stages):
@@ -30,7 +30,7 @@ class RunnerCancels:
         return ""
 
     async def cancel(self, instance_id: str, request_id: str = "") -> dict[str, Any]:
-        """End the requests that run on an instance, or only those with an id; {"instance", "cancelled": how many,
+        """Cancels the requests on an instance, or only those with an id; returns {"instance", "cancelled": number,
         "unreachable": peers that did not answer}."""
         here = self._journal.cancel_on(instance_id, request_id)
         answers, unreachable = await ask_peers(

@@ -1,4 +1,4 @@
-"""A trace as people and tools read it: in the Trace Event Format, as sums per stage, and as JSON between peers."""
+"""Converts traces: to the Trace Event Format, to sums per stage, and to and from JSON between peers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from exo_mesh.printable import printable
 from exo_mesh.serving.traces import Leg, RequestTrace
 
 MAX_JSON_BYTES = 12 * 2**20
-"""Of one trace. 1,024 laps over 16 stages have about 1 MB, and a request has a few such legs."""
+"""Largest JSON of a trace. 1,024 laps over 16 stages need about 1 MB, and a request has a few such legs."""
 
 MAX_LEGS, MAX_STAGES, MAX_FRAMES, MAX_TIMES = 64, 1024, 4096, 65_536
-"""Bounds of a trace that a peer or a file gave."""
+"""Limits of a trace from a peer or a file."""
 
 
 def trace_to_json(trace: RequestTrace) -> bytes:
-    """For another peer, or a file."""
+    """Encodes a trace for another peer or a file."""
     return msgspec.json.encode(trace)
 
 
 def trace_from_json(data: bytes) -> RequestTrace:
-    """Raises TransportError for what is no trace, or is larger than one can be."""
+    """Decodes a trace from a peer or a file. Raises TransportError if it is invalid or too large."""
     if len(data) > MAX_JSON_BYTES:
-        raise TransportError(f"a trace of {len(data)} bytes is longer than {MAX_JSON_BYTES}")
+        raise TransportError(f"a trace has {len(data)} bytes, more than {MAX_JSON_BYTES}")
     try:
         trace = msgspec.json.decode(data, type=RequestTrace)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise TransportError(f"this is no trace: {exc}") from exc
+        raise TransportError(f"invalid trace: {exc}") from exc
     frames = [frame for leg in trace.legs for frame in leg.frames]
     stages = max((len(frame.stages) for frame in frames), default=0)
     peers = max((len(leg.peers) for leg in trace.legs), default=0)
     if len(trace.legs) > MAX_LEGS or len(frames) > MAX_FRAMES or max(stages, peers) > MAX_STAGES:
-        raise TransportError("a trace has more legs, laps or stages than a trace can have")
+        raise TransportError(f"a trace has more than {MAX_LEGS} legs, {MAX_FRAMES} laps or {MAX_STAGES} stages")
     del trace.tokens_s[MAX_TIMES:]
     trace.entered_at = 0.0
     trace.trace_id, trace.request_id = printable(trace.trace_id, 64), printable(trace.request_id, 256)
@@ -50,10 +50,11 @@ def trace_from_json(data: bytes) -> RequestTrace:
 
 
 def chrome_trace(trace: RequestTrace) -> dict[str, Any]:
-    """In the Trace Event Format, which chrome://tracing and Perfetto show: a row for the request, one for each stage.
+    """Converts a trace to the Trace Event Format of chrome://tracing and Perfetto: a row for the request and each
+    stage.
 
-    Stages measure with clocks of their own, so only durations travel: what a lap took besides waiting and computing is
-    shared out evenly between its hops.
+    Stages have separate clocks and report only durations, so the time of a lap without waiting and computing is divided
+    evenly between its hops.
     """
     events: list[dict[str, Any]] = [_named(0, "request"), _span(0, trace.model, 0.0, trace.duration_s, cat="request")]
     events += [{**_event(0, "token", at), "ph": "i", "s": "t"} for at in trace.tokens_s]
@@ -65,7 +66,7 @@ def chrome_trace(trace: RequestTrace) -> dict[str, Any]:
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {**trace.describe(), "hops_are": "what is left of a lap, shared out evenly"},
+        "otherData": {**trace.describe(), "hops_are": "the rest of a lap, divided evenly"},
     }
 
 
@@ -83,8 +84,8 @@ def _waterfall(leg: Leg, frame: FrameTrace) -> list[dict[str, Any]]:
 
 
 def stage_times(leg: Leg, frame: FrameTrace) -> Iterator[tuple[int, float, float, float, float]]:
-    """(index, when the frame arrived, and the seconds of its hop, of waiting and of computing) of each stage of a lap.
-    The time of arrival counts from the request's entry."""
+    """(index, arrival of the frame, seconds of its hop, of waiting, of computing) for each stage of a lap. The arrival
+    is in seconds since the request's entry."""
     hop_s = _hop_s(frame)
     at = leg.began_s + frame.sent_s
     for index, stage in enumerate(frame.stages):
@@ -99,7 +100,7 @@ def _hop_s(frame: FrameTrace) -> float:
 
 
 def waits_of(trace: RequestTrace) -> Iterator[tuple[str, float, float]]:
-    """(name, from, until) of what a request waited for: first a ring, then its turn there."""
+    """(name, start, end) of the waits of a request: "place" for a ring, then "queue" for its turn there. In seconds."""
     until = 0.0
     for leg in trace.legs:
         yield "place", until, max(until, leg.began_s)
@@ -109,8 +110,8 @@ def waits_of(trace: RequestTrace) -> Iterator[tuple[str, float, float]]:
 
 
 def trace_stats(trace: RequestTrace) -> dict[str, Any]:
-    """Where the time of a request went: waiting before its first lap, tokens, and each stage by phase. Of a leg with
-    other stages than the first one, the stages count by their place in the ring."""
+    """Summarises the time of a request: waits before its first lap, tokens, and each stage by phase. Stages of several
+    legs are merged by their place in the ring."""
     tokens = trace.tokens_s
     laps = [(leg, frame) for leg in trace.legs for frame in leg.frames]
     waits = {"place": 0.0, "queue": 0.0}
@@ -144,7 +145,7 @@ def _stage_stats(laps: list[tuple[Leg, FrameTrace]], index: int) -> dict[str, An
 
 
 def _summary(values: Iterable[float]) -> dict[str, float]:
-    """p50 and p95 by nearest rank; zeros for no value."""
+    """Count, sum, mean, p50 and p95 by nearest rank, and maximum; zeros without values."""
     ordered = sorted(values)
     count, total = len(ordered), sum(ordered)
     if not count:

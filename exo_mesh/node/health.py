@@ -25,7 +25,7 @@ MAX_SKEW_S = 5.0
 """Largest difference between clocks without a reason, as in `exo-mesh doctor`: more makes logs misleading."""
 
 ALONE_S = 30.0
-"""How long a node waits before it reports that it has no peers; discovery in a LAN takes a few seconds."""
+"""Time after which a node without peers reports that; discovery in a LAN takes a few seconds."""
 
 SLOW_RTT_MS, SLOW_MB_PER_S = 20.0, 11.0
 """Limits beyond which a hop slows a ring down: 11 MB/s is a 100 Mbit/s link; a LAN answers within 1 ms, Wi-Fi within
@@ -35,7 +35,7 @@ BUSY = 1.5
 """Load per core above which measurements of links are ignored: they then depend on the machine, not the link."""
 
 FRESH_S = 0.5
-"""How long reasons are cached: every probe carries them."""
+"""Time for which reasons are cached, because every probe carries them."""
 
 MAX_NAMED = 8
 

@@ -37,7 +37,7 @@ CABLES_EVERY_S = 5.0
 _log = logging.getLogger(__name__)
 
 ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
-"""For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
+"""The engines that run each model on this machine; see PeerInfo.model_engines."""
 
 
 async def keep_house(
@@ -59,7 +59,7 @@ async def keep_house(
     while True:
         await catalogue.learn()
         await downloads.room.sweep_if_changed()
-        if disk.is_failing:
+        if disk.is_failing:  # to notice when writing works again
             await asyncio.to_thread(disk.check)
         if clock() >= rescan_at or catalogue.is_due:
             rescan_at = clock() + RESCAN_EVERY_S

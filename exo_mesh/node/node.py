@@ -555,7 +555,7 @@ class Node:
         await announce_models(self._models.catalogue, self.membership, self._model_engines, is_sure=True)
 
     def _model_engines(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """For each model on this machine, the engines that run it; see PeerInfo.model_engines. Blocking."""
+        """The engines that run each model on this machine; see PeerInfo.model_engines. Blocking."""
         architectures = self._models.catalogue.local_architectures.items()
         return tuple((name, self._engines_for(name, architecture)) for name, architecture in architectures)
 

@@ -96,7 +96,7 @@ class Observation:
         return self._health.describe("draining" if phase == "ok" and self._host.draining else phase)
 
     def work(self) -> str:
-        """Why this machine must not sleep, in words; "" if it works for no request."""
+        """The reason why this machine must not sleep, in words; "" if it works for no request."""
         if requests := len(self._serving.journal):
             return f"{requests} requests that entered here run"
         return "a stage here works for a request" if self._host.is_in_use() else ""

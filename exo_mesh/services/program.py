@@ -53,7 +53,7 @@ def require_readable(paths: Iterable[Path]) -> None:
 
 
 def obstacle(path: Path) -> str:
-    """Why the system unit cannot read a path; "" if it can. Its user owns no files and is in no group."""
+    """The reason why the system unit cannot read a path; "" if it can. Its user owns no files and is in no group."""
     for candidate in (path, path.resolve()):
         for hidden, why in _HIDDEN.items():
             if candidate.is_relative_to(hidden):

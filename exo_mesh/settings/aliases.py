@@ -1,6 +1,6 @@
-"""Names of environment variables that older programs gave to settings we have; weaker than EXO_MESH_*, see config.
+"""Environment variables of other programs that stand for our settings; EXO_MESH_* variables win over them.
 
-Most are common words that other programs set too, so a value that cannot be meant for us is passed over.
+Most are common words that other programs also set, so a value that cannot be meant for us is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from urllib.parse import unquote
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`read` turns the variable's text into the text of the setting; None if it is not meant for us."""
+    """A variable that stands for a setting. read: converts its text to the setting's; None if it is not meant for
+    us."""
 
     variable: str
     setting: str
@@ -28,7 +29,7 @@ def _as_is(text: str) -> str | None:
 
 
 def _address(text: str) -> str | None:
-    """Shells and compilers put other things into HOST: only an address, or localhost, is one to listen on."""
+    """Reads HOST, which shells and compilers use for other things: accepts only an address or localhost."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -37,18 +38,18 @@ def _address(text: str) -> str | None:
 
 
 def _models_dir(text: str) -> str | None:
-    """The directory that has the model directory in it; the text itself if it is no model directory."""
+    """Returns the parent of a model directory; the text itself for another directory."""
     path = Path(text).expanduser()
     return str(path.absolute().parent) if (path / "config.json").is_file() else text
 
 
 def _model(text: str) -> str | None:
-    """Other programs put ids of their own into MODEL_ID: only what names one of our models by its form is one."""
+    """Reads MODEL_ID, which other programs use for ids of their own: accepts only the form of our model names."""
     return text if re.fullmatch(r"/.+|[A-Za-z0-9][\w.+\-]*(/[A-Za-z0-9][\w.+\-]*)?([@:][\w.\-]+)*", text) else None
 
 
 def _count(text: str) -> str | None:
-    """Other programs put words into MAX_TOKENS, or 0 for no limit."""
+    """Reads MAX_TOKENS, where other programs put words, or 0 for no limit: accepts only whole numbers from 1."""
     return text if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
 
 
@@ -57,22 +58,22 @@ def _megabytes(text: str) -> str | None:
 
 
 def _if_on(text: str) -> str | None:
-    """As huggingface-hub reads its switches: anything but these words means off, which is our default."""
+    """Reads a switch like huggingface-hub: other words mean off, which is our default."""
     return "true" if text.upper() in ("1", "ON", "YES", "TRUE") else None
 
 
 def _debug_level(text: str) -> str | None:
-    """Other programs put names of their parts into DEBUG: only a number from 1 to 9 asks for all lines."""
+    """Reads DEBUG, where other programs put names of modules: accepts only a number from 1 to 9."""
     return "debug" if re.fullmatch(r"[1-9]", text) else None
 
 
 def _collector_off(text: str) -> str | None:
-    """OTEL_SDK_DISABLED: only "true" means yes, as OpenTelemetry has it."""
+    """Reads OTEL_SDK_DISABLED: only "true" turns the export off, as OpenTelemetry specifies."""
     return "none" if text.strip().lower() == "true" else None
 
 
 def _not_to_a_collector(text: str) -> str | None:
-    """OTEL_TRACES_EXPORTER: without otlp in the list, no trace goes to a collector."""
+    """Reads OTEL_TRACES_EXPORTER: turns the export off if otlp is not in the list."""
     return None if "otlp" in [word.strip().lower() for word in text.split(",")] else "none"
 
 
@@ -85,7 +86,7 @@ def _by_http(text: str) -> str | None:
 
 
 def _decoded_pairs(text: str) -> str | None:
-    """`key=value,key=value`, percent-encoded; what is no pair, or has a comma in its value, is left out."""
+    """Decodes `key=value,key=value`, percent-encoded; ignores items that are not pairs or have a comma in the value."""
     pairs = (pair.partition("=") for pair in text.split(","))
     found = [(key.strip(), unquote(value.strip())) for key, _, value in pairs]
     return ",".join(f"{key}={value}" for key, value in found if key and value and "," not in value) or None
@@ -96,7 +97,7 @@ def _service(text: str) -> str | None:
 
 
 def _sampler(text: str) -> str | None:
-    """OTEL_TRACES_SAMPLER: those that are always on or off; the share of the others is their argument."""
+    """Reads OTEL_TRACES_SAMPLER: always_on and always_off; other samplers take their share from the argument."""
     word = text.strip().lower().removeprefix("parentbased_")
     return {"always_on": "1", "always_off": "0"}.get(word)
 
@@ -106,13 +107,13 @@ def _share(text: str) -> str | None:
 
 
 ALIASES = (
-    Alias("CTRL_HOST", "host", _address, "an address or localhost; else passed over"),
-    Alias("HOST", "host", _address, "an address or localhost; else passed over"),
+    Alias("CTRL_HOST", "host", _address, "an address or localhost; other values are ignored"),
+    Alias("HOST", "host", _address, "an address or localhost; other values are ignored"),
     Alias("PORT", "api_port", _as_is),
     Alias("CTRL_PORT", "grpc_port", _as_is),
-    Alias("MODEL_DIR", "models_dir", _models_dir, "a model's own directory stands for the one it is in"),
-    Alias("MODEL_ID", "default_model", _model, "the name or the directory of a model; else passed over"),
-    Alias("MAX_TOKENS", "max_generate_tokens", _count, "a whole number from 1; else passed over"),
+    Alias("MODEL_DIR", "models_dir", _models_dir, "the directory of a model stands for its parent"),
+    Alias("MODEL_ID", "default_model", _model, "the name or the directory of a model; other values are ignored"),
+    Alias("MAX_TOKENS", "max_generate_tokens", _count, "a whole number from 1; other values are ignored"),
     Alias("MAX_QUEUE_DEPTH", "max_queued", _as_is),
     Alias("QUEUE_MAX", "max_queued", _as_is),
     Alias("OVERRIDE_MEMORY_MB", "override_memory", _megabytes, "a number of MiB"),
@@ -122,36 +123,46 @@ ALIASES = (
     Alias("REQ_TIMEOUT", "response_timeout", _as_is),
     Alias("REQUEST_LOG_PATH", "request_log", _as_is),
     Alias("REQUEST_LOG_MAX", "request_log_max", _as_is),
-    Alias("HF_HUB_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
-    Alias("TRANSFORMERS_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
-    Alias("OTEL_SDK_DISABLED", "otlp_endpoint", _collector_off, "true turns the export off; else passed over"),
-    Alias("OTEL_TRACES_EXPORTER", "otlp_endpoint", _not_to_a_collector, "without otlp in it: none; else passed over"),
-    Alias("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otlp_endpoint", _collector, "a URL; else passed over"),
-    Alias("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_endpoint", _collector, "a URL; else passed over"),
+    Alias("HF_HUB_OFFLINE", "offline", _if_on, "1, on, yes or true; other values are ignored"),
+    Alias("TRANSFORMERS_OFFLINE", "offline", _if_on, "1, on, yes or true; other values are ignored"),
+    Alias("OTEL_SDK_DISABLED", "otlp_endpoint", _collector_off, "true turns the export off; other values are ignored"),
+    Alias(
+        "OTEL_TRACES_EXPORTER",
+        "otlp_endpoint",
+        _not_to_a_collector,
+        "none if otlp is not in it; other values are ignored",
+    ),
+    Alias("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otlp_endpoint", _collector, "a URL; other values are ignored"),
+    Alias("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_endpoint", _collector, "a URL; other values are ignored"),
     Alias("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "otlp_header", _decoded_pairs, "values are percent-encoded"),
     Alias("OTEL_EXPORTER_OTLP_HEADERS", "otlp_header", _decoded_pairs, "values are percent-encoded"),
     Alias(
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "otlp_protocol", _by_http, "http/json or http/protobuf; else passed over"
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+        "otlp_protocol",
+        _by_http,
+        "http/json or http/protobuf; other values are ignored",
     ),
-    Alias("OTEL_EXPORTER_OTLP_PROTOCOL", "otlp_protocol", _by_http, "http/json or http/protobuf; else passed over"),
+    Alias(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", "otlp_protocol", _by_http, "http/json or http/protobuf; other values are ignored"
+    ),
     Alias("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "otlp_certificate", _as_is),
     Alias("OTEL_EXPORTER_OTLP_CERTIFICATE", "otlp_certificate", _as_is),
-    Alias("OTEL_SERVICE_NAME", "otlp_service", _service, "at most 64 printable characters; else passed over"),
+    Alias("OTEL_SERVICE_NAME", "otlp_service", _service, "at most 64 printable characters; other values are ignored"),
     Alias("OTEL_RESOURCE_ATTRIBUTES", "otlp_attribute", _decoded_pairs, "values are percent-encoded"),
     Alias(
         "OTEL_TRACES_SAMPLER",
         "trace_sample",
         _sampler,
-        "always_on or always_off, parentbased_ or not; else passed over",
+        "always_on or always_off, also with parentbased_; other values are ignored",
     ),
-    Alias("OTEL_TRACES_SAMPLER_ARG", "trace_sample", _share, "a share from 0 to 1; else passed over"),
-    Alias("DEBUG", "log_level", _debug_level, "a number from 1 to 9 stands for debug; else passed over"),
+    Alias("OTEL_TRACES_SAMPLER_ARG", "trace_sample", _share, "a share from 0 to 1; other values are ignored"),
+    Alias("DEBUG", "log_level", _debug_level, "a number from 1 to 9 stands for debug; other values are ignored"),
 )
-"""Where two stand for one setting, the earlier wins."""
+"""Aliases by priority: of two for one setting, the earlier wins."""
 
 
 def alias_texts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """(variable, text of the setting) by setting, for the aliases that are set. An empty variable counts as unset."""
+    """By setting: (variable, text of the setting) of the alias that is set. An empty variable counts as unset."""
     found: dict[str, tuple[str, str]] = {}
     for alias in ALIASES:
         text = environ.get(alias.variable, "").strip()
@@ -161,10 +172,10 @@ def alias_texts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 
 
 def unused_protocols(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that names a protocol of OpenTelemetry that is not ours."""
+    """Warnings for variables that name an OpenTelemetry protocol which is not supported."""
     found = []
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if environ.get(name, "").strip() and _by_http(environ[name]) is None:
-            hint = "traces are sent by HTTP only, for which collectors have port 4318; --otlp-endpoint names it"
+            hint = "only HTTP is supported, on port 4318 of most collectors; set it with --otlp-endpoint"
             found.append(f"{name}={environ[name][:32]} is not used: {hint}")
     return found

@@ -1,4 +1,4 @@
-"""The settings in force at a node: its own, and those that the mesh shares."""
+"""The settings in force at a node: its own, and those shared by the mesh."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SHARED = (
     "default_model", "default_temp", "system_prompt", "max_generate_tokens", "keep_agent_lines", "trace_sample",
     "placement", "min_peers", "context_limit", "mixed_rings", "log_level", "log_format",
 )  # fmt: skip
-"""Settings that may be shared over the mesh. They take effect without a restart. None of them opens access, names a
-file, or lets code run: in an open mesh any peer may change them."""
+"""Settings that the mesh may share. They take effect without a restart. None of them opens access, names a file or
+lets code run, because in an open mesh any peer may change them."""
 
 _NOT_OF_THE_MESH = ("flag", "environment")
-"""How origins begin that are stronger than the mesh."""
+"""Prefixes of origins that win over the mesh."""
 
 
 class EffectiveSettings:
-    """A node's own settings, and above them those of the mesh. origins: as of LoadedSettings.
+    """A node's own settings, overridden by those of the mesh. origins: as in LoadedSettings.
 
     Flags > EXO_MESH_* environment > the mesh > config.toml > defaults.
     """
@@ -34,14 +34,14 @@ class EffectiveSettings:
         self._origins = origins or {}
         self._from_mesh: frozenset[str] = frozenset()
         self.on_change: Callable[[Settings], object] = lambda settings: None
-        """Is given the settings in force when they change."""
+        """Called with the settings in force when they change."""
 
     def origin(self, name: str) -> str:
-        """Where the value in force came from."""
+        """The origin of the value in force: "mesh", or as in LoadedSettings."""
         return "mesh" if name in self._from_mesh else self._origins.get(name, "default")
 
     def take(self, texts: Mapping[str, str]) -> list[str]:
-        """Put the settings of the mesh in force, instead of those before; answers the names that cannot be used."""
+        """Replaces the settings of the mesh; returns the names of those that are invalid here."""
         fields: dict[str, Any] = {}
         names, unusable = set(), []
         for name, text in texts.items():
@@ -60,20 +60,20 @@ class EffectiveSettings:
 
 
 class SettingsDesk(Protocol):
-    """Reads and changes the settings in force."""
+    """Reads and changes the settings in force and those of the mesh."""
 
     effective: EffectiveSettings
 
     @property
     def shared_texts(self) -> Mapping[str, str]:
-        """The settings of the mesh, as a variable would have them."""
+        """The settings of the mesh by name, as texts like those of variables."""
 
     async def change(self, texts: Mapping[str, str | None]) -> None:
-        """Change settings of the mesh at every peer; None takes one back. The texts have been checked."""
+        """Changes settings of the mesh at every peer; None removes one. The caller has checked the texts."""
 
 
 class LoneSettings:
-    """Settings of a node without a mesh, in memory only; tests use it, too."""
+    """Settings of a node without a mesh, in memory only; also for tests."""
 
     def __init__(self, effective: EffectiveSettings) -> None:
         self.effective = effective
@@ -86,7 +86,7 @@ class LoneSettings:
 
 
 def shared_value(name: str, text: str) -> Any:
-    """The value of a shared setting. Raises InputError that names the setting."""
+    """Parses a shared setting. Raises InputError that names the setting."""
     if name not in SHARED:
         if name in SETTINGS:
             setting = SETTINGS[name]
@@ -98,9 +98,13 @@ def shared_value(name: str, text: str) -> Any:
             message = f"there is no setting {name!r}{did_you_mean(name, SHARED)}"
         raise InputError(message, param=name)
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
-        raise InputError(f"{name}: a shared setting has at most {MAX_TEXT_BYTES} bytes", param=name)
+        raise InputError(
+            f"{name}: the text is longer than {MAX_TEXT_BYTES} bytes, the limit of a shared setting", param=name
+        )
     if name == "default_model" and text.startswith(("/", "~")):
-        raise InputError("default_model: a path is of one machine; the mesh needs the name of a model", param=name)
+        raise InputError(
+            "default_model: a path is valid on one machine only; the mesh needs the name of a model", param=name
+        )
     try:
         return SETTINGS[name].from_texts([text])
     except ValueError as exc:
@@ -108,7 +112,8 @@ def shared_value(name: str, text: str) -> Any:
 
 
 def shared_text(name: str, raw: object) -> str | None:
-    """What JSON has for a shared setting, as the text of a variable; null is None. Raises InputError."""
+    """Converts a JSON value of a shared setting to the text of a variable; null (None) stays None. Raises
+    InputError."""
     if raw is None:
         if name not in SHARED:
             shared_value(name, "")

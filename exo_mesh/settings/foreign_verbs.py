@@ -1,47 +1,47 @@
-"""What users of similar programs type first, and the verb of exo-mesh that does it."""
+"""Verbs of similar programs, and hints which verb of exo-mesh replaces them."""
 
 from __future__ import annotations
 
 VERB_HINTS = {
     # Ollama
-    "create": "models are used as they are: `exo-mesh run MODEL`, with --system and --temperature; "
+    "create": "models need no preparation: `exo-mesh run MODEL`, with --system and --temperature; "
     "`exo-mesh models add REPO` makes a card",
-    "push": "exo-mesh publishes nothing; other peers fetch a model from this one by themselves",
+    "push": "exo-mesh publishes nothing; other peers copy models from this one by themselves",
     "cp": "give a model another name in its card: `exo-mesh models add`; see docs/reference/cards.md",
-    "signin": "there is no account; EXO_MESH_API_KEY holds the key of a closed mesh, HF_TOKEN that of the hub",
-    "signout": "there is no account; `exo-mesh key remove ID` takes a key of the HTTP API away",
+    "signin": "there is no account; set EXO_MESH_API_KEY to a key of a closed mesh, HF_TOKEN to a token of the hub",
+    "signout": "there is no account; `exo-mesh key remove ID` removes a key of the HTTP API",
     "launch": "point any OpenAI or Anthropic client at http://127.0.0.1:52415; see docs/tasks/clients.md",
     # Docker
     "images": "`exo-mesh ls` lists the models on disk",
     "start": "`exo-mesh serve` starts a node, `exo-mesh run MODEL` loads a model and asks it",
-    "up": "`exo-mesh serve` starts a node, `exo-mesh demo` a small mesh on this machine",
+    "up": "`exo-mesh serve` starts a node, `exo-mesh demo` starts a small mesh on this machine",
     "down": "`exo-mesh node stop` stops a node, `exo-mesh stop MODEL` unloads a model",
     "kill": "`exo-mesh stop MODEL` unloads a model, `exo-mesh node stop` stops a node, `exo-mesh node kill-all` all",
     "restart": "`exo-mesh node restart` restarts a node",
-    "logs": "a node logs on its standard error, and into --log-file; under systemd: `journalctl -u exo-mesh`",
+    "logs": "a node logs to standard error and --log-file; under systemd: `journalctl -u exo-mesh`",
     "exec": "`exo-mesh run MODEL PROMPT` asks a model",
-    "inspect": "`exo-mesh show MODEL` tells about a model, `exo-mesh status` about the mesh",
-    "info": "`exo-mesh status` tells about the mesh, `exo-mesh doctor` about this machine",
+    "inspect": "`exo-mesh show MODEL` describes a model, `exo-mesh status` the mesh",
+    "info": "`exo-mesh status` describes the mesh, `exo-mesh doctor` checks this machine",
     "stats": "`exo-mesh top` shows memory, models and requests",
     "login": "`exo-mesh join CODE` joins a closed mesh; `exo-mesh key new` makes a key of the HTTP API",
-    "build": "there is nothing to build: `exo-mesh pull MODEL` fetches a model",
+    "build": "there is nothing to build: `exo-mesh pull MODEL` downloads a model",
     "rmi": "`exo-mesh rm MODEL` deletes the files of a model",
     "network": "`exo-mesh topology` draws peers and links",
     # MLX
-    "mlx.launch": "start `exo-mesh` on each machine, they find each other; "
+    "mlx.launch": "start `exo-mesh` on each machine, and they find each other; "
     "`mlx.launch --hostfile hosts.json -- exo-mesh` works, too",
-    "mlx.distributed_config": "cables between Macs are found without a file: `exo-mesh topology` shows them, "
+    "mlx.distributed_config": "a node finds cables between Macs without a file: `exo-mesh topology` shows them, "
     "`exo-mesh doctor rdma` what is missing; `exo-mesh hostfile FILE` checks a file that there is",
-    "distributed_config": "cables between Macs are found without a file: `exo-mesh topology` shows them, "
+    "distributed_config": "a node finds cables between Macs without a file: `exo-mesh topology` shows them, "
     "`exo-mesh doctor rdma` what is missing; `exo-mesh hostfile FILE` checks a file that there is",
     # LM Studio, llama.cpp, exo, and plain guesses
-    "get": "`exo-mesh pull MODEL` fetches a model",
-    "download": "`exo-mesh pull MODEL` fetches a model",
-    "load": "`exo-mesh run MODEL` loads a model and asks it; `exo-mesh preview MODEL` says how it would be placed",
+    "get": "`exo-mesh pull MODEL` downloads a model",
+    "download": "`exo-mesh pull MODEL` downloads a model",
+    "load": "`exo-mesh run MODEL` loads a model and asks it; `exo-mesh preview MODEL` shows how it would be placed",
     "unload": "`exo-mesh stop MODEL` unloads a model",
     "remove": "`exo-mesh rm MODEL` deletes the files of a model",
     "delete": "`exo-mesh rm MODEL` deletes the files of a model",
-    "chat": "`exo-mesh run MODEL` is a conversation",
+    "chat": "`exo-mesh run MODEL` starts a conversation",
     "ask": "`exo-mesh run MODEL PROMPT` asks a model",
     "generate": "`exo-mesh run MODEL PROMPT` asks a model",
     "server": "`exo-mesh serve` starts a node",
@@ -49,10 +49,10 @@ VERB_HINTS = {
     "peers": "`exo-mesh status` lists the peers",
     "monitor": "`exo-mesh top` shows the mesh live",
     "tui": "`exo-mesh top` shows the mesh live",
-    "dashboard": "`exo-mesh top` shows the mesh live; http://127.0.0.1:52415 is its page",
-    "install": "`exo-mesh service install` makes a node a service of this machine",
-    "daemon": "`exo-mesh service install` makes a node a service of this machine",
-    "sleep": "`exo-mesh node sleep` tells the peers that this machine goes to sleep",
+    "dashboard": "`exo-mesh top` shows the mesh live; its web page is http://127.0.0.1:52415",
+    "install": "`exo-mesh service install` runs a node as a service of this machine",
+    "daemon": "`exo-mesh service install` runs a node as a service of this machine",
+    "sleep": "`exo-mesh node sleep` reports to the peers that this machine goes to sleep",
     "update": "`pip install --upgrade exo-mesh`, then `exo-mesh node restart` on one machine after the other",
     "upgrade": "`pip install --upgrade exo-mesh`, then `exo-mesh node restart` on one machine after the other",
 }

@@ -1,4 +1,4 @@
-"""The home directory of a node is for its user only: who asked what and when is written there."""
+"""Keeps the home directory of a node private to its user, since it records who sent requests and when."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from exo_mesh.settings.config import ConfigError
 
 PRIVATE_UMASK = 0o077
-"""For everything that a node and its runners make."""
+"""The umask of a node and its runners."""
 
 _OWN = (
     "node_id*", "api_keys.toml", "config.toml", "mesh_settings.json", "hub_token", "logs", "runners", "quarantine",
     "known_peers.json", "surveys", "selftests", "text",
 )  # fmt: skip
-"""What a node makes in its home. `models` is left out: a user may share it with other programs."""
+"""Files and directories that a node makes in its home. `models` is not listed, since a user may share it with other
+programs."""
 
 
 def make_private(home: Path) -> None:
-    """Create the home with mode 0700, and repair what an older version made: directories 0700, files 0600.
+    """Creates the home with mode 0700, and repairs modes that an older version set: directories 0700, files 0600.
 
-    A home that is also something else (the user's own home directory, one with the sticky bit such as /tmp, one that
-    another user owns) keeps its mode; the files of the node in it are repaired. Raises ConfigError if it cannot be made
-    or read.
+    A home with another purpose keeps its mode (the user's home directory, one with the sticky bit such as /tmp, one of
+    another user), but the node's files in it are repaired. Raises ConfigError if the home cannot be made or read.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def _own_paths(home: Path) -> Iterator[Path]:
 
 
 def _restrict(path: Path) -> None:
-    """Take from others what they may do with a file or directory of ours; symlinks are not followed."""
+    """Removes the permissions of other users from a file or directory of ours; does not follow symlinks."""
     found = path.lstat()
     shared = stat.S_IMODE(found.st_mode) & PRIVATE_UMASK
     if shared and found.st_uid == os.geteuid() and (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):

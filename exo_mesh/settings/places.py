@@ -1,4 +1,4 @@
-"""Where a node with the usual settings answers, and where a node looks for models."""
+"""The default URL of a node's API, and the directories in which a node looks for models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ DEFAULT_API_URL = "http://127.0.0.1:52415"
 
 
 def models_dirs(settings: Settings, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The directories that were named, the home's own, and the Hugging Face cache."""
+    """The named directories, `models` in the home, and the Hugging Face cache."""
     hub = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
     return (*settings.models_dirs, settings.home / "models", Path(hub).expanduser())

@@ -1,4 +1,4 @@
-"""The table [model_store] of config.toml: another way to write the settings of the model store."""
+"""Reads the table [model_store] of config.toml, an alternative form of the settings of the model store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _KEYS = {
     "staging.keep_recent_gb": "store_keep_gb",
     "staging.staging_keep_recent_gb": "store_keep_gb",
 }
-"""The key of config.toml for each key of the table. A `no_…` key is the opposite of the table's."""
+"""By key of the table: the key of config.toml. A `no_…` key has the opposite value."""
 
 
 def store_keys(table: Any) -> dict[str, Any]:
-    """The keys of config.toml that the table stands for. Raises ValueError for a key that it does not have."""
+    """Converts the table to keys of config.toml. Raises ValueError for an unknown key."""
     if not isinstance(table, dict):
         raise ValueError("model_store must be a table")
     staging = table.get("staging", {})
@@ -29,7 +29,7 @@ def store_keys(table: Any) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, value in given.items():
         if key not in _KEYS:
-            raise ValueError(f"no setting 'model_store.{key}'; there are: {', '.join(_KEYS)}")
+            raise ValueError(f"no setting 'model_store.{key}'; the table has: {', '.join(_KEYS)}")
         name = _KEYS[key]
         keys[name] = not value if name.startswith("no_") and isinstance(value, bool) else value
     return keys

@@ -1,4 +1,4 @@
-"""Texts that people write for settings, turned into values. Every parser raises ValueError saying what is needed."""
+"""Parsers for the texts of settings. Every parser raises ValueError that says what is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def size(text: str) -> int:
-    """Bytes in `12GB` (decimal), `512MiB` (binary) or `1000000` (bytes)."""
+    """Parses a size to bytes: `12GB` (decimal), `512MiB` (binary) or `1000000` (bytes)."""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b?)\s*", text, re.IGNORECASE)
     if match is None:
         raise ValueError("a size such as 12GB, 512MiB or a number of bytes is needed")
@@ -21,7 +21,7 @@ def size(text: str) -> int:
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """A parser of whole numbers from low to high."""
+    """Returns a parser of whole numbers from low to high."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text) or not low <= int(text) <= high:
@@ -32,7 +32,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def group_size(text: str) -> int:
-    """`auto` (0), `never` (1), or a number of peers from 2 to 8."""
+    """Parses the size of a tensor group: `auto` (0), `never` (1), or a number of peers from 2 to 8."""
     word = text.strip().lower()
     if word in ("auto", "never"):
         return 0 if word == "auto" else 1
@@ -42,19 +42,19 @@ def group_size(text: str) -> int:
 
 
 def group_size_text(size: int) -> str:
-    """As `group_size` reads it."""
+    """Formats a size as `group_size` reads it."""
     return "auto" if size == 0 else "never" if size == 1 else str(size)
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parses a number from 0 to 1."""
     if not re.fullmatch(r"\s*(0|1|0?\.[0-9]{1,9}|1\.0{1,9}|0\.0?)\s*", text):
         raise ValueError("a number from 0 to 1 is needed")
     return float(text)
 
 
 def seconds(low: float, high: float) -> Callable[[str], float]:
-    """A parser of durations from low to high."""
+    """Returns a parser of durations in seconds from low to high."""
 
     def parse(text: str) -> float:
         if not re.fullmatch(r"\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*", text) or not low <= float(text) <= high:
@@ -66,7 +66,7 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A parser of one of a few words; answers it in lower case."""
+    """A parser for one of several words, ignoring case; returns the word in lower case."""
 
     choices: tuple[str, ...]
 
@@ -79,7 +79,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class SomeOf:
-    """A parser of each item of a list of a few words; "none" stands for an empty list."""
+    """A parser for an item of a list of allowed words; "none" stands for an empty list."""
 
     choices: tuple[str, ...]
 
@@ -89,7 +89,7 @@ class SomeOf:
 
 
 def number(low: float, high: float) -> Callable[[str], float]:
-    """A parser of decimal numbers."""
+    """Returns a parser of decimal numbers from low to high."""
 
     def parse(text: str) -> float:
         if not re.fullmatch(r"\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*", text) or not low <= float(text) <= high:
@@ -100,17 +100,17 @@ def number(low: float, high: float) -> Callable[[str], float]:
 
 
 def one_of(*choices: str) -> OneOf:
-    """A parser of one of a few words."""
+    """Returns a parser for one of several words."""
     return OneOf(choices)
 
 
 def some_of(*choices: str) -> SomeOf:
-    """A parser of each item of a list of a few words; "none" stands for an empty list."""
+    """Returns a parser for the items of a list of allowed words; "none" stands for an empty list."""
     return SomeOf(choices)
 
 
 def matching(pattern: str, what: str) -> Callable[[str], str]:
-    """A parser of texts that match all of a pattern."""
+    """Returns a parser of texts that match a whole pattern. what: the expected form, for the error."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text.strip()):
@@ -121,12 +121,12 @@ def matching(pattern: str, what: str) -> Callable[[str], str]:
 
 
 def path(text: str) -> Path:
-    """An absolute path; `~` is the home directory."""
+    """Parses a path and makes it absolute; `~` is the home directory."""
     return Path(text).expanduser().absolute()
 
 
 def endpoint(text: str) -> str:
-    """`host:port`, an IPv6 address in brackets."""
+    """Checks `host:port`, with an IPv6 address in brackets."""
     host, _, port = text.rpartition(":")
     if not host or not _is_port(port) or (":" in host and not host.startswith("[")):
         raise ValueError("host:port is needed, such as 192.168.1.20:5000 or [fe80::1]:5000")
@@ -134,7 +134,7 @@ def endpoint(text: str) -> str:
 
 
 def origin(text: str) -> str:
-    """A web origin in the form in which browsers send it, or `*`."""
+    """Checks a web origin in the form that browsers send, or `*`."""
     if text != "*" and not re.fullmatch(r"https?://[a-z0-9.\[\]:_-]+", text):
         raise ValueError("an origin such as https://chat.example.org or http://localhost:3000 is needed, or *")
     return text
@@ -144,7 +144,7 @@ TRACES_PATH = "/v1/traces"
 
 
 def collector(text: str) -> str:
-    """The URL to which an OpenTelemetry collector takes traces; "" for `none`. Without it, /v1/traces is added."""
+    """Parses the traces URL of an OpenTelemetry collector, adding /v1/traces if missing; "" for `none`."""
     url = text.strip()
     if url.lower() == "none":
         return ""
@@ -154,7 +154,7 @@ def collector(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """A host name in lower case, or `*`."""
+    """Parses a host name to lower case, or `*`."""
     name = text.strip().lower().rstrip(".")
     if name != "*" and not re.fullmatch(r"[a-z0-9_]([a-z0-9._-]{0,252})", name):
         raise ValueError("a host name such as mesh.example.org is needed, without a port, or *")
@@ -162,7 +162,7 @@ def host_name(text: str) -> str:
 
 
 def port_range(text: str) -> tuple[int, int]:
-    """`A-B`, both ends included."""
+    """Parses `A-B`, both ends included."""
     first, _, last = text.partition("-")
     if not _is_port(first) or not _is_port(last) or int(first) > int(last):
         raise ValueError("a range of ports such as 7000-7015 is needed")
@@ -170,7 +170,7 @@ def port_range(text: str) -> tuple[int, int]:
 
 
 def option(text: str) -> tuple[str, str]:
-    """`key=value`."""
+    """Parses `key=value`."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ValueError("key=value is needed")
@@ -178,12 +178,12 @@ def option(text: str) -> tuple[str, str]:
 
 
 def switched_on(text: str) -> bool:
-    """A switch; off unless somebody turns it on."""
+    """Parses a switch: true for 1, true, yes, on."""
     return one_of("1", "true", "yes", "on", "0", "false", "no", "off")(text) in ("1", "true", "yes", "on")
 
 
 def switched_off(text: str) -> bool:
-    """For settings named `no_…`: the value of the positive field."""
+    """Parses a switch named `no_…`: returns the value of the positive field."""
     return not switched_on(text)
 
 

@@ -1,1 +1,1 @@
-"""Logs, metrics and readings."""
+"""Logging, Prometheus metrics, and plain tables."""

@@ -1,4 +1,4 @@
-"""Durations counted in buckets, as Prometheus wants them: made in a runner, shown by its node."""
+"""Counts durations in the buckets of a Prometheus histogram: in a runner, for its node to show."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 LAP_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Of laps and hops: from rings of one machine to a prefill chunk over a slow link."""
+"""Buckets for laps and hops: from a ring on one machine to a prefill chunk over a slow link."""
 WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""Of requests in the queue, which refuses them after two minutes."""
+"""Buckets for the wait in the queue, which refuses requests after two minutes."""
 
 
 class Durations:
-    """counts[i] is how many were at most bounds[i] and more than the bound before; the last one has what is longer.
-    Written by one thread; another may read, and sees one moment or the next."""
+    """A histogram of durations. counts[i]: durations in (bounds[i - 1], bounds[i]]; the last count has all longer ones.
+
+    One thread writes; another may read, and may see the state before or after a write.
+    """
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         self._bounds_s = tuple(bounds_s)
@@ -26,7 +28,7 @@ class Durations:
 
 
 def cumulative(bounds_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """(upper bound, how many were at most that), the last one "+Inf"; zeros where counts are missing."""
+    """(upper bound, number of durations up to it) for each bucket, the last "+Inf"; missing counts are 0."""
     buckets: list[tuple[str, float]] = []
     total = 0
     for index, bound in enumerate((*map(str, bounds_s), "+Inf")):

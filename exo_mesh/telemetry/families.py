@@ -1,7 +1,7 @@
 """Counters, gauges and histograms whose series can be dropped by the value of a label.
 
-The classes of prometheus_client cannot do that, take a lock for each call, and show a `_created` series beside every
-counter. Everything here belongs to the event loop.
+The classes of prometheus_client cannot do that, take a lock for each call, and add a `_created` series to every
+counter. Use everything here from the event loop only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ S = TypeVar("S", Cell, Durations)
 
 
 class MetricFamily(Collector, Generic[S]):
-    """All series of one name, by the values of their labels. A family without labels has its one series at once."""
+    """All series of one metric, by label values. A family without labels has its one series from the start."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], new: Callable[[], S]) -> None:
         self.name, self.text, self.label_names = name, text, tuple(labels)
@@ -55,7 +55,7 @@ class MetricFamily(Collector, Generic[S]):
             self.labels()
 
     def labels(self, *values: str) -> S:
-        """The series with these values of the labels; it begins at 0."""
+        """The series with these label values; a new one starts at 0."""
         found = self._series.get(values)
         if found is None:
             assert len(values) == len(self.label_names), f"{self.name} has the labels {self.label_names}"
@@ -63,21 +63,21 @@ class MetricFamily(Collector, Generic[S]):
         return found
 
     def series(self) -> list[tuple[Labels, S]]:
-        """All series, by the values of their labels."""
+        """All series with their label values."""
         return list(self._series.items())
 
     def remove(self, *values: str) -> None:
-        """Stop showing one series; it need not exist."""
+        """Removes one series, if it exists."""
         self._series.pop(values, None)
 
     def keep(self, label: str, wanted: Collection[str]) -> None:
-        """Stop showing every series whose `label` has another value than these. A family without it stays."""
+        """Removes every series whose `label` has none of these values. A family without the label stays unchanged."""
         if label in self.label_names:
             at = self.label_names.index(label)
             self._series = {values: one for values, one in self._series.items() if values[at] in wanted}
 
     def clear(self) -> None:
-        """Stop showing all series."""
+        """Removes all series."""
         self._series.clear()
 
     def collect(self) -> Iterator[Metric]:
@@ -94,13 +94,13 @@ class MetricFamily(Collector, Generic[S]):
 
 
 class Gauges(MetricFamily[Cell]):
-    """Values that rise and fall."""
+    """A family of values that rise and fall."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
         super().__init__(name, text, labels, Cell)
 
     def set(self, value: float) -> None:
-        """Of a family without labels."""
+        """Sets the value of a family without labels."""
         self.labels().set(value)
 
     def _metric(self) -> Metric:
@@ -111,14 +111,14 @@ class Gauges(MetricFamily[Cell]):
 
 
 class Counters(MetricFamily[Cell]):
-    """Values that only rise; the name ends in `_total`."""
+    """A family of values that only rise; its name ends in `_total`."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
         assert name.endswith("_total"), f"{name} is a counter"
         super().__init__(name, text, labels, Cell)
 
     def inc(self, amount: float = 1.0) -> None:
-        """Of a family without labels."""
+        """Increments the value of a family without labels."""
         self.labels().inc(amount)
 
     def _metric(self) -> Metric:
@@ -129,14 +129,14 @@ class Counters(MetricFamily[Cell]):
 
 
 class Histograms(MetricFamily[Durations]):
-    """Durations in buckets."""
+    """A family of histograms of durations in seconds."""
 
     def __init__(self, name: str, text: str, bounds_s: Sequence[float], labels: Sequence[str] = ()) -> None:
         self.bounds_s = tuple(float(bound) for bound in bounds_s)
         super().__init__(name, text, labels, lambda: Durations(self.bounds_s))
 
     def observe(self, seconds: float) -> None:
-        """Of a family without labels."""
+        """Adds a duration to a family without labels."""
         self.labels().add(seconds)
 
     def _metric(self) -> Metric:
@@ -148,7 +148,7 @@ class Histograms(MetricFamily[Durations]):
 
 
 class Infos(MetricFamily[Cell]):
-    """Facts as labels; the value is 1."""
+    """A family that shows facts as labels; the value is always 1. Its name ends in `_info`."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         assert name.endswith("_info"), f"{name} is an info metric"

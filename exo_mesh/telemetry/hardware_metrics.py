@@ -1,4 +1,4 @@
-"""Power, temperature, load and energy for Prometheus (docs/reference/metrics.md). An unknown value has no series."""
+"""Prometheus metrics of power, temperature, load and energy (docs/reference/metrics.md). Unknown values have no series."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _DEVICE = ("accelerator",)
 _RING = ("model", "instance_id")
 
 Sample = tuple[str, tuple[str, ...], float]
-"""Name of an attribute of HardwareMetrics, values of its labels, value."""
+"""(attribute of HardwareMetrics, label values, value)."""
 
 
 class HardwareMetrics:
-    """All its values are read elsewhere: `refresh` asks `sources` for them."""
+    """The hardware metrics of a node. `refresh` reads all values from `sources`."""
 
     def __init__(self) -> None:
         # fmt: off
@@ -25,13 +25,13 @@ class HardwareMetrics:
             "exo_mesh_accelerator_utilization_ratio", "How busy an accelerator is.", _DEVICE
         )
         self.accelerator_power_watts = Gauges(
-            "exo_mesh_accelerator_power_watts", "What an accelerator draws.", _DEVICE
+            "exo_mesh_accelerator_power_watts", "Power that an accelerator draws.", _DEVICE
         )
         self.accelerator_temperature_celsius = Gauges(
-            "exo_mesh_accelerator_temperature_celsius", "How hot an accelerator is.", _DEVICE
+            "exo_mesh_accelerator_temperature_celsius", "Temperature of an accelerator.", _DEVICE
         )
         self.accelerator_memory_used_bytes = Gauges(
-            "exo_mesh_accelerator_memory_used_bytes", "Memory of an accelerator in use, by anybody.", _DEVICE
+            "exo_mesh_accelerator_memory_used_bytes", "Memory of an accelerator in use, by all programs.", _DEVICE
         )
         self.accelerator_memory_size_bytes = Gauges(
             "exo_mesh_accelerator_memory_size_bytes", "Memory of an accelerator.", _DEVICE
@@ -42,12 +42,12 @@ class HardwareMetrics:
         self.accelerator_energy_joules_total = Counters(
             "exo_mesh_accelerator_energy_joules_total", "Energy of an accelerator, by its driver's counter.", _DEVICE
         )
-        self.power_watts = Gauges("exo_mesh_power_watts", "What this machine draws, as far as it is measured.")
+        self.power_watts = Gauges("exo_mesh_power_watts", "Power that this machine draws, as far as it is measured.")
         self.power_part_watts = Gauges(
-            "exo_mesh_power_part_watts", "What a part of this machine draws.", ("part", "source")
+            "exo_mesh_power_part_watts", "Power that a part of this machine draws.", ("part", "source")
         )
         self.energy_joules_total = Counters(
-            "exo_mesh_energy_joules_total", "What this machine has used since the node started, as far as measured."
+            "exo_mesh_energy_joules_total", "Energy that this machine used since the node started, as far as measured."
         )
         self.temperature_celsius = Gauges("exo_mesh_temperature_celsius", "The hottest sensor of this machine.")
         self.cpu_utilization_ratio = Gauges(
@@ -57,10 +57,10 @@ class HardwareMetrics:
             "exo_mesh_ring_energy_joules_total", "Energy of a ring driven here, by kind of token.", (*_RING, "kind")
         )
         self.ring_energy_tokens_total = Counters(
-            "exo_mesh_ring_energy_tokens_total", "Tokens that this energy was spent on.", (*_RING, "kind")
+            "exo_mesh_ring_energy_tokens_total", "Tokens that the energy of a ring was used for.", (*_RING, "kind")
         )
         self.ring_energy_prompts_total = Counters(
-            "exo_mesh_ring_energy_prompts_total", "Prompts among them.", _RING
+            "exo_mesh_ring_energy_prompts_total", "Prompts that the energy of a ring was used for.", _RING
         )
         # fmt: on
         self._families = list(vars(self).values())
@@ -68,7 +68,7 @@ class HardwareMetrics:
         self.refresh()
 
     def refresh(self) -> None:
-        """Replace all series by what the sources say now."""
+        """Replaces all series with the current values of the sources."""
         for family in self._families:
             family.clear()
         for source in self.sources:

@@ -1,4 +1,4 @@
-"""Writes lines in a thread of its own: a slow, stuck or full place costs lines, never the time of who writes them."""
+"""Writes lines in a separate thread, so that a slow, stuck or full destination loses lines but never blocks callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 MAX_QUEUED = 4096
-"""Lines that wait for a slow place; more are lost, and counted."""
+"""Most lines that wait for a slow destination; further ones are dropped and counted."""
 CLOSE_S = 0.5
 TIDY_S = 3600.0
 DAY_S = 86_400.0
@@ -22,20 +22,20 @@ _log = logging.getLogger(__name__)
 
 
 class LineSink(Protocol):
-    """Where lines go. Used by one thread only."""
+    """The destination of lines. Used by one thread only."""
 
     def write(self, data: bytes) -> None:
-        """Add a line, which has its line end. May block. Raises OSError."""
+        """Writes a line that includes its line end. May block. Raises OSError."""
 
     def tidy(self) -> None:
         """Called about once an hour without lines. Raises OSError."""
 
     def close(self) -> None:
-        """Free what is open; a later line opens it again."""
+        """Closes the destination; a later line opens it again."""
 
 
 class LineWriter:
-    """Hands lines to a sink in order. The first line starts the thread. what: the name of the place, for people."""
+    """Passes lines to a sink in order. The first line starts the thread. what: the sink's name, for people."""
 
     def __init__(self, sink: LineSink, what: str, max_queued: int = MAX_QUEUED) -> None:
         self._sink = sink
@@ -48,7 +48,7 @@ class LineWriter:
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written, so far."""
+        """The number of lines lost so far."""
         return self._lost
 
     @property
@@ -57,17 +57,17 @@ class LineWriter:
         return self._is_failing
 
     def write(self, line: str) -> None:
-        """Add a line; answers at once."""
+        """Queues a line and returns at once; drops it if the queue is full."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._what, daemon=True)
             self._thread.start()
         try:
             self._queue.put_nowait(f"{line}\n".encode("utf-8", "backslashreplace"))
         except queue.Full:
-            self._lose("it is too slow")
+            self._lose("the destination is too slow")
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Write what is queued, for at most twice within_s. A line that comes later starts it again."""
+        """Writes the queued lines, for at most twice within_s. A later line starts the thread again."""
         thread, self._thread = self._thread, None
         if thread is not None:
             with contextlib.suppress(queue.Full):
@@ -85,11 +85,11 @@ class LineWriter:
                 self._is_cut = False
                 if self._is_failing and not self._queue.full():
                     self._is_failing = False
-                    _log.info("%s is written again; %d lines are missing", self._what, self._lost)
+                    _log.info("writing to %s works again; %d lines were lost", self._what, self._lost)
         self._sink.close()
 
     def _next(self) -> bytes | None:
-        """The next line; None at the end."""
+        """Waits for the next line; None at the end."""
         while True:
             try:
                 return self._queue.get(timeout=TIDY_S)
@@ -98,15 +98,15 @@ class LineWriter:
                     self._sink.tidy()
 
     def _lose(self, why: str) -> None:
-        """A line is not written. The first one of several is told, in the other places that logs go to."""
+        """Counts a lost line. Logs the first of a series, which the other destinations of the log show."""
         self._lost += 1
         if not self._is_failing:
             self._is_failing = True
-            _log.warning("%s cannot be written: %s; requests go on", self._what, why)
+            _log.warning("cannot write to %s: %s; lines are lost, requests continue", self._what, why)
 
 
 class StreamSink:
-    """Standard output or standard error, by its file descriptor: no lock of Python's own streams is held meanwhile."""
+    """Writes to the file descriptor of standard output or error, without holding a lock of Python's own streams."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -120,14 +120,14 @@ class StreamSink:
         """Nothing to do."""
 
     def close(self) -> None:
-        """The streams of a process stay open."""
+        """Does nothing: the streams of a process stay open."""
 
 
 class RotatingFile:
-    """A file of at most max_bytes, and old_files older ones: `log`, `log.1`, `log.2`, …
+    """A log file of at most max_bytes, and up to old_files older ones: `log`, `log.1`, `log.2`, …
 
-    max_age_days: older files are deleted, and none has lines of more than about a day; 0: age does not count. A file
-    that somebody moves away or deletes is begun again. now: Unix seconds.
+    max_age_days: older files are deleted, and a new file is begun about once a day; 0: no limit. If the file is moved
+    away or deleted, a new one is begun. now: Unix seconds.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class RotatingFile:
         self._delete_old()
 
     def _look(self) -> None:
-        """Let go of a file that is not at its path any more. Asked once a second at most."""
+        """Closes the file if it is no longer at its path. Checks at most once a second."""
         now = self._now()
         if self._fd < 0 or 0 <= now - self._looked < 1.0:
             return
@@ -203,7 +203,7 @@ class RotatingFile:
             self.close()
 
     def _rotate(self) -> None:
-        """Move the file and the older ones on; the next line begins a new one. Raises OSError."""
+        """Renames the file and the older ones to the next number; the next line begins a new file. Raises OSError."""
         self.close()
         for number in range(self._old_files, 0, -1):
             older = self._numbered(number)
@@ -215,7 +215,7 @@ class RotatingFile:
         self._size = 0
 
     def _delete_old(self) -> None:
-        """Delete files that are too many (the setting may have changed) or too old."""
+        """Deletes surplus files (the setting may have changed) and files that are too old."""
         oldest = self._now() - self._max_age_days * DAY_S
         for path in self.path.parent.glob(f"{self.path.name}.*"):
             number = path.name.removeprefix(f"{self.path.name}.")

@@ -1,29 +1,29 @@
-"""Decides which log lines are repetition. Knows no clock: `now` is the time of the record in hand, in seconds."""
+"""Decides which log lines are repetitions. Knows no clock: `now` is the time of the current record, in seconds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 WINDOW_S = 60.0
-"""A message that comes again and again is shown once in this time."""
+"""A repeated message is shown once in this time."""
 MAX_VARIANTS = 20
-"""One place in the code shows at most so many different messages per window: a flood rarely repeats itself exactly."""
+"""Most different messages that one place in the code shows per window: messages of a flood often differ a little."""
 MAX_NEWS = 200
-"""The same for what is no warning: peers that join, requests that end."""
+"""The same limit for info messages, such as peers that join and requests that end."""
 MAX_SOURCES = 256
-"""Places in the code that are remembered; when there are more, the one seen first is forgotten."""
+"""Most places in the code that are remembered; the one seen first is dropped for a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """`count` messages that were not shown: all equal to `message`, or, if not `exact`, others of the same kind."""
+    """A summary of `count` messages that were not shown: equal to `message`, or if not `exact`, of the same kind."""
 
     message: str
     count: int
     exact: bool = True
 
     def __str__(self) -> str:
-        what = "repeated" if self.exact else "and others of its kind"
+        what = "repeated" if self.exact else "and similar messages,"
         return f"{what} {self.count} times: {self.message}"
 
 
@@ -36,9 +36,9 @@ class _Source:
 
 
 class Folder:
-    """Per message: `finished` tells what was folded in windows that have ended, `shows` whether to show this one.
+    """Folds repetitions of log messages. Call `finished` for summaries of ended windows, and `shows` for each message.
 
-    max_shown: messages of one source and window. folds_repeats: of equal messages only the first is shown.
+    max_shown: most messages per source and window. folds_repeats: show only the first of equal messages.
     """
 
     def __init__(self, max_shown: int = MAX_VARIANTS, *, folds_repeats: bool = True) -> None:
@@ -47,7 +47,7 @@ class Folder:
         self._sources: dict[str, tuple[_Source, dict[str, int]]] = {}
 
     def finished(self, now: float) -> list[Folded]:
-        """What was folded in the windows that have ended by now; they begin anew."""
+        """Summaries of the messages folded in windows that have ended; these windows start again."""
         over = [name for name, (source, _) in self._sources.items() if now - source.since >= WINDOW_S]
         found: list[Folded] = []
         for name in over:
@@ -58,7 +58,7 @@ class Folder:
         return found
 
     def shows(self, source: str, message: str, now: float) -> bool:
-        """Is this to be shown? `source` names the place in the code, whatever the values in the message."""
+        """Whether to show this message. source: the place in the code, independent of the values in the message."""
         if source not in self._sources:
             if len(self._sources) >= MAX_SOURCES:
                 self._sources.pop(next(iter(self._sources)))

@@ -1,4 +1,4 @@
-"""The last log records of this process, kept in memory, so that people can read them without a shell on the machine."""
+"""Keeps the last log records of this process in memory, so that they can be read without a shell on the machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 MAX_RECORDS = 500
 MAX_CHARS = 1000
-"""Of one record; a traceback is not kept."""
+"""Longest text of a record; tracebacks are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """time: Unix time."""
+    """A log record. time: Unix seconds."""
 
     time: float
     level: str
@@ -26,13 +26,13 @@ class LogLine:
 
 
 class LogRing:
-    """Holds at most `most` records; the oldest make room. Threads may add records while others read."""
+    """Keeps the newest `most` records. Thread-safe."""
 
     def __init__(self, most: int = MAX_RECORDS) -> None:
         self._lines: deque[LogLine] = deque(maxlen=most)
 
     def add(self, record: logging.LogRecord, fields: str = "") -> None:
-        """Keep a record. fields: what its caller added with `extra=`."""
+        """Adds a record. fields: text of the fields that its caller passed with `extra=`."""
         text = f"{record.getMessage()}{fields}"
         if record.exc_info and record.exc_info[1] is not None:
             text += f" ({type(record.exc_info[1]).__name__})"
@@ -45,4 +45,4 @@ class LogRing:
 
 
 RECENT: Final = LogRing()
-"""What this process has logged. Logging is set up once for a process, and so is this."""
+"""The records of this process. It is global, as logging is."""

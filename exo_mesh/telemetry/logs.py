@@ -1,4 +1,4 @@
-"""The one place where logging is set up. Log records never carry prompt or output, as text or as token ids."""
+"""Sets up logging. Log records never contain prompts or output, as text or as token ids."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from exo_mesh.telemetry.log_folding import MAX_NEWS, Folder
 from exo_mesh.telemetry.log_ring import RECENT, LogRing
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
-"""The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""
+"""The x-request-id of the HTTP request in progress; "" outside of requests."""
 
 current_trace: ContextVar[str] = ContextVar("current_trace", default="")
-"""The id of the trace of that request; "" if it is not traced."""
+"""The trace id of that request; "" if it is not traced."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _EXPECTED = ("DecodeError", "ExecuteBatchError")
-"""Names, because their classes are private to gRPC or in a library that need not be imported here."""
+"""Names of exceptions; their classes are private to gRPC, or in a library that is not imported here."""
 
 _CHATTY = ("asyncio", "aiohttp.access", "grpc", "zeroconf")
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller added with `extra=`, such as request_id."""
+    """The fields that the caller passed with `extra=`, such as request_id."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, the extra fields, and the traceback if there is one.
+    """Formats a record as one JSON line: time, level, logger, message, extra fields, and the traceback if there is one.
 
-    JSON escapes the controls below U+0020, and `escaped_json` the others.
+    JSON escapes the control characters below U+0020, and `escaped_json` escapes the others.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -59,9 +59,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(logging.Formatter):
-    """`12:00:01 message key=value` for people; the level if it is not info, the logger if it is debug.
+    """Formats a record for people: `12:00:01 message key=value`, with the level if not info, the logger if debug.
 
-    One line for each record, whatever its message says; the lines of a traceback follow, indented.
+    Each record is one line, whatever its message contains; the lines of a traceback follow, indented.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -77,8 +77,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def add_request_id(record: logging.LogRecord) -> bool:
-    """A filter: gives a record the ids of the request and the trace in which it was made, unless its caller named
-    others."""
+    """A logging filter that adds the ids of the current request and trace to a record, unless its caller set them."""
     if (trace_id := current_trace.get()) and not hasattr(record, "trace_id"):
         record.trace_id = trace_id
     if (request_id := current_request.get()) and not hasattr(record, "request_id"):
@@ -88,18 +87,19 @@ def add_request_id(record: logging.LogRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One place that lines go to. write: is given a line without its end."""
+    """A destination of log lines. write: takes a line without its line end."""
 
     formatter: logging.Formatter
     write: Callable[[str], object]
 
 
 class FoldingHandler(logging.Handler):
-    """Writes lines; of warnings and errors that say the same again, one a minute, and then how many there were.
+    """Writes log lines, and folds repetitions.
 
-    What is no warning may say the same again, up to MAX_NEWS times a minute from one place in the code. A count is
-    written with the next line that comes, whatever that says, and at the end. What is written is also kept in `ring`.
-    outputs: may be replaced at any time. on_close: is called once no more lines come.
+    An equal warning or error is written once a minute, followed by the number of repetitions. Info lines may repeat up
+    to MAX_NEWS times a minute per place in the code. A count is written together with the next line of any kind, and at
+    the end. `ring` keeps all written records. outputs: may be replaced at any time. on_close: called after the last
+    line.
     """
 
     def __init__(self, outputs: Sequence[Output], ring: LogRing = RECENT) -> None:
@@ -111,18 +111,18 @@ class FoldingHandler(logging.Handler):
         self._news_folder = Folder(MAX_NEWS, folds_repeats=False)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell_folded(record.created)
+        self._report_folded(record.created)
         source = f"{record.name}:{record.msg}"
         folder = self._news_folder if record.levelno == logging.INFO else self._folder
         if record.levelno < logging.INFO or folder.shows(source, record.getMessage(), record.created):
             self._show(record)
 
     def close(self) -> None:
-        self._tell_folded(float("inf"))
+        self._report_folded(float("inf"))
         self.on_close()
         super().close()
 
-    def _tell_folded(self, now: float) -> None:
+    def _report_folded(self, now: float) -> None:
         for level, folder in ((logging.WARNING, self._folder), (logging.INFO, self._news_folder)):
             for folded in folder.finished(now):
                 self._show(logging.LogRecord(__name__, level, __file__, 0, "%s", (folded,), None))
@@ -131,17 +131,17 @@ class FoldingHandler(logging.Handler):
         for output in self.outputs:
             try:
                 output.write(output.formatter.format(record))
-            except Exception:  # noqa: BLE001 - as in the handlers of the standard library: a log line harms nobody
+            except Exception:  # noqa: BLE001 - like the standard handlers: a failure to log must not disturb the caller
                 self.handleError(record)
         self._ring.add(record, "".join(f" {key}={value}" for key, value in extra_fields(record).items()))
 
 
 def quiet_libraries() -> None:
-    """Stop gRPC from writing to the screen, or into the log what any stranger sends. Call before grpc is imported."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still tells of a taken port, which we replace
+    """Keeps gRPC from writing to the screen and from logging invalid messages. Call before grpc is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still logs a taken port, for which we try another
     for name in ("grpc._cython.cygrpc", "grpc._common"):
-        logging.getLogger(name).addFilter(_worth_telling)
-    traceback.print_exc = _print_exc  # gRPC prints some of them besides
+        logging.getLogger(name).addFilter(_is_worth_logging)
+    traceback.print_exc = _print_exc  # gRPC prints some tracebacks directly
     os.environ.setdefault("GLOG_minloglevel", "2")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -150,7 +150,7 @@ _really_print_exc = traceback.print_exc
 
 
 def _print_exc(*args: Any, **kwargs: Any) -> None:
-    """traceback.print_exc, but for what `_worth_telling` leaves out."""
+    """traceback.print_exc without the errors that `_is_worth_logging` leaves out."""
     if not _is_expected(sys.exception()):
         _really_print_exc(*args, **kwargs)
 
@@ -159,22 +159,21 @@ def _is_expected(error: BaseException | None) -> bool:
     return isinstance(error, asyncio.CancelledError) or type(error).__name__ in _EXPECTED
 
 
-def _worth_telling(record: logging.LogRecord) -> bool:
-    """Not what gRPC logs with a traceback though nothing is wrong.
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Drops records that gRPC logs with a traceback although nothing is wrong here.
 
-    A message that is no protobuf: who sent it has had an error in answer. A stream that is cancelled before its handler
-    has begun, as when a server stops just then: whoever opened it sees the end of the stream. A message that could not
-    be sent any more, as its reader has gone.
+    These are: a message that is not valid protobuf (its sender gets an error); a stream that is cancelled before its
+    handler starts, such as at a server's stop (the caller sees the stream end); a message whose reader has gone.
     """
     return not (record.exc_info and _is_expected(record.exc_info[1]))
 
 
 def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:
-    """Send all records of `level` and up to `stream` (standard error), as "console" or "json" lines. Repeatable."""
+    """Logs all records of `level` and above to `stream` (standard error), as "console" or "json". May be repeated."""
     stream = stream or sys.stderr
 
     def write(line: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that has gone, a closed stream
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a missing reader, a closed stream
             stream.write(f"{line}\n")
             stream.flush()
 
@@ -182,7 +181,7 @@ def setup_logging(log_format: str = "console", level: str = "info", stream: Text
 
 
 def install(outputs: Sequence[Output], level: str) -> FoldingHandler:
-    """Send all records of `level` and up to these outputs, and nowhere else."""
+    """Sends all records of `level` and above to these outputs, and to no others."""
     quiet_libraries()
     handler = FoldingHandler(outputs)
     handler.addFilter(add_request_id)
@@ -193,7 +192,7 @@ def install(outputs: Sequence[Output], level: str) -> FoldingHandler:
 
 
 def set_level(level: str) -> None:
-    """Which records are written from now on: "debug", "info", "warning" or "error" and what is worse."""
+    """Sets the lowest level that is logged: "debug", "info", "warning" or "error"."""
     root = logging.getLogger()
     root.setLevel(level.upper())
     for name in _CHATTY:

@@ -1,6 +1,6 @@
-"""The Prometheus metrics of a node; docs/reference/metrics.md lists them. The registry is a parameter, not global.
+"""The Prometheus metrics of a node; docs/reference/metrics.md lists them. The registry is passed as an argument, never global.
 
-Names begin with `exo_mesh_`, and labels never carry a request id, a prompt or a token.
+Names begin with `exo_mesh_`, and labels never contain a request id, a prompt or a token.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from exo_mesh.telemetry.stage_metrics import StageMetrics
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
 
 MAX_MODELS = 100
-"""Series of more models than this are dropped, the ones used longest ago first."""
+"""Most models that have series; beyond it, the least recently used ones are dropped."""
 
 MODEL_KEPT_S = 3600.0
-"""A model that is not placed and was not used for so long is gone."""
+"""The series of a model are dropped if it is not placed and was not used for this long."""
 
 SWEEP_EVERY_S = 10.0
 
 ENDS = ("stopped", "lost", "crashed", "oom", "wedged", "stalled", "refused")
 CAUSES = ("stage_lost", "hop_lost", "owner_lost", "request")
-"""Values of the labels `end` and `cause`. Their counters begin at 0 for every model in use: increase() does not see the
-event with which a series appears."""
+"""Values of the labels `end` and `cause`. Their counters start at 0 for every model in use, because increase() does not
+count an event that creates its series."""
 
 
 class Metrics:
-    """All families of one node, in `registry`. requests, stages, hardware: what is counted there; the rest is here."""
+    """All metric families of a node, in `registry`. requests, stages, hardware: families of these subjects."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
@@ -59,28 +59,29 @@ class Metrics:
         # fmt: off
         self.runner_starts = Counters("exo_mesh_runner_starts_total", "Runners started here.", ("model",))
         self.runner_restarts = Counters(
-            "exo_mesh_runner_restarts_total", "Runners started here for an instance that had one here before.",
-            ("model",),
+            "exo_mesh_runner_restarts_total",
+            "Runners started here for an instance that already had a runner here.", ("model",),
         )
         self.runner_ends = Counters(
-            "exo_mesh_runner_ends_total", "Runners here that have ended, by how: stopped, lost, crashed and so on.",
-            ("model", "end"),
+            "exo_mesh_runner_ends_total",
+            "Runners here that have ended, by the kind of end: stopped, lost, crashed and so on.", ("model", "end"),
         )
         self.placements = Counters(
-            "exo_mesh_placements_total", "Placements this node tried, by how they ended.", ("model", "outcome")
+            "exo_mesh_placements_total", "Placements that this node tried, by outcome.", ("model", "outcome")
         )
         self.recoveries = Counters(
-            "exo_mesh_recoveries_total", "Rings that this node tried to continue after a loss.",
-            ("model", "cause", "outcome"),
+            "exo_mesh_recoveries_total",
+            "Recoveries of rings that this node tried, by cause and outcome.", ("model", "cause", "outcome"),
         )
         self.recovery_detection = Histograms(
-            "exo_mesh_recovery_detection_seconds", "From the first sign of a loss to the verdict.", RECOVERY_BOUNDS_S
+            "exo_mesh_recovery_detection_seconds", "Time from the first sign of a loss to its detection.",
+            RECOVERY_BOUNDS_S,
         )
         self.recovery = Histograms(
-            "exo_mesh_recovery_seconds", "From the verdict to a ring that is ready.", RECOVERY_BOUNDS_S
+            "exo_mesh_recovery_seconds", "Time from the detection of a loss to a ring that is ready.", RECOVERY_BOUNDS_S
         )
         self.recovery_loaded = Counters(
-            "exo_mesh_recovery_loaded_bytes_total", "Weights that recoveries made peers read."
+            "exo_mesh_recovery_loaded_bytes_total", "Bytes of weights that peers loaded for recoveries."
         )
         # fmt: on
 
@@ -93,13 +94,13 @@ class Metrics:
             "exo_mesh_downloads_in_progress", "Downloads of models that run or wait here."
         )
         self.downloads = Counters(
-            "exo_mesh_downloads_total", "Downloads here that have ended, by how.", ("outcome",)
+            "exo_mesh_downloads_total", "Downloads here that have ended, by outcome.", ("outcome",)
         )
         self.download_failures = Counters(
             "exo_mesh_download_failures_total", "Downloads here that failed, by the code of the error.", ("type",)
         )
         self.download_bytes = Counters(
-            "exo_mesh_download_bytes_total", "Bytes of models that came here, by source.", ("source",)
+            "exo_mesh_download_bytes_total", "Bytes of models that this node received, by source.", ("source",)
         )
         self.download_files = Counters(
             "exo_mesh_download_files_total", "Files of models that were completed here."
@@ -109,80 +110,82 @@ class Metrics:
     def _init_node(self) -> None:
         # fmt: off
         self.build_info = Infos(
-            "exo_mesh_build_info", "What this node runs.", ("version", "protocol", "python")
+            "exo_mesh_build_info", "Versions of this node.", ("version", "protocol", "python")
         )
-        self.node_info = Infos("exo_mesh_node_info", "Who this node is.", ("node", "node_id", "namespace"))
+        self.node_info = Infos(
+            "exo_mesh_node_info", "Name, id and namespace of this node.", ("node", "node_id", "namespace")
+        )
         self.engine_info = Infos(
             "exo_mesh_engine_info", "An engine that can run here.", ("engine", "version", "compute", "device")
         )
         self.ready = Gauges("exo_mesh_node_ready", "1 if this node can serve requests.")
-        self.draining = Gauges("exo_mesh_node_draining", "1 if this node drains.")
+        self.draining = Gauges("exo_mesh_node_draining", "1 if this node is draining.")
         self.nodes = Gauges("exo_mesh_nodes_active", "Live nodes, this one included.")
         self.peer_rtt = Gauges("exo_mesh_peer_rtt_seconds", "Smoothed round trip of a control call.", ("peer",))
         self.health_reasons = Gauges(
-            "exo_mesh_health_reasons", "What is wrong with this node now, by code.", ("code", "level")
+            "exo_mesh_health_reasons", "Current health reasons of this node, by code.", ("code", "level")
         )
         self.memory = Gauges("exo_mesh_node_memory_bytes", "Memory of this machine, by kind.", ("kind",))
         self.memory_peak = Gauges(
-            "exo_mesh_node_memory_peak_ratio", "Largest share of the memory in use in the last minute and a half."
+            "exo_mesh_node_memory_peak_ratio", "Largest share of the memory in use in the last 90 s."
         )
         self.memory_level = Gauges(
-            "exo_mesh_memory_pressure_level", "0: there is room, 1: no new requests, 2: fewer than now."
+            "exo_mesh_memory_pressure_level", "0: enough memory, 1: no new requests, 2: running requests are suspended."
         )
-        self.usable_memory = Gauges("exo_mesh_usable_memory_bytes", "What a new reservation could get here.")
-        self.reserved_memory = Gauges("exo_mesh_reserved_memory_bytes", "What plans hold here.")
+        self.usable_memory = Gauges("exo_mesh_usable_memory_bytes", "Memory that a new reservation could get here.")
+        self.reserved_memory = Gauges("exo_mesh_reserved_memory_bytes", "Memory that plans have reserved here.")
         self.disk_free = Gauges(
-            "exo_mesh_disk_free_bytes", "Free on the volume of a directory of this node.", ("volume",)
+            "exo_mesh_disk_free_bytes", "Free space on the volume of a directory of this node.", ("volume",)
         )
         self.disk_refused = Counters(
-            "exo_mesh_disk_writes_refused_total", "Files left unwritten for want of room or permission."
+            "exo_mesh_disk_writes_refused_total", "Files that were not written for lack of space or permission."
         )
         self.http_responses = Counters(
             "exo_mesh_http_responses_total", "Answers of the HTTP API.", ("method", "route", "code")
         )
         self.exported_spans = Counters(
-            "exo_mesh_exported_spans_total", "Spans of traces for the collector, by what became of them.", ("outcome",)
+            "exo_mesh_exported_spans_total", "Spans of traces for the collector, by outcome.", ("outcome",)
         )
         # fmt: on
 
     def set_round_trips(self, seconds: Mapping[str, float]) -> None:
-        """Replace the round trips to the peers, by peer name."""
+        """Replaces the round trip times, in seconds by peer name."""
         self.peer_rtt.clear()
         for peer, rtt_s in seconds.items():
             self.peer_rtt.labels(peer).set(rtt_s)
 
     def set_reasons(self, reasons: Iterable[tuple[str, str]]) -> None:
-        """Replace what is wrong with this node: (code, level)."""
+        """Replaces the health reasons of this node: (code, level)."""
         self.health_reasons.clear()
         for code, level in reasons:
             self.health_reasons.labels(code, level).inc()
 
     def placed(self, model: str, outcome: str) -> None:
-        """A placement has ended: "ready", or the code of its error."""
+        """Counts a placement that has ended. outcome: "ready", or the code of its error."""
         self._note_use(model)
         self.placements.labels(model, outcome).inc()
 
     def recovery_ended(self, model: str, cause: str, outcome: str) -> None:
-        """This node has tried to continue a ring after a loss: "ready", or the code of the error."""
+        """Counts a recovery that has ended. outcome: "ready", or the code of its error."""
         self._note_use(model)
         self.recoveries.labels(model, cause, outcome).inc()
 
     def recovered(self, model: str, cause: str, *, trouble_s: float, took_s: float, loaded_bytes: int) -> None:
-        """A ring goes on after a loss."""
+        """Counts a successful recovery, with its times in seconds and the loaded bytes."""
         self.recovery_ended(model, cause, "ready")
         self.recovery_detection.observe(trouble_s)
         self.recovery.observe(took_s)
         self.recovery_loaded.inc(loaded_bytes)
 
     def runner_started(self, model: str, instance_id: str) -> None:
-        """A runner of an instance starts on this machine."""
+        """Counts a runner that starts on this machine."""
         self._note_use(model)
         self.runner_starts.labels(model).inc()
         self.runner_restarts.labels(model).inc(float(instance_id in self._ran_here))
         self._ran_here.add(instance_id)
 
     def runner_ended(self, model: str, end: str) -> None:
-        """A runner on this machine has ended."""
+        """Counts a runner that has ended on this machine."""
         self._note_use(model)
         self.runner_ends.labels(model, end).inc()
 
@@ -191,7 +194,7 @@ class Metrics:
         self._used_at[model] = self._clock()
 
     def _begin(self, models: Iterable[str]) -> None:
-        """Show rare events of models that are new here as 0, so that the first one counts."""
+        """Creates the series of rare events at 0 for new models, so that increase() counts the first event."""
         for model in models:
             if model not in self._used_at:
                 for end in ENDS:
@@ -200,8 +203,8 @@ class Metrics:
                     self.recoveries.labels(model, cause, "ready")
 
     def tick(self, instances: Mapping[str, str], peers: Collection[str]) -> None:
-        """Called about once a second. instances: model by id, of all instances of the mesh. peers: names of all nodes
-        that live."""
+        """Updates rates and drops old series; called about once a second. instances: model by id, of all instances in
+        the mesh. peers: names of all live nodes."""
         now = self._clock()
         self.requests.tick(now)
         if now >= self._sweep_at:
@@ -209,7 +212,7 @@ class Metrics:
             self._sweep(now, instances, peers)
 
     def _sweep(self, now: float, instances: Mapping[str, str], peers: Collection[str]) -> None:
-        """Drop the series of instances, models and peers that are gone."""
+        """Drops the series of instances, models and peers that are gone."""
         here = self.stages.seats
         instance_ids = {*instances, *(seat.instance_id for seat in here)}
         self._ran_here &= instance_ids

@@ -1,4 +1,4 @@
-"""The metrics without names of peers, models and paths, for callers that may not know them."""
+"""Filters the metrics to those without names of peers, models and paths, for callers that may not see names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Metric
 NAMELESS_LABELS = frozenset(
     {"outcome", "code", "kind", "level", "le", "type", "source", "method", "route", "accelerator", "part"}
 )
-"""Labels whose values are words of ours or numbers. A new label counts as a name until it is listed here."""
+"""Labels whose values are fixed words or numbers. A label that is not listed counts as a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Nameless:
 
 
 def nameless(registry: CollectorRegistry) -> CollectorRegistry:
-    """A registry that collects only the metrics that tell no names."""
+    """A registry that collects only the metrics without names."""
     shown = CollectorRegistry()
     shown.register(_Nameless(registry))
     return shown

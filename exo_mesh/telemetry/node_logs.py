@@ -1,4 +1,4 @@
-"""The log of a node: where its lines go and which lines there are, both changeable while it runs."""
+"""The log of a node, whose format and level can change while it runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from exo_mesh.telemetry.line_writer import LineWriter, RotatingFile, StreamSink
 from exo_mesh.telemetry.logs import ConsoleFormatter, JsonFormatter, Output, install, set_level
 
 STDOUT, STDERR = 1, 2
-"""File descriptors of every process; what stands for them in `sys` may be no file, as in tests."""
+"""File descriptors, used directly because `sys.stdout` and `sys.stderr` may be replaced, such as in tests."""
 
 CONSOLE, JSON, BOTH = "console", "json", "both"
-"""For people on standard error; for programs on standard output; both."""
+"""Formats of the log: text on standard error, JSON on standard output, or both."""
 
 _log = logging.getLogger(__name__)
 
@@ -25,14 +25,14 @@ class LogDesk(Protocol):
     """Shows and changes the log of a node while it runs."""
 
     def describe(self) -> dict[str, Any]:
-        """See NodeLogs."""
+        """The state of the log; see NodeLogs.describe."""
 
     def set_own(self, level: str | None) -> None:
-        """See NodeLogs."""
+        """Sets a level until the process ends; see NodeLogs.set_own."""
 
 
 class LoneLogs:
-    """Remembers a level and changes nothing, in a process whose logging is not ours; tests use it, too."""
+    """Stores a level without effect, for a process whose logging is not ours, and for tests."""
 
     def __init__(self) -> None:
         self._own: str | None = None
@@ -45,7 +45,7 @@ class LoneLogs:
 
 
 class _LineFile(io.StringIO):
-    """Passes each whole line on."""
+    """A text file that passes each complete line to a function."""
 
     def __init__(self, write_line: Callable[[str], object]) -> None:
         super().__init__()
@@ -60,10 +60,10 @@ class _LineFile(io.StringIO):
 
 
 class NodeLogs:
-    """Takes over the logging of this process. `follow` is called when the settings change, `set_own` by an operator.
+    """Takes over the logging of this process. `follow` applies changed settings, `set_own` the wish of an operator.
 
-    Each place has a thread of its own, so a full disk or a reader that does not read costs lines and nothing else.
-    file: gets JSON lines, too, whatever the format.
+    Each destination has its own thread, so a full disk or a stuck reader loses lines and has no other effect. file:
+    also gets all lines, as JSON in every format.
     """
 
     def __init__(self, log_format: str, level: str, file: RotatingFile | None = None) -> None:
@@ -79,14 +79,14 @@ class NodeLogs:
         self._handler.on_close = self.close
 
     def follow(self, log_format: str, level: str) -> None:
-        """The settings in force have these values now."""
+        """Applies the values of the settings in force."""
         with self._changing:
             was = self._format, self.level
             self._format, self._level = log_format, level
             self._apply(was)
 
     def set_own(self, level: str | None) -> None:
-        """Write from this level on until the process ends, whatever the settings say; None: as the settings say."""
+        """Overrides the level of the settings until the process ends; None: use the settings again."""
         with self._changing:
             was = self._format, self.level
             self._own_level = level
@@ -98,15 +98,15 @@ class NodeLogs:
         return self._own_level or self._level
 
     def event(self, line: str) -> None:
-        """Write a line for programs to standard output, in order with the log lines there."""
+        """Writes an event line to standard output, in order with the log lines."""
         self._stdout.write(line)
 
     def text_file(self) -> IO[str]:
-        """A file whose lines go to standard error, in order with the log lines there."""
+        """A file whose lines go to standard error, in order with the log lines."""
         return _LineFile(self._stderr.write)
 
     def describe(self) -> dict[str, Any]:
-        """How it goes, for operators."""
+        """The state of the log: level, format, file and lost lines."""
         writers = {"stdout": self._stdout, "stderr": self._stderr, "file": self._file}
         return {
             "level": self.level,
@@ -117,7 +117,7 @@ class NodeLogs:
         }
 
     def close(self) -> None:
-        """Write what is queued, for a bounded time; see LineWriter."""
+        """Writes the queued lines within a time limit; see LineWriter.close."""
         for writer in (self._stderr, self._stdout, self._file):
             if writer is not None:
                 writer.close()
@@ -126,7 +126,7 @@ class NodeLogs:
         set_level(self.level)
         self._handler.outputs = self._outputs()
         if was != (self._format, self.level):
-            _log.info("the log is at level %s in format %s now", self.level, self._format)
+            _log.info("changed the log to level %s, format %s", self.level, self._format)
 
     def _outputs(self) -> tuple[Output, ...]:
         found = []

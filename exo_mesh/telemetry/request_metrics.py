@@ -1,4 +1,4 @@
-"""What is counted of requests, on the node that they entered."""
+"""Metrics of requests, counted on the node at which they entered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODEL = ("model",)
 
 
 class RequestMetrics:
-    """Made once for a node; `enter` begins the count of one request."""
+    """The request metrics of a node. `enter` starts the count of one request."""
 
     def __init__(self) -> None:
         # fmt: off
@@ -33,14 +33,15 @@ class RequestMetrics:
             ("model", "type"),
         )
         self.latency = Histograms(
-            "exo_mesh_request_latency_seconds", "From a request's entry to its end.", LATENCY_BOUNDS_S, _MODEL
+            "exo_mesh_request_latency_seconds", "Time from a request's entry to its end.", LATENCY_BOUNDS_S, _MODEL
         )
         self.first_token = Histograms(
-            "exo_mesh_first_token_latency_seconds", "From a request's entry to its first token.",
+            "exo_mesh_first_token_latency_seconds", "Time from a request's entry to its first token.",
             FIRST_TOKEN_BOUNDS_S, _MODEL,
         )
         self.inter_token = Histograms(
-            "exo_mesh_inter_token_latency_seconds", "Between two tokens of a request.", INTER_TOKEN_BOUNDS_S, _MODEL
+            "exo_mesh_inter_token_latency_seconds", "Time between two tokens of a request.",
+            INTER_TOKEN_BOUNDS_S, _MODEL,
         )
         self.prompt_tokens = Counters(
             "exo_mesh_prompt_tokens_total", "Prompt tokens of requests that entered here and have ended.", _MODEL
@@ -62,12 +63,12 @@ class RequestMetrics:
         self._new: set[str] = set()
 
     def enter(self, model: str) -> RequestMeter:
-        """A request enters here; its meter counts the rest, and must be told of its end."""
+        """Counts a request that enters here; returns its meter. The caller must call the meter's `ended`."""
         self._new.add(model)
         return RequestMeter(self, model)
 
     def take_new(self) -> set[str]:
-        """Models that requests have asked for since the last call."""
+        """Models that requests used since the last call."""
         new, self._new = self._new, set()
         return new
 
@@ -76,7 +77,7 @@ class RequestMetrics:
         return {model for (model,), cell in self.in_progress.series() if cell.value}
 
     def tick(self, now: float) -> None:
-        """Bring `per_second` up to date; called about once a second."""
+        """Updates `per_second`; called about once a second."""
         totals: dict[str, deque[tuple[float, float]]] = {}
         for (model,), cell in self.generated.series():
             readings = totals[model] = self._totals.get(model, deque())
@@ -89,7 +90,7 @@ class RequestMetrics:
 
 
 class RequestMeter:
-    """Counts one request. The series are looked up once, not for each token."""
+    """Counts one request. Looks up the series once, not for each token."""
 
     __slots__ = ("_generated", "_inter_token", "_metrics", "_model")
 
@@ -99,7 +100,7 @@ class RequestMeter:
         self._inter_token = metrics.inter_token.labels(model)
         metrics.in_progress.labels(model).inc()
         for family in (metrics.resumed, metrics.redials, metrics.prompt_tokens):
-            family.labels(model)  # a counter that appears with its first event hides that event from rate()
+            family.labels(model)  # start at 0: rate() does not count an event that creates its series
         for status in STATUSES:
             metrics.ended.labels(model, status)
 
@@ -112,15 +113,15 @@ class RequestMeter:
         self._inter_token.add(gap_s)
 
     def resumed(self) -> None:
-        """It continues after its ring was lost."""
+        """Counts that the request continues after its ring was lost."""
         self._metrics.resumed.labels(self._model).inc()
 
     def redialled(self) -> None:
-        """The broken stream from its driver was opened again."""
+        """Counts that the broken stream from the driver was opened again."""
         self._metrics.redials.labels(self._model).inc()
 
     def ended(self, outcome: str, num_prompt: int, latency_s: float, *, is_error: bool) -> None:
-        """outcome: how generation stopped, or the code of the request's error."""
+        """Counts the end of the request. outcome: the finish reason, or the code of its error."""
         metrics, model = self._metrics, self._model
         metrics.in_progress.labels(model).dec()
         metrics.ended.labels(model, "error" if is_error else outcome).inc()

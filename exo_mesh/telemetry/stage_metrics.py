@@ -1,7 +1,7 @@
-"""What is measured of the stages that run on this node, from the heartbeats of their runners.
+"""Metrics of the stages on this node, from the heartbeats of their runners.
 
-A runner counts from its own start, but the counters of a node must only rise. So each runner has a meter, which adds
-what has come since the last heartbeat.
+A runner counts from its own start, while the counters of a node must never fall. So each runner has a meter, which adds
+the increase since the last heartbeat.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _HOP = (*_STAGE, "peer")
 
 @dataclass(frozen=True, slots=True)
 class StageSeat:
-    """The place of a runner in a ring. layers: [start, stop). epoch: the counter of the ballot in force. next_peer: id
-    of the peer that has the next stage; empty in a ring of one, and for a rank that follows its leader."""
+    """The place of a runner in a ring.
+
+    layers: [start, stop). epoch: the counter of the ballot in force. next_peer: id of the peer with the next stage; ""
+    in a ring of one stage, and for a rank that is not the leader.
+    """
 
     model: str
     instance_id: str
@@ -39,7 +42,7 @@ class StageSeat:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the info metric of a model shows."""
+    """The facts in the info metric of a model."""
 
     architecture: str
     dtype: str
@@ -47,55 +50,58 @@ class ModelFacts:
 
 
 class StageMetrics:
-    """Made once for a node; `follow` begins the count of one runner."""
+    """The stage metrics of a node. `follow` starts the count of one runner."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.meters: set[StageMeter] = set()
         self.name_of: Callable[[str], str] = lambda peer_id: peer_id[:8]
-        """Name of a peer, by its id."""
+        """Returns the name of a peer id."""
         self._init_driver()
         self._init_stage()
         self._init_hop_and_group()
 
     def _init_driver(self) -> None:
         # fmt: off
-        self.queue_depth = Gauges("exo_mesh_queue_depth", "Requests that wait in a driver here.", _DRIVER)
+        self.queue_depth = Gauges("exo_mesh_queue_depth", "Requests that wait in the queue of a driver here.", _DRIVER)
         self.queue_wait = Histograms(
-            "exo_mesh_queue_wait_seconds", "From a request's arrival at the driver to its turn.",
+            "exo_mesh_queue_wait_seconds", "Time that requests waited in the queue of a driver here.",
             WAIT_BOUNDS_S, _DRIVER,
         )
         self.oldest_wait = Gauges(
-            "exo_mesh_queue_oldest_wait_seconds", "How long the oldest waiting request has waited.", _DRIVER
+            "exo_mesh_queue_oldest_wait_seconds", "Time that the oldest waiting request has waited.", _DRIVER
         )
         self.running = Gauges("exo_mesh_running_sequences", "Requests that run in a driver here.", _DRIVER)
         self.parked = Gauges("exo_mesh_requests_parked", "Running requests whose client does not read.", _DRIVER)
-        self.tokens = Counters("exo_mesh_driver_tokens_total", "Tokens drawn by a driver here.", _DRIVER)
-        self.lap = Histograms("exo_mesh_lap_seconds", "Time of a frame round the ring.", LAP_BOUNDS_S, _DRIVER)
+        self.tokens = Counters("exo_mesh_driver_tokens_total", "Tokens sampled by a driver here.", _DRIVER)
+        self.lap = Histograms(
+            "exo_mesh_lap_seconds", "Time of a frame through all stages of the ring.", LAP_BOUNDS_S, _DRIVER
+        )
         self.lap_hop = Histograms(
-            "exo_mesh_lap_hop_seconds", "Part of a lap that no stage computed or queued, by the number of hops.",
+            "exo_mesh_lap_hop_seconds",
+            "Time of a hop: the part of a lap outside all stages, divided by the number of hops.",
             LAP_BOUNDS_S, _DRIVER,
         )
         self.laps_saved = Counters(
-            "exo_mesh_laps_saved_total", "Tokens that came without a lap of their own, since no other could.", _DRIVER
+            "exo_mesh_laps_saved_total", "Tokens that needed no lap, because only one token was possible.", _DRIVER
         )
         self.kv_tokens = Gauges("exo_mesh_kv_tokens", "Positions of the KV pool, by state.", (*_DRIVER, "state"))
         self.evictions = Counters(
-            "exo_mesh_evictions_total", "Running requests that had to wait again, for want of KV or memory.", _DRIVER
+            "exo_mesh_evictions_total", "Running requests that were suspended for lack of KV blocks or memory.", _DRIVER
         )
         self.shared_tokens = Counters(
-            "exo_mesh_prefill_shared_tokens_total", "Prompt tokens that were copied instead of computed.", _DRIVER
+            "exo_mesh_prefill_shared_tokens_total", "Prompt tokens whose KV was copied instead of computed.", _DRIVER
         )
         # fmt: on
 
     def _init_stage(self) -> None:
         # fmt: off
         self.busy_ratio = Gauges(
-            "exo_mesh_stage_busy_ratio", "Share of the last 10 s that a stage here has spent in its engine.", _STAGE
+            "exo_mesh_stage_busy_ratio", "Share of the last 10 s in which a stage here computed.", _STAGE
         )
         self.bubble = Gauges(
-            "exo_mesh_stage_bubble_ratio", "Share of the last 10 s in which it held sequences and waited for frames.",
-            _STAGE,
+            "exo_mesh_stage_bubble_ratio",
+            "Share of the last 10 s in which a stage here held sequences and waited for frames.", _STAGE,
         )
         self.busy = Counters(
             "exo_mesh_stage_busy_seconds_total", "Time a stage here has spent in its engine.", _STAGE
@@ -105,7 +111,7 @@ class StageMetrics:
         self.memory = Gauges("exo_mesh_stage_memory_bytes", "Weights and KV of a stage here, by rank.", _RANK)
         self.layers = Gauges("exo_mesh_stage_layers", "Number of layers of a stage here.", _STAGE)
         self.first_layer = Gauges("exo_mesh_stage_first_layer", "First layer of a stage here.", _STAGE)
-        self.epoch = Gauges("exo_mesh_plan_epoch", "Round of the ballot of the plan in force.", _DRIVER)
+        self.epoch = Gauges("exo_mesh_plan_epoch", "Counter of the ballot of the plan in force.", _DRIVER)
         self.prefill_tokens = Counters(
             "exo_mesh_prefill_tokens_total", "Prompt tokens computed by a stage here.", _STAGE
         )
@@ -120,20 +126,20 @@ class StageMetrics:
     def _init_hop_and_group(self) -> None:
         # fmt: off
         self.hop = Histograms(
-            "exo_mesh_hop_seconds", "From sending a frame to its arrival at the next peer.", LAP_BOUNDS_S, _HOP
+            "exo_mesh_hop_seconds", "Time from sending a frame to its arrival at the next peer.", LAP_BOUNDS_S, _HOP
         )
         self.hop_frames = Counters(
             "exo_mesh_hop_frames_total", "Frames sent to the next peer of the ring.", _HOP
         )
         self.hop_bytes = Counters("exo_mesh_hop_sent_bytes_total", "Bytes sent to the next peer of the ring.", _HOP)
         self.all_reduce = Gauges(
-            "exo_mesh_group_all_reduce_seconds", "One all-reduce of a tensor group, as measured last.", _RANK
+            "exo_mesh_group_all_reduce_seconds", "Time of one all-reduce of a tensor group, last measurement.", _RANK
         )
         self.step_all_reduce = Gauges(
-            "exo_mesh_step_all_reduce_seconds", "All all-reduces of one decode step.", _RANK
+            "exo_mesh_step_all_reduce_seconds", "Time of all all-reduces of one decode step.", _RANK
         )
         self.model_info = Infos(
-            "exo_mesh_model_info", "A model of which a stage runs here.",
+            "exo_mesh_model_info", "A model with a stage on this node.",
             ("model", "architecture", "dtype", "layers"),
         )
         self.stage_info = Infos(
@@ -142,14 +148,14 @@ class StageMetrics:
         # fmt: on
 
     def follow(self, facts: ModelFacts) -> StageMeter:
-        """A runner has been started here; its meter must be told of its end."""
+        """Counts a runner that was started here; returns its meter. The caller must call the meter's `end`."""
         meter = StageMeter(self, facts)
         self.meters.add(meter)
         return meter
 
     @property
     def seats(self) -> list[StageSeat]:
-        """Of the stages that run here now."""
+        """The places of the runners on this node."""
         return [meter.seat for meter in self.meters if meter.seat is not None]
 
 
@@ -166,18 +172,18 @@ class StageMeter:
         self._in_buckets: dict[str, tuple[list[int], float]] = {}
 
     def take(self, seat: StageSeat, beat: Heartbeat) -> None:
-        """A heartbeat came. seat: another one than before if the ring goes on by another plan."""
+        """Takes a heartbeat. seat: differs from the one before if the ring continues under another plan."""
         if seat != self.seat:
             self._leave()
             self._enter(seat)
         self._take_stage(seat, beat)
-        if beat.kv_pool_tokens:
+        if beat.kv_pool_tokens:  # only a driver reports the KV pool
             self._take_driver(seat, beat)
-        if seat.next_peer:
+        if seat.next_peer:  # a ring of one stage has no hop
             self._take_hop(seat, beat)
 
     def end(self) -> None:
-        """The runner has ended. Its gauges end, too; its counters stay as long as the mesh has the instance."""
+        """Removes the gauges of a runner that has ended; its counters stay as long as the mesh has the instance."""
         self._leave()
         self._metrics.meters.discard(self)
 
@@ -192,7 +198,7 @@ class StageMeter:
         metrics.model_info.labels(seat.model, *self._model_facts)
 
     def _leave(self) -> None:
-        """Drop the gauges of the seat so far."""
+        """Removes the gauges of the current seat."""
         seat, self.seat, metrics = self.seat, None, self._metrics
         if seat is None:
             return
@@ -208,7 +214,7 @@ class StageMeter:
         for state in ("used", "free"):
             metrics.kv_tokens.remove(*driver, state)
         metrics.stage_info.remove(*rank, seat.engine)
-        if all(other.model != seat.model for other in metrics.seats):
+        if all(other.model != seat.model for other in metrics.seats):  # no other stage of the model runs here
             metrics.model_info.remove(seat.model, *self._model_facts)
 
     @property
@@ -256,7 +262,7 @@ class StageMeter:
         self._grow_buckets(metrics.hop, hop, beat.hop_took)
 
     def _grow(self, family: MetricFamily[Cell], labels: tuple[str, ...], now: float) -> None:
-        """Add what a counter of the runner has risen by since the last heartbeat."""
+        """Adds the increase of a runner's counter since the last heartbeat."""
         before = self._counted.get(family.name, 0.0)
         self._counted[family.name] = now
         family.labels(*labels).value += max(0.0, now - before)
@@ -264,7 +270,7 @@ class StageMeter:
     def _grow_buckets(self, family: MetricFamily[Durations], labels: tuple[str, ...], now: DurationsProto) -> None:
         durations = family.labels(*labels)
         if len(now.counts) != len(durations.counts):
-            return  # a heartbeat from before the first one
+            return  # an empty heartbeat, from before the runner's first one
         counts, sum_s = self._in_buckets.get(family.name, ([0] * len(now.counts), 0.0))
         self._in_buckets[family.name] = list(now.counts), now.sum_s
         for index, (count, before) in enumerate(zip(now.counts, counts, strict=True)):

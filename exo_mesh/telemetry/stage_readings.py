@@ -1,4 +1,4 @@
-"""What the last heartbeats of a stage say of how it spends its time."""
+"""Computes from the last heartbeats of a stage how it spends its time."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from dataclasses import dataclass, field
 from exo_mesh.proto.runner_pb2 import Heartbeat
 
 WINDOW_BEATS = 21
-"""Shares are those of the last ten seconds."""
+"""Heartbeats that are kept: those of the last 10 s."""
 
 
 @dataclass(slots=True)
 class StageShares:
-    """Of one stage: how it spends its time, by its last heartbeats."""
+    """The shares of a stage's time over its last heartbeats."""
 
     _beats: deque[tuple[float, float, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
     _prefill: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
 
     def take(self, now: float, beat: Heartbeat) -> None:
-        """A heartbeat came."""
+        """Takes a heartbeat. now: monotonic seconds."""
         self._beats.append((now, beat.busy_s, beat.sequences > 0))
         self._prefill.append((beat.prefill_tokens, beat.prefill_s))
 
     @property
     def busy(self) -> float:
-        """The share of the time in which it computed."""
+        """The share of time in which the stage computed."""
         return _share(list(self._beats), only_at_work=False)
 
     @property
     def bubble(self) -> float:
-        """The share of the time with sequences on it in which it did not compute: it waited for frames. 0 if idle."""
+        """The share of the time with sequences in which the stage waited for frames; 0 if it had no sequences."""
         beats = list(self._beats)
         worked = any(before[2] and after[2] for before, after in itertools.pairwise(beats))
         return 1 - _share(beats, only_at_work=True) if worked else 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens by the time spent on them; 0 if there were none."""
+        """Prompt tokens per second of the time spent on them; 0 if there were none."""
         (tokens, seconds), (now_tokens, now_seconds) = self._prefill[0], self._prefill[-1]
         return (now_tokens - tokens) / (now_seconds - seconds) if now_seconds > seconds else 0.0
 

@@ -1,4 +1,4 @@
-"""How long each phase of a node's start took, for the log."""
+"""Measures the phases of a node's start, for the log."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _log = logging.getLogger(__name__)
 
 
 class StartPhases:
-    """Call `done` at the end of each phase. clock: seconds."""
+    """The durations of the phases of a start. Call `done` at the end of each phase. clock: seconds."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._began = self._last = clock()
         self.took_s: dict[str, float] = {}
-        """Seconds of each phase, in order."""
+        """Duration of each phase in seconds, in order."""
 
     def done(self, name: str) -> None:
-        """A phase has ended now."""
+        """Records the end of a phase."""
         now = self._clock()
         self.took_s[name] = self.took_s.get(name, 0.0) + now - self._last
         self._last = now
@@ -27,7 +27,7 @@ class StartPhases:
 
     @property
     def total_s(self) -> float:
-        """From the first phase to the end of the last one."""
+        """Seconds from the begin of the first phase to the end of the last one."""
         return self._last - self._began
 
     def __str__(self) -> str:

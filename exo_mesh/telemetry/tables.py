@@ -1,4 +1,4 @@
-"""Plain text for people: aligned columns and sizes."""
+"""Formats plain text for people: aligned columns, and sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from exo_mesh.printable import printable
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with left-aligned columns and every cell printable; only the header if there are no rows."""
+    """Formats a table with left-aligned columns and printable cells; only the header if there are no rows."""
     table = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
@@ -16,7 +16,7 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def human_bytes(num_bytes: float) -> str:
-    """`12.3 GB`, decimal as memory and disks are sold and as --max-memory takes it."""
+    """Formats bytes as `12.3 GB`, with decimal units like those of --max-memory and of disks."""
     for unit in ("B", "KB", "MB"):
         if abs(num_bytes) < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -23,14 +23,14 @@ from tests.support.checkpoints import TinyModel, write_checkpoint
         (["--grid", ",".join(["1x1"] * 65)], "--grid 1x1"),
         (["--rate", "0"], "--rate 0: must be requests per second"),
         (["--rate", "1,fast"], "--rate 1,fast"),
-        (["--streams", "0"], "--streams 0: whole numbers"),
+        (["--streams", "0"], "--streams 0: must be whole numbers"),
         (["--random", "lots"], "'lots' is not a size"),
         (["--url", "http://x", "--against-one"], "--url measures a running mesh"),
         (["--url", "http://x", "--compare", "single"], "--url measures a running mesh"),
-        (["--compare", "single,double"], "--compare single,double: there are single, group, ring"),
+        (["--compare", "single,double"], "--compare single,double: must be some of single, group, ring"),
         (["--compare", "group", "--peers", "1"], "a group needs at least 2 peers"),
         (["--plot", "figure.gif"], "must end in .svg"),
-        (["--plot", "/no/such/place/figure.svg"], "there is no such directory"),
+        (["--plot", "/no/such/place/figure.svg"], "the directory does not exist"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_measured(

@@ -69,7 +69,7 @@ def test_a_verb_that_has_such_a_flag_keeps_it(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("name", OTHER_VARIABLES)
 def test_a_variable_of_other_programs_is_a_warning_that_says_what_to_use(name: str, tmp_path: Path) -> None:
     (warning,) = load_settings({}, {"EXO_MESH_HOME": str(tmp_path), name: "1"}).warnings
-    assert warning.startswith(f"{name} is set and not used: ")
+    assert warning.startswith(f"{name} is set but not used: ")
 
 
 @pytest.mark.parametrize("key", sorted(KEYS))

@@ -125,7 +125,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--force-master"], "exo-mesh has no master"),
         (["--node-id", "a"], "each node makes its own id"),
         (["--node-id=a"], "each node makes its own id"),
-        (["--tailscale-api-key", "tskey-1"], "name that with --tailscale-api-key-file"),
+        (["--tailscale-api-key", "tskey-1"], "name it with --tailscale-api-key-file"),
         (["serve", "--disable-tui"], "`exo-mesh top` shows the mesh live"),
         (["mlx.launch"], "start `exo-mesh` on each machine"),
         (["mlx.distributed_config"], "`exo-mesh doctor rdma` what is missing"),

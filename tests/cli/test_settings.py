@@ -309,7 +309,7 @@ def test_a_number_in_debug_asks_for_all_lines_and_a_name_in_it_is_not_meant_for_
 
 def test_a_variable_of_others_that_changes_nothing_is_a_warning(tmp_path: Path) -> None:
     (warning,) = load(tmp_path, {}, {"RDMA_DEVICES": "rdma_en5"}).warnings
-    assert warning.startswith("RDMA_DEVICES is set and not used") and "--hostfile FILE" in warning
+    assert warning.startswith("RDMA_DEVICES is set but not used") and "--hostfile FILE" in warning
 
 
 def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def test_a_node_that_does_not_answer_is_named(tmp_path: Path) -> None:
         assert [one["node_id"] for one in whole["nodes"]] == [nodes[0].node_id]
         assert [one["id"] for one in whole["unreachable"]] == [nodes[1].node_id]
         await until(lambda: not nodes[0].membership.peers)
-        assert (await nodes[0].inspection.cluster_timeline())["unreachable"][0]["why"].startswith("gone for")
+        assert (await nodes[0].inspection.cluster_timeline())["unreachable"][0]["why"].startswith("no answer for")
         shown = {one["id"]: one for one in nodes[0].observation.health()["peer_health"]}
         assert shown[nodes[1].node_id]["level"] == "failed"
         assert shown[nodes[1].node_id]["reasons"][0]["code"] == "unreachable"

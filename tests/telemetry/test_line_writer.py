@@ -69,13 +69,13 @@ def test_a_full_disk_costs_lines_and_is_told_once(tmp_path: Path, caplog: pytest
     writer.close(5.0)
     assert writer.lost == 5 and writer.is_failing
     assert [record.getMessage() for record in caplog.records] == [
-        "the log file cannot be written: No space left on device; requests go on"
+        "cannot write to the log file: No space left on device; lines are lost, requests continue"
     ]
     path.unlink()
     writer.write("kept")
     writer.close(5.0)
     assert path.read_text() == "\nkept\n" and not writer.is_failing, "a line that was cut off ends before the next one"
-    assert "5 lines are missing" in caplog.text
+    assert "5 lines were lost" in caplog.text
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +83,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFi
     writer = LineWriter(StreamSink(writing), "standard output", max_queued=10)
     for _ in range(200):
         writer.write("x" * 4096)  # a pipe holds 16 of them
-    assert writer.lost >= 200 - 10 - 18 and "it is too slow" in caplog.text
+    assert writer.lost >= 200 - 10 - 18 and "the destination is too slow" in caplog.text
     os.close(reading)
     writer.close(5.0)
     os.close(writing)

@@ -49,7 +49,7 @@ def test_people_read_stderr_programs_stdout_and_all_of_it_changes_at_run_time(tm
     printed = [json.loads(line) for line in done.stdout.splitlines()]
     assert printed[-1] == {"event": "stopping"}
     in_file = [json.loads(line) for line in path.read_text().splitlines()]
-    said = [line["message"] for line in in_file if "the log is at level" not in line["message"]]
+    said = [line["message"] for line in in_file if "changed the log to level" not in line["message"]]
     assert said == ["for people", "for both", "of this node alone", "for programs"]
     both = next(line for line in printed if line.get("message") == "for both")
     assert (both["request_id"], both["trace_id"]) == ("req_1", "ab" * 16)

@@ -13,7 +13,7 @@ from typing import Any
 from exo_mesh.errors import InputError
 
 FOLDER = "chats"
-"""In the home of the node."""
+"""The directory of saved conversations, in the home of the node."""
 MAX_FILE_BYTES = 16_000_000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _VERSION = 1
@@ -43,7 +43,7 @@ def system_message(text: str) -> list[dict[str, str]]:
 
 
 class SavedChats:
-    """The conversations in a folder, one file of mode 0600 each."""
+    """Saves conversations in a directory, each as a file of mode 0600."""
 
     def __init__(self, home: Path) -> None:
         self._folder = home / FOLDER

@@ -80,7 +80,7 @@ def follow(
 
 
 class _Following:
-    """The attempts of one question."""
+    """Makes the attempts for one question, and shows each piece of the answer once."""
 
     def __init__(self, body: dict[str, Any], sink: AnswerSink, is_loaded: bool) -> None:
         self._body = body
@@ -112,7 +112,7 @@ class _Following:
         if now - self._failing_since > PATIENCE_S:
             return False
         if isinstance(error, NoNodeError) and num_members == 1:
-            return False
+            return False  # there is no other member to try
         has_begun = self._num_attempts > 1 or bool(self._shown.text or self._shown.reasoning)
         if isinstance(error, _MOVES):
             return has_begun or num_members > 1

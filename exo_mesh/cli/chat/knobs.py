@@ -74,7 +74,7 @@ KNOBS = {
     "top_k": Knob("top_k", _whole(-1, _INT32), "a whole number", "sample from this many likeliest tokens; -1 = all"),
     "min_p": Knob("min_p", _number(0, 1), "0 to 1", "lowest probability, as a share of the likeliest token's"),
     "max_tokens": Knob("max_tokens", _whole(1, _INT32), "1 or more", "longest answer in tokens"),
-    "seed": Knob("seed", _whole(-_INT64, _INT64 - 1), "a whole number", "same seed, same text"),
+    "seed": Knob("seed", _whole(-_INT64, _INT64 - 1), "a whole number", "the same seed gives the same text"),
     "repetition_penalty": Knob("repetition_penalty", _number(0.01, 10), "0.01 to 10", "above 1: less repetition"),
     "presence_penalty": Knob("presence_penalty", _number(-2, 2), "-2 to 2", "above 0: more new subjects"),
     "frequency_penalty": Knob("frequency_penalty", _number(-2, 2), "-2 to 2", "above 0: fewer frequent tokens"),

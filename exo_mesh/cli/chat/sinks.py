@@ -80,16 +80,16 @@ class PlainSink(SilentSink):
         raise MeshError("the answer was computed again and differs from the printed text; ask again")
 
     def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Ends the display of waits."""
         self._waiting.end()
 
     def end_line(self) -> None:
-        """Models do not end their last line."""
+        """Prints a line break, because models do not end their last line."""
         print(flush=True)
 
 
 class TerminalSink(PlainSink):
-    """Markdown, with the thoughts of the model dimmed above it."""
+    """Shows the answer as markdown, with the model's reasoning dimmed above it."""
 
     def __init__(self, members: MeshNodes, model: str, kept: list[str]) -> None:
         from rich.console import Console

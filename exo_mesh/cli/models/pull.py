@@ -27,7 +27,7 @@ _START_S = 150.0
 """A plan first needs the headers from the hub, and the legal cuts from an engine."""
 _POLL_S = 0.5
 _SETTLE_S = 2.0
-"""It can take this long until the node knows of downloads that other peers have started."""
+"""Longest time until the node knows of downloads that other peers have started."""
 _GONE_S = 10.0
 """A download without reports for this long counts as failed: its peer has gone."""
 
@@ -111,10 +111,12 @@ class _Follower:
     def _take(self, entries: Iterable[dict[str, Any]], now: float) -> None:
         for entry in (one for one in entries if one["model"] == self._model):
             peer = entry["peer_id"]
+            # an ended download that has not changed is from before, unless its peer was started and had nothing to do
             is_of_before = not _is_under_way(entry) and entry == self._before.get(peer)
             if not is_of_before or (peer in self._started and now - self._began >= _SETTLE_S):
                 self.seen[peer], self._heard_at[peer] = entry, now
         for peer, entry in self.seen.items():
+            # without reports the record is gone: cancelled, or lost with its peer
             if _is_under_way(entry) and now - self._heard_at[peer] >= _GONE_S:
                 self.seen[peer] = {**entry, "state": "failed", "reason": "cancelled, or the peer has gone"}
 

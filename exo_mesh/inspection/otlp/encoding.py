@@ -1,6 +1,6 @@
-"""Export requests in the two encodings of OTLP over HTTP.
+"""Encodes export requests of OTLP over HTTP, as JSON or protobuf.
 
-JSON needs nothing installed; protobuf needs the official message classes, which the extra `otel` brings.
+JSON needs no further package; protobuf needs the official message classes, which the extra `otel` installs.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from exo_mesh.inspection.otlp.spans import Span, Value, spans_of
 from exo_mesh.serving.traces import RequestTrace
 
 JSON, PROTOBUF = "http/json", "http/protobuf"
-"""As OTEL_EXPORTER_OTLP_PROTOCOL names them."""
+"""The names of the encodings in OTEL_EXPORTER_OTLP_PROTOCOL."""
 
 CONTENT_TYPES = {JSON: "application/json", PROTOBUF: "application/x-protobuf"}
 
 _SAMPLED, _PARENT_KNOWN, _PARENT_REMOTE = 0x01, 0x100, 0x200
-"""Flags of a span: sampled, and whether its parent is in another program."""
+"""Flags of a span: sampled, parent's location known, parent in another program."""
 _ERROR = 2
 _SCOPE = {"name": "exo_mesh", "version": __version__}
 SPANS_PER_BREATH = 4
-"""Takes less than a millisecond."""
+"""Number of spans between two pauses; encoding them takes less than a millisecond."""
 _MESSAGES = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerName:
-    """Of a peer that did some of the work. version: of exo-mesh; empty if it is not known any more."""
+    """A peer that did part of the work. version: of exo-mesh; "" if unknown."""
 
     id: str
     name: str
@@ -42,8 +42,8 @@ class PeerName:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose spans these are. entry: the peer that exports. peers: all peers of the mesh. attributes: of the operator,
-    for each of them. address: of the entry peer's API."""
+    """The origin of spans. entry: the peer that exports. peers: all peers of the mesh. attributes: extra resource
+    attributes from the operator. address: (host, port) of the entry peer's API."""
 
     entry: PeerName
     peers: Sequence[PeerName] = ()
@@ -52,7 +52,7 @@ class Origin:
     address: tuple[str, int] | None = None
 
     def peer(self, prefix: str) -> PeerName:
-        """The peer whose id begins so; one that has left the mesh is known by these digits only."""
+        """The peer whose id begins with the prefix; a peer that has left the mesh is named by the prefix only."""
         if not prefix or self.entry.id.startswith(prefix):
             return self.entry
         return next((peer for peer in self.peers if peer.id.startswith(prefix)), PeerName(prefix, prefix))
@@ -72,9 +72,9 @@ def encode(
     protocol: str,
     breathe: Callable[[], object] = lambda: None,
 ) -> bytes:
-    """The body of an export request with all spans of these traces. Each peer is a resource of its own.
+    """Encodes the body of an export request with all spans of these traces. Each peer is a separate resource.
 
-    breathe: is called every few spans, for a caller in a thread who wants to let others have Python meanwhile.
+    breathe: called every few spans, so that a caller in a thread can release the interpreter lock.
     """
     make = _json_span if protocol == JSON else _message_maker()
     of_peers: dict[PeerName, list[Any]] = {}
@@ -88,13 +88,13 @@ def encode(
 
 
 def refused_spans(reply: bytes, protocol: str) -> tuple[int, str]:
-    """How many spans of a request the collector refused though it accepted the others, and why."""
+    """(number of spans that the collector rejected while it accepted the others, reason)."""
     if protocol == JSON:
         try:
             found = json.loads(reply or b"{}").get("partialSuccess") or {}
             return int(found.get("rejectedSpans", 0)), str(found.get("errorMessage", ""))
         except (ValueError, AttributeError, TypeError, RecursionError):
-            return 0, ""  # some collectors answer with a word
+            return 0, ""  # some collectors answer with plain text
     from google.protobuf.message import DecodeError
 
     try:
@@ -116,11 +116,11 @@ def _flags(trace: RequestTrace, span: Span) -> int:
 
 
 def _nanos(seconds: float) -> int:
-    """A float has some 100 ns of precision now, which is enough."""
+    """Converts Unix seconds to nanoseconds; the precision of a float is about 100 ns today, which is enough."""
     return int(seconds * 1e9)
 
 
-# JSON: ids in hex, 64-bit numbers as texts
+# JSON: ids in hex, 64-bit numbers as strings
 
 
 def _json_body(groups: Iterable[tuple[Mapping[str, Value], Sequence[msgspec.Raw]]]) -> bytes:

@@ -1,4 +1,4 @@
-"""Sends ended traces to a collector, in the background: bounded, with deadlines, and without holding up a request."""
+"""Sends ended traces to a collector in the background, with limits and deadlines, without delaying requests."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from exo_mesh.serving.traces import RequestTrace
 from exo_mesh.tasks import ChangeSignal
 
 MAX_WAITING = 128
-"""Traces that wait to be sent; of more, the oldest is dropped."""
+"""Most traces that wait to be sent; beyond it, the oldest is dropped."""
 BATCH_SPANS = 512
-"""A batch takes no further trace when it has so many spans."""
+"""A batch with this many spans takes no further trace."""
 LINGER_S = 1.0
-"""How long a batch waits for more traces."""
+"""Time for which a batch waits for more traces."""
 POST_S = 10.0
 """Deadline of one attempt."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 MAX_RETRY_AFTER_S = 60.0
 GIVE_UP_S = 300.0
-"""How long one batch is tried."""
+"""Time for which a batch is retried."""
 CLOSE_S = 1.0
-"""How long the end of a node waits for what is left."""
+"""Time for which a stopping node tries to send the remaining traces."""
 MAX_REPLY_BYTES = 64 << 10
 
 RETRYABLE = frozenset({429, 502, 503, 504})
-"""Statuses after which the protocol lets a client send the same again."""
+"""HTTP statuses after which the protocol allows a retry."""
 
 SENT, REFUSED, UNREACHABLE, QUEUE_FULL, STOPPED = "sent", "refused", "unreachable", "queue_full", "stopped"
-"""What became of a span."""
+"""Outcomes of a span."""
 
 _log = logging.getLogger(__name__)
 
 
 class _RetryError(TransportError):
-    """The collector may take the same batch later. after_s: if it said when."""
+    """The same batch may succeed later. after_s: the collector's Retry-After, or None."""
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
         super().__init__(message)
@@ -59,8 +59,7 @@ class _RetryError(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class CollectorTarget:
-    """Where traces go. tls: trusts the authority that the collector's certificate is from; None: those of the
-    system."""
+    """A collector. tls: trusts the CA of the collector's certificate; None: the system's CAs."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -69,7 +68,7 @@ class CollectorTarget:
 
     @property
     def shown(self) -> str:
-        """The URL without what may be a password."""
+        """The URL without user, password and query, which may be secret."""
         scheme, _, rest = self.url.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}".partition("?")[0]
 
@@ -82,9 +81,9 @@ class _Batch:
 
 
 class TraceExporter:
-    """`offer` takes a trace and answers at once; `keep` sends them until cancelled; `close` sends what is left.
+    """Exports traces. `offer` queues a trace; `keep` sends them until cancelled; `close` sends the rest.
 
-    origin: whose spans these are, as of now. count: is given what became of how many spans.
+    origin: returns the current origin of the spans. count: called with an outcome and a number of spans.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class TraceExporter:
     ) -> None:
         self.target = target
         self._origin = origin
-        self._tell = count
+        self._report = count
         self._clock = clock
         self._linger_s = linger_s
         self._waiting: deque[tuple[RequestTrace, int]] = deque()
@@ -107,7 +106,7 @@ class TraceExporter:
         self._counts: dict[str, int] = {}
 
     def offer(self, trace: RequestTrace) -> None:
-        """Send this one, too. It must not change any more."""
+        """Queues a trace, which must not change any more."""
         if len(self._waiting) >= MAX_WAITING:
             _, num_spans = self._waiting.popleft()
             self._count(QUEUE_FULL, num_spans)
@@ -115,7 +114,7 @@ class TraceExporter:
         self._offered.beat()
 
     def describe(self) -> dict[str, Any]:
-        """How it goes, for people."""
+        """The state of the export, for people."""
         lost = sum(number for outcome, number in self._counts.items() if outcome != SENT)
         waiting = sum(number for _, number in self._waiting) + (self._batch.num_spans if self._batch else 0)
         return {
@@ -128,7 +127,7 @@ class TraceExporter:
         }
 
     async def keep(self) -> None:
-        """Send what is offered, until cancelled."""
+        """Sends queued traces until cancelled."""
         async with self._session() as session:
             while True:
                 if not self._waiting and self._batch is None:
@@ -141,7 +140,7 @@ class TraceExporter:
                 self._batch = None
 
     async def close(self, within_s: float = CLOSE_S) -> None:
-        """Try once more to send what is left, after `keep` was cancelled; what is not sent in time counts as lost."""
+        """Tries once to send the rest after `keep` was cancelled; spans that are not sent in time count as lost."""
         with contextlib.suppress(TransportError, TimeoutError):
             async with asyncio.timeout(within_s), self._session() as session:
                 while self._batch or self._waiting:
@@ -151,7 +150,7 @@ class TraceExporter:
         left = sum(number for _, number in self._waiting) + (self._batch.num_spans if self._batch else 0)
         if left:
             self._count(STOPPED, left)
-            _log.warning("%d spans of traces were not sent before the node stopped", left)
+            _log.warning("dropped %d spans of traces that were not sent before the node stopped", left)
         self._waiting.clear()
         self._batch = None
 
@@ -178,7 +177,7 @@ class TraceExporter:
         return batch
 
     async def _deliver(self, session: aiohttp.ClientSession, batch: _Batch) -> None:
-        """Send a batch, with several attempts, or give it up."""
+        """Sends a batch with retries, or gives it up after GIVE_UP_S."""
         pause_s = FIRST_RETRY_S
         while True:
             try:
@@ -192,7 +191,7 @@ class TraceExporter:
             pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     async def _post(self, session: aiohttp.ClientSession, batch: _Batch) -> None:
-        """One attempt. Raises _RetryError if another one may help."""
+        """Makes one attempt to send a batch. Raises _RetryError if a retry may help."""
         protocol = self.target.protocol
         body = await asyncio.to_thread(encode, batch.traces, self._origin(), protocol, _breathe)
         try:
@@ -201,36 +200,38 @@ class TraceExporter:
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
             raise _RetryError(f"{type(exc).__name__}: {printable(str(exc), 200)}") from exc
         if reply.status in RETRYABLE:
-            raise _RetryError(f"it answered HTTP {reply.status}", _retry_after(reply.headers.get("Retry-After", "")))
+            raise _RetryError(
+                f"the collector answered HTTP {reply.status}", _retry_after(reply.headers.get("Retry-After", ""))
+            )
         if not 200 <= reply.status < 300:
             said = printable(text[:200].decode("utf-8", "replace"), 200)
-            self._note_trouble(f"it refused them with HTTP {reply.status}: {said}")
+            self._note_trouble(f"the collector rejected them with HTTP {reply.status}: {said}")
             return self._count(REFUSED, batch.num_spans)
         refused, why = refused_spans(text, protocol)
         refused = max(0, min(refused, batch.num_spans))
         self._count(SENT, batch.num_spans - refused)
         if refused:
             self._count(REFUSED, refused)
-            self._note_trouble(f"it refused {refused} of {batch.num_spans} spans: {printable(why, 200)}")
+            self._note_trouble(f"the collector rejected {refused} of {batch.num_spans} spans: {printable(why, 200)}")
         elif self._trouble:
             self._trouble = ""
-            _log.info("traces are sent to %s again", self.target.shown)
+            _log.info("sending traces to %s works again", self.target.shown)
 
     def _note_trouble(self, what: str) -> None:
         if what != self._trouble:
             self._trouble = what
-            _log.warning("traces cannot be sent to %s: %s; requests go on without", self.target.shown, what)
+            _log.warning("cannot send traces to %s: %s; requests continue", self.target.shown, what)
 
     def _count(self, outcome: str, num_spans: int) -> None:
         self._counts[outcome] = self._counts.get(outcome, 0) + num_spans
-        self._tell(outcome, num_spans)
+        self._report(outcome, num_spans)
 
 
 def _breathe() -> None:
-    """Let the event loop have Python: a thread that computes would hold it up for 5 ms each time."""
+    """Releases the interpreter lock for the event loop, which a computing thread would delay by 5 ms each time."""
     time.sleep(0.0002)
 
 
 def _retry_after(text: str) -> float | None:
-    """Seconds of a Retry-After header, within bounds. A date counts as none."""
+    """Seconds of a Retry-After header, at most MAX_RETRY_AFTER_S; None for a date or no number."""
     return min(float(text), MAX_RETRY_AFTER_S) if text.strip().isdigit() else None

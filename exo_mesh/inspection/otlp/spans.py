@@ -1,7 +1,7 @@
-"""The spans of a trace, as OpenTelemetry has them. Names, numbers and times only: no text and no token ids.
+"""Converts a trace to OpenTelemetry spans. Names, numbers and times only: no text and no token ids.
 
-The request is one span, below it its waits and its rings, below a ring its laps, below a lap its stages. Attributes of
-the OpenTelemetry conventions for generative AI begin with `gen_ai.`, ours with `exo_mesh.`.
+The request is the root span; its children are waits and rings, a ring's children are laps, a lap's are stages.
+Attributes of the OpenTelemetry conventions for generative AI begin with `gen_ai.`, ours with `exo_mesh.`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from exo_mesh.serving.history import FINE
 from exo_mesh.serving.traces import Leg, RequestTrace
 
 MAX_SPANS = 256
-"""Of one trace, about. A long answer has thousands of laps: its first and last ones become spans."""
+"""About the most spans of a trace. A long answer has thousands of laps; only the first and last become spans."""
 
 PROVIDER = "exo_mesh"
 INTERNAL, SERVER = 1, 2
-"""Kinds of spans, by their numbers in the protocol."""
+"""Kinds of spans: their numbers in the protocol."""
 
 Value = str | int | float | Sequence[str] | Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """at_s, until_s: Unix seconds. peer: the first digits of the id of the peer that did the work; "" for the entry
-    peer. error: a code of ours. events: (name, Unix seconds)."""
+    """A span. at_s, until_s: Unix seconds. peer: prefix of the id of the peer that did the work; "" for the entry peer.
+    error: an error code of exo-mesh, or "". events: (name, Unix seconds)."""
 
     name: str
     span_id: str
@@ -43,19 +43,19 @@ class Span:
 
 
 def root_id(trace: RequestTrace) -> str:
-    """The span id of the request itself: the one that its reply has named, or a derived one."""
+    """The span id of the request: the one in its reply, or a derived one."""
     return trace.span_id or _derived(trace, "request")
 
 
 def count_spans(trace: RequestTrace) -> int:
-    """How many `spans_of` answers, without making them."""
+    """The number of spans that `spans_of` returns, without making them."""
     waits = sum(1 for _, at, until in waits_of(trace) if until > at)
     laps = sum(1 + len(frame.stages) for leg in trace.legs for frame in _shown(leg, len(trace.legs)))
     return 1 + waits + len(trace.legs) + laps
 
 
 def spans_of(trace: RequestTrace, address: tuple[str, int] | None = None) -> list[Span]:
-    """The spans of a trace that has ended, the request first. address: host and port of the API that it came in by."""
+    """The spans of an ended trace, the request first. address: (host, port) of the API at which the request entered."""
     root = root_id(trace)
     spans = [_request_span(trace, root, address)]
     for number, (name, at, until) in enumerate(waits_of(trace)):
@@ -151,7 +151,7 @@ def _lap_spans(trace: RequestTrace, ring: str, leg: Leg, frame: FrameTrace, path
 
 
 def _shown(leg: Leg, num_legs: int) -> Sequence[FrameTrace]:
-    """The laps that become spans: the first and the last ones, as many as there is room for."""
+    """The laps that become spans: the first and the last ones, within MAX_SPANS."""
     num_stages = max((len(frame.stages) for frame in leg.frames), default=0)
     most = max(2, MAX_SPANS // max(1, num_legs) // (1 + num_stages))
     if len(leg.frames) <= most:
@@ -160,6 +160,6 @@ def _shown(leg: Leg, num_legs: int) -> Sequence[FrameTrace]:
 
 
 def _derived(trace: RequestTrace, path: str) -> str:
-    """A span id that depends on the request and the place of the span in it. Never all zeros, in practice."""
-    told = f"{trace.trace_id} {trace.request_id} {trace.entered} {path}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    """A span id derived from the request and the place of the span in it. In practice never all zeros."""
+    identity = f"{trace.trace_id} {trace.request_id} {trace.entered} {path}"
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Makes the exporter that the settings ask for."""
+"""Builds the exporter of traces from the settings."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ _log = logging.getLogger(__name__)
 
 
 def exporter_of(settings: Settings, membership: Membership, metrics: Metrics) -> TraceExporter | None:
-    """None without --otlp-endpoint. Raises ConfigError if a header or the certificate cannot be used."""
+    """Builds the exporter; None without --otlp-endpoint. Raises ConfigError for a bad header or certificate."""
     if not settings.otlp_endpoint:
         return None
     protocol = settings.otlp_protocol
     if protocol == PROTOBUF and not has_messages():
-        _log.warning(
-            "traces are sent as http/json: http/protobuf needs opentelemetry-proto (pip install 'exo-mesh[otel]')"
-        )
+        _log.warning("sending traces as http/json, because http/protobuf needs a package: pip install 'exo-mesh[otel]'")
         protocol = JSON
     headers, tls = checked(settings.otlp_headers), authority(settings.otlp_certificate)
     target = CollectorTarget(settings.otlp_endpoint, headers, protocol, tls)
-    _log.info("traces are sent to %s by %s", target.shown, protocol)
+    _log.info("sending traces to %s as %s", target.shown, protocol)
     return TraceExporter(
         target,
         _origin(settings, membership),
@@ -40,22 +38,22 @@ def exporter_of(settings: Settings, membership: Membership, metrics: Metrics) ->
 
 
 def checked(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The headers. Raises ConfigError if HTTP cannot carry one."""
+    """Returns the headers. Raises ConfigError if one is not valid in HTTP."""
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
-            raise ConfigError(f"--otlp-header: {name[:64]!r} is not the name of a header", param="otlp_header")
+            raise ConfigError(f"--otlp-header: {name[:64]!r} is not a valid header name", param="otlp_header")
         if not re.fullmatch(r"[\x20-\x7e]*", value):
-            raise ConfigError(f"--otlp-header: the value of {name} is not plain text", param="otlp_header")
+            raise ConfigError(f"--otlp-header: the value of {name} must be printable ASCII", param="otlp_header")
     return headers
 
 
 def authority(path: Path | None) -> ssl.SSLContext | None:
-    """What trusts a certificate authority of the operator. Raises ConfigError."""
+    """A TLS context that trusts the CA in a file; None without a file. Raises ConfigError."""
     if path is None:
         return None
     try:
         return ssl.create_default_context(cafile=str(path))
-    except OSError as exc:  # an SSLError is one
+    except OSError as exc:  # includes SSLError
         raise ConfigError(f"--otlp-certificate {path}: {exc.strerror or exc}", param="otlp_certificate") from exc
 
 
