@@ -72,15 +72,15 @@ def refusal(reading: Reading, need_bytes: int) -> str:
         )
     if reading.available_bytes >= need_bytes:
         return ""
-    told = (
+    message = (
         f"{_gb(need_bytes)} of memory are needed, and {_gb(reading.available_bytes)} of {_gb(reading.total_bytes)} "
         "are free"
     )
     if reading.holders:
         held_bytes = sum(holder.rss_bytes for holder in reading.holders)
         pids = ", ".join(str(holder.pid) for holder in reading.holders)
-        told += f"; exo-mesh processes hold {_gb(held_bytes)}, maybe left over from an earlier run: {pids}"
-    return told
+        message += f"; exo-mesh processes hold {_gb(held_bytes)}, maybe left over from an earlier run: {pids}"
+    return message
 
 
 def is_forced(environ: Mapping[str, str] = os.environ) -> bool:

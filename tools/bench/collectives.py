@@ -97,8 +97,8 @@ def over_tcp(ranks: int, sizes: str, seconds: float, deadline_s: float) -> dict[
 def measure(sizes: list[int], seconds: float) -> dict[str, Any]:
     """Runs one rank. Rank 0 returns the figures, the others {}. Raises EngineError if there is no group."""
     files = RankFiles()
-    if told := os.environ.get(_TCP_WIRING):
-        rank, endpoints = json.loads(told)
+    if wiring := os.environ.get(_TCP_WIRING):
+        rank, endpoints = json.loads(wiring)
         files.write(RankWiring("ring", rank, tuple(endpoints)))
     import mlx.core as mx
 

@@ -128,7 +128,7 @@ class FaultyProvider:
     kind: Literal["stage", "whole-model"] = "stage"
 
     def availability(self) -> Availability:
-        return Availability(True, "fails as it is told", preference=-1, dtypes=("float32",))
+        return Availability(True, "fails as its options say", preference=-1, dtypes=("float32",))
 
     def supports(self, architecture: str) -> bool:
         return True
