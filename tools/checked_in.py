@@ -1,4 +1,4 @@
-"""Files that a program writes and that are checked in for people to read: write them, or compare them."""
+"""Writes or compares files that a program generates and that are checked in for people to read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def keep_up_to_date(
     module: str, description: str | None, folder: Path, files: Mapping[str, str], argv: Sequence[str] | None = None
 ) -> int:
-    """Write the files that differ, text by path below `folder`; with --check only name them. The answer is the exit
-    code: 1 if --check has found one."""
+    """Writes the files that differ, given as text by path below `folder`; with --check only lists them. Returns the
+    exit code: 1 if --check has found one."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
     check = parser.parse_args(argv).check

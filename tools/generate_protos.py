@@ -1,4 +1,4 @@
-"""Regenerate exo_mesh/proto from protos/. Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
+"""Regenerates exo_mesh/proto from protos/. Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
 
 python -m tools.generate_protos          write
 python -m tools.generate_protos --check  exit 1 if what is checked in differs
@@ -18,7 +18,7 @@ TARGET = ROOT / "exo_mesh" / "proto"
 
 
 def generate(target: Path) -> list[Path]:
-    """Write the Python modules of all protos under `target` (as target/exo_mesh/proto) and return them."""
+    """Writes the Python modules of all protos under `target` (as target/exo_mesh/proto) and returns them."""
     from grpc_tools import protoc
 
     includes = resources.files("grpc_tools") / "_proto"
@@ -33,7 +33,7 @@ def generate(target: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Write, or with --check compare."""
+    """Writes, or with --check compares."""
     with tempfile.TemporaryDirectory() as scratch:
         generated = generate(Path(scratch))
         if "--check" in sys.argv:

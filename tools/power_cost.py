@@ -1,4 +1,4 @@
-"""What the readings of power and temperature cost: CPU time of the event loop and of the thread that reads.
+"""Measures the cost of reading power and temperature: CPU time of the event loop and of the reading thread.
 
 python -m tools.power_cost              this machine as it is
 python -m tools.power_cost --recorded   with a GPU of NVIDIA, two of AMD, an NPU and RAPL, as files and a stand-in
@@ -26,7 +26,7 @@ OWN_READINGS_PER_S, METRIC_ROUNDS_PER_S = 2.0, 1.0
 
 
 def main() -> int:
-    """Print the figures."""
+    """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recorded", action="store_true", help="with recorded hardware instead of this machine's")
     args = parser.parse_args()
@@ -41,7 +41,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReadingCost:
-    """CPU seconds every READ_EVERY_S: of the event loop, and of the thread that reads."""
+    """CPU seconds every READ_EVERY_S: of the event loop, and of the reading thread."""
 
     reading: HardwareReading
     loop_s: float
@@ -49,19 +49,19 @@ class ReadingCost:
 
 
 def measured(meter: HardwareMeter, rounds: int = 5, times: int = 200) -> ReadingCost:
-    """Does what a node does with its meter, again and again."""
+    """Repeats what a node does with its meter, and measures it."""
     reading = meter.read()
     metrics = HardwareMetrics()
     metrics.sources.append(lambda: hardware_samples(meter.last))
-    told = Telemetry("a" * 32, 1, 1, 1, 0, hardware=reading)
-    encode_s = cpu_s(lambda: telemetry_to_proto(told), rounds, times)
+    telemetry = Telemetry("a" * 32, 1, 1, 1, 0, hardware=reading)
+    encode_s = cpu_s(lambda: telemetry_to_proto(telemetry), rounds, times)
     refresh_s = cpu_s(metrics.refresh, rounds, times)
     loop_s = READ_EVERY_S * (OWN_READINGS_PER_S * encode_s + METRIC_ROUNDS_PER_S * refresh_s)
     return ReadingCost(reading, loop_s, cpu_s(meter.read, rounds, times // 10))
 
 
 def recorded_meter(root: Path) -> HardwareMeter:
-    """Reads recorded files, and an NVIDIA driver that is a stand-in in this process."""
+    """Returns a meter of recorded files, and of a simulated NVIDIA driver in this process."""
     from tests.machine.test_power_nvidia import an_h100
     from tests.support.recorded import plant
 
@@ -72,7 +72,7 @@ def recorded_meter(root: Path) -> HardwareMeter:
 
 
 def cpu_s(work: Callable[[], object], rounds: int, times: int) -> float:
-    """CPU seconds of this thread for one call: the least of several rounds."""
+    """Returns CPU seconds of this thread for one call: the minimum of several rounds."""
     best = float("inf")
     for _ in range(rounds):
         begin = time.thread_time()

@@ -1,4 +1,4 @@
-"""Is there memory for heavy tests now? Run it before them: `python -m tools.preflight && pytest -m slow`.
+"""Checks whether there is memory for heavy tests. Run it before them: `python -m tools.preflight && pytest -m slow`.
 
 python -m tools.preflight [--need-gb N] [--force]    exit 1 if the memory is missing; --force, or PREFLIGHT_FORCE=1,
                                                      prints the same and exits 0
@@ -23,18 +23,18 @@ NEED_BYTES = 5 * 10**9
 """What the heaviest slow test needs: tests/mesh/test_recovery.py, with 1.6 GB of weights that NumPy holds as 3.2 GB."""
 
 LEAKED_WIRED_BYTES = 5 * 10**9
-"""macOS may keep the wired memory of a process that died inside Metal until the machine restarts. More than this with
-no process of ours is such a leak: a Mac at rest has 2 to 4 GB of wired memory."""
+"""macOS may keep the wired memory of a process that died inside Metal until the machine restarts. More wired memory
+than this without an exo-mesh process is such a leak: an idle Mac has 2 to 4 GB."""
 
 FORCE = "PREFLIGHT_FORCE"
 
 MODULES = ("exo_mesh.runner", "exo_mesh.cli.main")
-"""Command lines of nodes and runners contain one of these."""
+"""Parts of the command lines of nodes and runners."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process of exo-mesh that is running now."""
+    """A running process of exo-mesh."""
 
     pid: int
     rss_bytes: int
@@ -42,7 +42,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the machine has now. wired_bytes: only macOS tells it; elsewhere 0."""
+    """The machine's current memory. wired_bytes: only macOS reports it; elsewhere 0."""
 
     total_bytes: int
     available_bytes: int
@@ -51,7 +51,7 @@ class Reading:
 
 
 def read() -> Reading:
-    """Ask the system."""
+    """Reads it from the system."""
     memory = read_memory()
     wired_bytes = int(getattr(psutil.virtual_memory(), "wired", 0))
     return Reading(memory.total_bytes, memory.available_bytes, wired_bytes, tuple(_holders()))
@@ -64,7 +64,7 @@ def _holders() -> Iterator[Holder]:
 
 
 def refusal(reading: Reading, need_bytes: int) -> str:
-    """Why a test that needs so much memory must not start now, with the numbers; "" if it may. Pure."""
+    """Says why a test that needs this much memory must not start now, with the numbers; "" if it may. Pure."""
     if reading.wired_bytes > LEAKED_WIRED_BYTES and not reading.holders:
         return (
             f"{_gb(reading.wired_bytes)} are wired and no process of exo-mesh runs: memory has leaked, and only a "
@@ -72,24 +72,24 @@ def refusal(reading: Reading, need_bytes: int) -> str:
         )
     if reading.available_bytes >= need_bytes:
         return ""
-    told = (
+    message = (
         f"{_gb(need_bytes)} of memory are needed, and {_gb(reading.available_bytes)} of {_gb(reading.total_bytes)} "
         "are free"
     )
     if reading.holders:
         held_bytes = sum(holder.rss_bytes for holder in reading.holders)
         pids = ", ".join(str(holder.pid) for holder in reading.holders)
-        told += f"; exo-mesh processes hold {_gb(held_bytes)}, maybe left over from an earlier run: {pids}"
-    return told
+        message += f"; exo-mesh processes hold {_gb(held_bytes)}, maybe left over from an earlier run: {pids}"
+    return message
 
 
 def is_forced(environ: Mapping[str, str] = os.environ) -> bool:
-    """True if the environment asks to go on whatever the memory is."""
+    """Whether the environment asks to continue regardless of memory."""
     return environ.get(FORCE, "") not in ("", "0")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Print OK or the refusal; answers the exit code."""
+    """Prints OK or the refusal; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.preflight", description="check the memory for heavy tests")
     parser.add_argument("--need-gb", type=float, default=NEED_BYTES / 1e9, help="memory in GB (default: %(default)g)")
     parser.add_argument("--force", action="store_true", help=f"exit 0 even if memory is missing; {FORCE}=1 does it too")
@@ -99,9 +99,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         print(f"OK: {_gb(reading.available_bytes)} of {_gb(reading.total_bytes)} are free, {args.need_gb:g} GB needed")
         return 0
     if args.force or is_forced(environ):
-        print(f"going on as asked, although {reason}")
+        print(f"continuing as requested, although {reason}")
         return 0
-    print(f"refused: {reason}. --force goes on anyway.", file=sys.stderr)
+    print(f"refused: {reason}. --force continues anyway.", file=sys.stderr)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""Stages of one model in this process, each loaded once, and frames that go once round a ring of them."""
+"""Stages of one model in this process, each loaded once, and frames that pass a ring of them once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Stages:
         self._loaded: dict[tuple[int, int], StageEngine] = {}
 
     def ring(self, cuts: Sequence[int]) -> list[StageEngine]:
-        """The stages of the model when it is cut before these layers."""
+        """Returns the stages of the model when it is cut before these layers."""
         return [self._stage(*bounds) for bounds in zip((0, *cuts), (*cuts, self._num_layers), strict=True)]
 
     def all(self) -> list[StageEngine]:
-        """Every stage that some ring has had."""
+        """Returns every stage of all rings so far."""
         return list(self._loaded.values())
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Stages:
 
 
 def forward(ring: Sequence[StageEngine], rows: Sequence[Row], token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Logits `[sum(num_logits), vocab]` of one frame. Raises RuntimeError if a stage faults a row."""
+    """Returns logits `[sum(num_logits), vocab]` of one frame. Raises RuntimeError if a stage faults a row."""
     tensors: dict[str, Tensor] = {}
     logits = None
     for stage in ring:
@@ -60,14 +60,14 @@ def forward(ring: Sequence[StageEngine], rows: Sequence[Row], token_ids: Sequenc
 
 
 def insert(ring: Sequence[StageEngine], sequences: Iterable[int], max_tokens: int = CONTEXT) -> None:
-    """Begin sequences on every stage."""
+    """Begins sequences on every stage."""
     for sequence in sequences:
         for stage in ring:
             stage.insert(sequence, max_tokens)
 
 
 def remove(ring: Sequence[StageEngine], sequences: Iterable[int]) -> None:
-    """End sequences on every stage."""
+    """Ends sequences on every stage."""
     for sequence in sequences:
         for stage in ring:
             stage.remove(sequence)

@@ -1,4 +1,4 @@
-"""Prints how large each package is, and what a node is made of: `python -m tools.structure`."""
+"""Prints the size of each package, and the parts of a node: `python -m tools.structure`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """modules, lines: of everything below it, without generated code. widest: most modules in one of its folders."""
+    """A package. modules, lines: of everything below it, without generated code. widest: most modules in one of its
+    folders."""
 
     name: str
     modules: int
@@ -21,7 +22,7 @@ class Package:
 
 
 def packages(root: Path = ROOT) -> list[Package]:
-    """Those of exo_mesh, and the engines; the largest first."""
+    """Returns the packages of exo_mesh and the engines, the largest first."""
     folders = [path for path in (root / "exo_mesh").iterdir() if (path / "__init__.py").is_file()]
     folders += [path for path in (root / "engines").iterdir() if (path / "__init__.py").is_file()]
     sizes = [_measured(folder) for folder in folders if folder.name not in ("proto", "api")]
@@ -29,7 +30,7 @@ def packages(root: Path = ROOT) -> list[Package]:
 
 
 def _api_packages(api: Path) -> list[Package]:
-    """The API's core and each dialect of it are packages of their own."""
+    """Splits the API: its core and each dialect count as packages of their own."""
     parts = [path for path in api.iterdir() if (path / "__init__.py").is_file()]
     return [_measured(api, without=parts), *(replace(_measured(part), name=f"api.{part.name}") for part in parts)]
 
@@ -42,7 +43,7 @@ def _measured(folder: Path, without: Sequence[Path] = ()) -> Package:
 
 
 def constructions(file: Path, class_name: str) -> list[str]:
-    """The classes, and factories `X.at`, that the constructor of a class and its `_new_*` helpers call."""
+    """Returns the classes, and factories `X.at`, that the constructor of a class and its `_new_*` helpers call."""
     found: list[str] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if not isinstance(node, ast.ClassDef) or node.name != class_name:

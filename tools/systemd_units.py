@@ -16,7 +16,7 @@ PROGRAM, RKLLAMA = Path("/opt/exo-mesh/bin/exo-mesh"), Path("/opt/rkllama/bin/rk
 
 
 def units() -> dict[str, str]:
-    """Text by path below systemd/, for programs at the usual places."""
+    """Returns text by path below systemd/, for programs at the usual places."""
     plan = system_plan(PROGRAM, FOLDER, RKLLAMA)
     found = {str(file.path.relative_to("/etc/systemd/system")): file.text for file in plan.files if not file.is_own}
     return {**found, "user/exo-mesh.service": template("exo-mesh.user.service", program="%h/.local/bin/exo-mesh")}

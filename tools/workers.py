@@ -1,4 +1,4 @@
-"""Check models in processes of their own, so that one that crashes takes no other with it."""
+"""Checks models in separate processes, so that a crash ends no other check."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 DEADLINE_S = 600
-"""For one model; the slowest takes half a minute on one shared core."""
+"""Time limit for one model; the slowest takes half a minute on one shared core."""
 
 
 class _Worker(Generic[T]):
-    """One process at a time, begun again after a crash. Used by one thread."""
+    """One process at a time, restarted after a crash. Used by one thread."""
 
     def __init__(self, check: Callable[[str], T], failed: Callable[[str, str], T]) -> None:
         self._check, self._failed = check, failed
@@ -48,9 +48,9 @@ def check_all(
     check: Callable[[str], T],
     failed: Callable[[str, str], T],
 ) -> list[T]:
-    """Outcomes in the order given; report is called with each as it comes.
+    """Returns outcomes in the given order; report is called with each as it arrives.
 
-    check: a function of a module, which never raises. failed: the outcome, from name and reason, of one whose process
+    check: a function of a module, which never raises. failed: makes the outcome, from name and reason, of a check that
     crashed or did not end.
     """
     workers = [_Worker(check, failed) for _ in range(jobs)]

@@ -1,4 +1,4 @@
-"""Writes the files of nginx/ from what `exo-mesh nginx-config` knows: `python -m tools.write_nginx [--check]`."""
+"""Writes the files of nginx/ with the code of `exo-mesh nginx-config`: `python -m tools.write_nginx [--check]`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SITES = {
 
 
 def shipped() -> dict[str, str]:
-    """{name in nginx/: text}"""
+    """Returns {name in nginx/: text}."""
     head = "# The nodes; put their addresses here, or let `exo-mesh nginx-config` write this file from the live mesh.\n"
     upstreams = {f"upstream-{variant}.conf": head + upstream_text(EXAMPLE, variant) for variant in VARIANTS}
     return upstreams | {name: site_text(site) for name, site in SITES.items()}

@@ -1,4 +1,4 @@
-"""Check one architecture: write a tiny checkpoint, find its legal cuts, run it split and whole, compare the bits."""
+"""Checks one architecture: writes a tiny checkpoint, finds its legal cuts, and compares split and whole runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tools.stages import Stages
 
 @dataclass
 class Outcome:
-    """What is known of one architecture. state: split, whole (cannot be cut), absent (mlx-lm cannot run it here)
-    or failed; every state but split has a reason."""
+    """The result of one architecture. state: split, whole (cannot be cut), absent (mlx-lm cannot run it here) or
+    failed; every state but split has a reason."""
 
     architecture: str
     state: str = "failed"
@@ -39,14 +39,14 @@ class Outcome:
     kv: tuple[str, ...] = ()
     rollback: str = ""
     batched: bool = False
-    """Rows of several sequences go through the model together."""
+    """Whether rows of several sequences go through the model together."""
     splits: int = 0
     different: dict[str, float] = field(default_factory=dict)
-    """Of each split whose logits are not those of mlx-lm, the largest difference."""
+    """The largest difference of each split whose logits differ from mlx-lm's."""
 
 
 def check(architecture: str, *, few: bool = False) -> Outcome:
-    """Never raises: what goes wrong is in the outcome. few: not every split."""
+    """Checks an architecture. Never raises: an error is part of the outcome. few: only some splits."""
     outcome = Outcome(architecture)
     with tempfile.TemporaryDirectory() as directory:
         try:
@@ -68,7 +68,7 @@ def check(architecture: str, *, few: bool = False) -> Outcome:
 
 
 def _refused(model_dir: Path) -> bool:
-    """Whether the engine refuses a model that mlx-lm cannot run, when it is asked about it or when it loads it."""
+    """Whether the engine refuses a model that mlx-lm cannot run, in its survey or when loading."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     try:
         provider.survey(model_dir, {})
@@ -111,7 +111,7 @@ def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[A
 
 
 def _describe(stages: Stages, outcome: Outcome) -> None:
-    """Kinds of KV and rollback of the whole model; what crosses the cut that the most crosses."""
+    """Describes KV and rollback of the whole model, and the tensors at the cut that most tensors cross."""
     (whole,) = stages.ring(())
     assert isinstance(whole, MlxStage)
     outcome.kv, outcome.rollback = whole.capabilities.kv, whole.capabilities.rollback
@@ -123,7 +123,7 @@ def _describe(stages: Stages, outcome: Outcome) -> None:
 
 
 def _require_information(sequences: list[Alone]) -> None:
-    """A model that gives the same for everything would hide every mistake."""
+    """Raises if the model gives equal or invalid logits, because that would hide every mistake."""
     last = np.stack([alone.logits[-1][-1] for alone in sequences])
     finite = last[:, np.isfinite(last).all(axis=0)]
     if np.isnan(last).any() or finite.size == 0 or np.ptp(finite) == 0 or np.ptp(finite, axis=0).max() == 0:

@@ -1,4 +1,4 @@
-"""A tiny config for an architecture of the installed mlx-lm: from its ModelArgs fields, and a table of exceptions."""
+"""Makes a tiny config for an architecture of the installed mlx-lm, from ModelArgs and a table of exceptions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BY_TYPE: tuple[tuple[str, Any], ...] = (("list", []), ("dict", {}), ("bool", Fa
 
 
 def architectures() -> list[str]:
-    """The `model_type`s that mlx-lm has a model file for, as the engine's provider tells them from building blocks."""
+    """Returns the `model_type`s with a model file in mlx-lm, without building blocks."""
     modules = [module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)]
     return sorted(filter(provider.supports, modules), key=str.lower)
 
 
 def tiny_config(architecture: str) -> dict[str, Any]:
-    """A config.json for a model of a few layers. Raises what importing the module raises (SystemExit included)."""
+    """Makes a config.json for a model of a few layers. Raises what importing the module raises, even SystemExit."""
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     own = FAMILIES.get(architecture, {})
     config: dict[str, Any] = {"model_type": architecture, "torch_dtype": "float32"}
@@ -39,14 +39,14 @@ def tiny_config(architecture: str) -> dict[str, Any]:
 
 
 def num_layers(config: dict[str, Any]) -> int:
-    """How many layers a config that tiny_config made has, by whichever name."""
+    """Returns the number of layers in a config of tiny_config, by any of its names."""
     text = config.get("text_config", config)
     names = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_transformer_layers")
     return int(next(text[name] for name in names if text.get(name)))
 
 
 def _text_args(architecture: str, module: ModuleType) -> tuple[type, str]:
-    """The class of the settings inside text_config, and the name of the architecture that they are of."""
+    """Returns the class of the settings inside text_config, and the name of their architecture."""
     for name in _TEXT_CLASSES:
         if hasattr(module, name):
             return getattr(module, name), architecture
@@ -63,7 +63,7 @@ def _fields(args_class: type) -> tuple[Field[Any], ...]:
 
 
 def _settings(args_class: type) -> dict[str, Any]:
-    """Every setting with a tiny value of its own, and every required one."""
+    """Returns every setting that has a tiny value, and every required setting."""
     settings: dict[str, Any] = {}
     for field in _fields(args_class):
         if field.name in BY_NAME:
@@ -74,7 +74,7 @@ def _settings(args_class: type) -> dict[str, Any]:
 
 
 def _by_type(field: Field[Any]) -> Any:
-    """A value for a required setting whose name says nothing to us."""
+    """Returns a value for a required setting with an unknown name."""
     declared = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     if "Optional" in declared:
         return None

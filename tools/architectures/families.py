@@ -1,4 +1,4 @@
-"""What the config of an architecture needs besides sizes: patterns of layer kinds, values that must fit together."""
+"""Settings of architectures besides sizes: patterns of layer kinds, and values that must fit together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tools.architectures.sizes import LAYERS, layers_alternate
 
 DROP: Any = object()
-"""As a value: leave the setting out, so that its default holds."""
+"""As a value: omit the setting, so that its default is used."""
 
 TEXT_MODELS = {
     "gemma3": "gemma3_text",
@@ -22,7 +22,7 @@ TEXT_MODELS = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
-"""Which architecture's settings the text_config of an architecture that sees pictures has."""
+"""For a multimodal architecture: the architecture whose settings its text_config has."""
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _WINDOWED = layers_alternate(_SLIDING, _FULL, 2, 5)
@@ -131,7 +131,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_query_heads": [4] * LAYERS, "num_kv_heads": [2] * LAYERS, "ffn_multipliers": [2.0] * LAYERS,
         "ffn_dim_divisor": 8,
     },
-    # its forward masks token ids up to 100,351, whatever vocab_size says
+    # its forward masks token ids up to 100,351, regardless of vocab_size
     "phi3small": {
         "vocab_size": 100352, "dense_attention_every_n_layers": 2, "gegelu_limit": 20.0, "blocksparse_block_size": 32,
         "blocksparse_num_local_blocks": 1, "blocksparse_vert_stride": 2,
@@ -146,7 +146,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "spark2_5": {"hidden_act": "gelu", "layer_types": _WINDOWED, "rope_parameters": _ROPES},
     "step3p5": {"layer_types": _WINDOWED, "moe_layers_enum": "2,3,4,5", "attention_other_setting": DROP},
 }  # fmt: skip
-"""By architecture; those of a text model also hold inside the text_config of the models that contain it."""
+"""By architecture. Settings of a text model also apply inside the text_config of models that contain it."""
 
 OUTER: dict[str, dict[str, Any]] = {
     "prism_hadamard_qwen35": {

@@ -1,4 +1,4 @@
-"""What is asked of every model: prompts longer than its windows, in two chunks, then greedy decode steps."""
+"""The test sequences for every model: prompts longer than its windows, in two chunks, then greedy decode steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tools.architectures.sizes import VOCAB
 
 DECODE_STEPS = 6
 CHUNKS = ((23, 18), (17, 12), (9, 2))
-"""Prefill chunks of each sequence. The first crosses windows of 16 twice over; the others are shorter."""
+"""Prefill chunks of each sequence. The first sequence crosses windows of 16 twice; the others are shorter."""
 
 
 @dataclass(frozen=True)
 class Alone:
-    """One sequence as mlx-lm computes it, unsplit and alone. logits[i]: float32 `[n, vocab]` of the i-th forward."""
+    """One sequence computed by mlx-lm, unsplit and alone. logits[i]: float32 `[n, vocab]` of forward number i."""
 
     token_ids: list[int]
     schedule: list[tuple[int, int]]
@@ -27,7 +27,7 @@ class Alone:
 
 
 def compute_alone(model_dir: Path) -> list[Alone]:
-    """Every sequence of CHUNKS by mlx-lm alone, each with the prompt cache that it makes for itself."""
+    """Computes every sequence of CHUNKS with mlx-lm alone, each with its own prompt cache."""
     model, _ = load_model(model_dir)
     rng = np.random.default_rng(11)
     return [_one_alone(model, chunks, rng.integers(0, VOCAB, sum(chunks)).tolist()) for chunks in CHUNKS]

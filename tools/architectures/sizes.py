@@ -88,9 +88,9 @@ BY_NAME: dict[str, Any] = {
     "query_pre_attn_scalar": 8.0,
     "hidden_act": "silu",
 }
-"""Applied to required and optional settings alike."""
+"""Applies to required and optional settings alike."""
 
 
 def layers_alternate(usual: Any, other: Any, *others_at: int, layers: int = LAYERS) -> list[Any]:
-    """`usual` for every layer but those at `others_at`."""
+    """Returns `usual` for every layer except those at `others_at`."""
     return [other if index in others_at else usual for index in range(layers)]

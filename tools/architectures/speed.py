@@ -1,4 +1,4 @@
-"""`python -m tools.architectures.speed MODEL_DIR`: an unsplit MLX stage against mlx-lm's own generation, in one run.
+"""`python -m tools.architectures.speed MODEL_DIR`: compares an unsplit MLX stage with mlx-lm's generation.
 
 Decode steps of one sequence by mlx-lm's generate_step, by a bare loop over the model, and by a stage, in turns; then of
 1, 4 and 8 sequences by a stage, together and row by row. Milliseconds per step, medians. The processor time of all
@@ -50,7 +50,7 @@ def main() -> None:
     }
     taken: dict[str, list[Times]] = {name: [] for name in ways}
     for way in ways.values():
-        way(2)  # warms up
+        way(2)  # warm-up
     for _ in range(options.rounds):
         for name, way in ways.items():
             taken[name].append(way(options.steps))

@@ -1,4 +1,4 @@
-"""The splits that are tried, and how far the logits of one are from those of mlx-lm alone."""
+"""The splits that are tested, and how far their logits are from those of mlx-lm alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tools.architectures.sequences import Alone
 from tools.stages import CONTEXT, forward, insert, remove
 
 MAX_THREE_WAY = 5
-"""Three-stage splits of one model: all of them up to this number, then evenly spaced ones."""
+"""Three-stage splits of one model: all of them up to this number, beyond that evenly spaced ones."""
 
 Split = tuple[int, ...]
 
 
 def splits_of(legal_cuts: Sequence[int], *, few: bool = False) -> list[Split]:
-    """Unsplit, every cut in two, and cuts in three; or only a few of each."""
+    """Lists the splits: unsplit, every cut in two, and cuts in three; or only a few of each."""
     if few:
         return [(), *{legal_cuts[:1], legal_cuts[len(legal_cuts) // 2 :][:2]}] if legal_cuts else [()]
     triples = list(combinations(legal_cuts, 2))
@@ -28,7 +28,7 @@ def splits_of(legal_cuts: Sequence[int], *, few: bool = False) -> list[Split]:
 
 
 def one_sequence_difference(stages: Sequence[StageEngine], alone: Alone) -> float:
-    """Largest difference of any logit of any position from mlx-lm alone; 0.0 if every bit is equal."""
+    """The largest difference of any logit at any position from mlx-lm alone; 0.0 if every bit is equal."""
     insert(stages, [1])
     worst = 0.0
     for (pos0, n), expected in zip(alone.schedule, alone.logits, strict=True):
@@ -39,7 +39,7 @@ def one_sequence_difference(stages: Sequence[StageEngine], alone: Alone) -> floa
 
 
 def together_difference(stages: Sequence[StageEngine], sequences: Sequence[Alone]) -> float:
-    """The same with sequences of different lengths that share every frame."""
+    """The same for sequences of different lengths that share every frame."""
     insert(stages, range(1, len(sequences) + 1))
     worst = 0.0
     for step in range(len(sequences[0].schedule)):
@@ -53,7 +53,7 @@ def together_difference(stages: Sequence[StageEngine], sequences: Sequence[Alone
 
 
 def restored_difference(stages: Sequence[StageEngine], alone: Alone) -> float:
-    """The same of the last steps, by a sequence into which every stage's KV of the first one was copied half-way."""
+    """The same for the last steps of a sequence into which the first one's KV was copied half-way on every stage."""
     insert(stages, [1])
     half = len(alone.schedule) // 2
     for pos0, n in alone.schedule[:half]:
@@ -69,7 +69,7 @@ def restored_difference(stages: Sequence[StageEngine], alone: Alone) -> float:
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:
-    """0.0 if all bits are equal (NaN and infinities too); infinity if shapes or what is finite differ."""
+    """Returns 0.0 if all bits are equal (NaN and infinities too); infinity if shapes or finite positions differ."""
     if got.shape != expected.shape:
         return float("inf")
     if np.array_equal(got.view(np.uint32), expected.astype(np.float32).view(np.uint32)):

@@ -1,4 +1,4 @@
-"""docs/reference/architectures.md from the outcomes."""
+"""Writes docs/reference/architectures.md from the outcomes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _TEXT = {
 
 
 def render(outcomes: Sequence[Outcome], page: str = "") -> str:
-    """The whole page. page: an earlier one, whose other rows are kept if it is of the same versions, and its part about
-    transformers always."""
+    """Renders the whole page. page: an earlier version. Its other rows are kept if the library versions are equal, and
+    its part about transformers is always kept."""
     transformers = transformers_part(page)
     page = page.removesuffix(transformers)
     rows = _rows_of(page) if f"Versions: {versions()}." in page else {}
@@ -65,19 +65,19 @@ def render(outcomes: Sequence[Outcome], page: str = "") -> str:
 
 
 def transformers_part(page: str) -> str:
-    """The end of a page, which tools.torch_architectures writes; "" if there is none."""
+    """Returns the end of a page, which tools.torch_architectures writes; "" if there is none."""
     _, heading, after = page.partition(TRANSFORMERS)
     return heading + after
 
 
 def versions() -> str:
-    """The libraries that the table is of."""
+    """Returns the versions of the libraries in the table."""
     names = ("mlx", "mlx-lm")
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
 def summary(states: Sequence[str]) -> str:
-    """Two sentences with the counts of Outcome.state."""
+    """Returns two sentences with the counts of Outcome.state."""
     ran = len(states) - states.count("absent")
     split = states.count("split")
     share = 100 * split / ran if ran else 0.0
@@ -88,12 +88,12 @@ def summary(states: Sequence[str]) -> str:
 
 
 def _rows_of(page: str) -> dict[str, str]:
-    """{architecture: its line}"""
+    """Returns {architecture: its line}."""
     return {line.split("`")[1]: line for line in page.splitlines(keepends=True) if line.startswith("| `")}
 
 
 def state_of(row: str) -> str:
-    """Outcome.state again, from the last cell."""
+    """Reads Outcome.state back from the last cell."""
     result = row.rstrip("| \n").rpartition(" | ")[2]
     return next(state for state, text in _TEXT.items() if result.startswith(text.partition("{")[0]))
 
@@ -110,7 +110,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _ranges(cuts: Sequence[int]) -> str:
-    """1, 2, 3, 5 -> 1–3, 5"""
+    """Formats numbers: 1, 2, 3, 5 -> 1–3, 5."""
     runs: list[list[int]] = []
     for cut in cuts:
         if runs and runs[-1][-1] == cut - 1:
@@ -121,6 +121,6 @@ def _ranges(cuts: Sequence[int]) -> str:
 
 
 def _short(reason: str) -> str:
-    """Fit for a cell of a table, and without the names of temporary folders."""
+    """Shortens a text for a table cell, without names of temporary folders."""
     reason = re.sub(r"(/[\w.\-]+)+/tmp\w+|/tmp/\w+", "the model", reason)
     return reason.replace("|", "/")[:200]

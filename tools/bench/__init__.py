@@ -1,1 +1,1 @@
-"""Benchmarks for those who work on exo-mesh; `exo-mesh bench` has those for its users."""
+"""Benchmarks for developers of exo-mesh; `exo-mesh bench` has those for users."""

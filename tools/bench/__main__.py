@@ -1,4 +1,4 @@
-"""Benchmarks for those who work on exo-mesh.
+"""Benchmarks for developers of exo-mesh.
 
 python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
 python -m tools.bench collectives           all-reduce and send between ranks, by size; with mlx.launch over cables
@@ -23,7 +23,7 @@ from tools.bench import collectives, copying, entry, first_token, grammar, group
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark that is named; the answer is the exit code."""
+    """Runs the named benchmark; returns the exit code."""
     setup_logging(level="error")
     parser = Parser(prog="python -m tools.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)

@@ -36,7 +36,7 @@ _TCP_WIRING = "EXO_MESH_BENCH_RANK"
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `collectives` to the verbs of `python -m tools.bench`."""
+    """Adds `collectives` to the verbs of `python -m tools.bench`."""
     parser = subparsers.add_parser("collectives", help="all-reduce, send and receive between ranks, by size")
     parser.add_argument("--ranks", type=count(8), default=2, metavar="N", help="ranks on this machine, 2 to 8 (2)")
     parser.add_argument("--sizes", default="4K,64K,1M,16M", metavar="LIST", help="sizes of messages (4K,64K,1M,16M)")
@@ -47,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; exit code 1 if any result was wrong."""
+    """Measures and prints; exit code 1 if a result was wrong."""
     sizes = [parse_bytes(text) for text in args.sizes.split(",")]
     if args.rank:
         figures = measure(sizes, args.seconds)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in "64K" or "16M", at least four. Raises InputError."""
+    """Parses "64K" or "16M" to bytes, at least four. Raises InputError."""
     found = re.fullmatch(r"(\d{1,10})([KMG]?)", text.strip().upper())
     size = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 4 <= size <= MAX_BYTES:
@@ -71,7 +71,7 @@ def parse_bytes(text: str) -> int:
 
 
 def over_tcp(ranks: int, sizes: str, seconds: float, deadline_s: float) -> dict[str, Any]:
-    """Start the ranks on this machine; what rank 0 measured. Raises EngineError if they do not end in time."""
+    """Starts the ranks on this machine; returns rank 0's figures. Raises EngineError if they do not end in time."""
     endpoints = free_endpoints(ranks)
     command = [sys.executable, "-m", "tools.bench", "collectives", "--rank", "--json"]
     command += ["--sizes", sizes, "--seconds", str(seconds)]
@@ -90,15 +90,15 @@ def over_tcp(ranks: int, sizes: str, seconds: float, deadline_s: float) -> dict[
     try:
         figures: dict[str, Any] = json.loads(printed)
     except ValueError:
-        raise EngineError("a rank failed; what it said is above") from None
+        raise EngineError("a rank failed; its output is above") from None
     return figures
 
 
 def measure(sizes: list[int], seconds: float) -> dict[str, Any]:
-    """One rank's part. Rank 0 returns the figures, the others {}. Raises EngineError where there is no group."""
+    """Runs one rank. Rank 0 returns the figures, the others {}. Raises EngineError if there is no group."""
     files = RankFiles()
-    if told := os.environ.get(_TCP_WIRING):
-        rank, endpoints = json.loads(told)
+    if wiring := os.environ.get(_TCP_WIRING):
+        rank, endpoints = json.loads(wiring)
         files.write(RankWiring("ring", rank, tuple(endpoints)))
     import mlx.core as mx
 
@@ -113,7 +113,7 @@ def measure(sizes: list[int], seconds: float) -> dict[str, Any]:
         return mx.distributed.all_sum(values, group=group, stream=mx.cpu)
 
     def pass_once(values: Any) -> Any:
-        """From rank 0 to rank 1 and back."""
+        """Sends from rank 0 to rank 1 and back."""
         if own == 0:
             mx.eval(mx.distributed.send(values, 1, group=group, stream=mx.cpu))
             return mx.distributed.recv_like(values, 1, group=group, stream=mx.cpu)
@@ -121,7 +121,7 @@ def measure(sizes: list[int], seconds: float) -> dict[str, Any]:
         return mx.distributed.send(back, 0, group=group, stream=mx.cpu)
 
     def agreed(number: int) -> int:
-        """How often rank 0 wants to repeat: every rank has to do the same."""
+        """Returns how often rank 0 wants to repeat, because every rank must do the same."""
         mine = mx.array([number if own == 0 else 0], dtype=mx.int32)
         return int(reduce_once(mine).item())
 
@@ -161,7 +161,7 @@ def measure(sizes: list[int], seconds: float) -> dict[str, Any]:
 
 
 def _seconds_of(mx: Any, call: Callable[[Any], Any], values: Any) -> float:
-    """Of one call, after one that finds everything cold."""
+    """Returns the seconds of one call, after a warm-up call."""
     mx.eval(call(values))
     start = time.perf_counter()
     mx.eval(call(values))
@@ -179,7 +179,7 @@ def _passes(mx: Any, call: Callable[[Any], Any], values: Any, number: int) -> tu
 
 
 def text_of(figures: dict[str, Any]) -> str:
-    """A row for each size, and below it latency, peak and sustained bandwidth."""
+    """Formats a row per size, and below it latency, peak and sustained bandwidth."""
     rows = [
         [
             human_bytes(row["bytes"]), row["calls"], f"{row['all_reduce_us']:.1f} us",

@@ -1,4 +1,4 @@
-"""A child process of `python -m tools.bench copy`: one of the ends of a copy. Ends when its standard input closes.
+"""A child process of `python -m tools.bench copy`: one end of a copy. Ends when its standard input closes.
 
 serve DIRECTORY     our file server, which prints its port
 plain FILE          sends a file by socket.sendfile to everybody who connects; prints its port
@@ -27,7 +27,7 @@ MODEL, FILE, DIGEST = "bench/copy", "model.safetensors", "bench"
 
 
 def credentials(secret: str) -> Credentials | None:
-    """Of a mesh with this secret; None for an open one."""
+    """Credentials of a mesh with this secret; None for an open mesh."""
     return issue(secret, "bench", ["127.0.0.1"], datetime.datetime.now(datetime.UTC)) if secret else None
 
 
@@ -48,7 +48,7 @@ def copy_once(
     is_busy: bool = False,
     count: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Read the file as a fetcher does, and write it to `target`."""
+    """Reads the file as a fetcher does, and writes it to `target`."""
     model = open_peer(source_at(port), MODEL, tls, pace=CopyPace(lambda: is_busy))
     try:
         with target.open("wb", buffering=0) as stream:

@@ -1,4 +1,4 @@
-"""How fast peers copy models from each other, and what running streams notice of it.
+"""Measures how fast peers copy models from each other, and how that slows running streams.
 
     python -m tools.bench copy              our file server and client, open and with TLS, against a plain TCP copy
     python -m tools.bench copy --streams    time between tokens of a ring of nodes, while a copy runs and before
@@ -91,7 +91,7 @@ def _line(child: subprocess.Popen[str]) -> int:
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
-        raise EngineError("a process of the bench has ended by itself")
+        raise EngineError("a process of the benchmark ended unexpectedly")
     return int(line)
 
 
@@ -106,7 +106,7 @@ def _plain_copy(port: int, size: int, target: Path) -> None:
 
 
 def _speed(args: argparse.Namespace, place: Path, size: int) -> int:
-    """Take turns, print the medians, and answer 0 if the open copy is fast enough."""
+    """Runs the ways in rotation, prints the medians, and returns 0 if the open copy is fast enough."""
     secret, model_dir = new_secret(), place / "source"
     tls = tls_of(credentials(secret))
     with contextlib.ExitStack() as stack:
@@ -139,7 +139,7 @@ def _timed(copy: Callable[[Path], None], target: Path) -> float:
 
 
 def _streams(args: argparse.Namespace, place: Path, size: int) -> int:
-    """Run streams with and without a copy in turns, print the times, and answer 0 if the copy is not felt too much."""
+    """Runs streams with and without a copy alternately, prints the times, and returns 0 if the slowdown is small."""
     flags = ["--engine", args.engine]
     flags += ["--engine-option", f"cost_ms={args.cost_ms:g}"] if args.engine == "dummy" else []
     question = Question("exo-mesh-demo", 32, args.tokens)
@@ -167,7 +167,7 @@ def _streams(args: argparse.Namespace, place: Path, size: int) -> int:
 
 @contextlib.contextmanager
 def _copying(place: Path, size: int, secret: str, *, is_busy: bool) -> Iterator[Callable[[], int]]:
-    """Copy for as long as the block lasts; gives what ends it and answers how many bytes came."""
+    """Copies for as long as the block lasts; yields a function that ends it and returns the bytes copied."""
     target, busy = place / "target", ["--busy"] if is_busy else []
     target.unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
@@ -186,7 +186,7 @@ def _gaps(result: LoadResult) -> np.ndarray:
 
 
 def _show(name: str, before: list[np.ndarray], during: list[np.ndarray], copied: list[float]) -> float:
-    """Print, and answer the ratio of the times between tokens at the 99th percentile."""
+    """Prints, and returns the ratio of the times between tokens at the 99th percentile."""
     p99s = [[float(np.quantile(gaps, 0.99)) for gaps in rounds] for rounds in (before, during)]
     ratio = statistics.median(late / early for early, late in zip(*p99s, strict=True))
     quantiles = [np.quantile(np.concatenate(gaps), (0.5, 0.99)) * 1e3 for gaps in (before, during)]

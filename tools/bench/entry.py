@@ -28,7 +28,7 @@ READY_S, PLACE_S, RUN_S = 60.0, 60.0, 120.0
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run: tokens per second of all streams, and microseconds of CPU per token in the node and its runner."""
+    """The figures of one run: tokens per second of all streams, and CPU microseconds per token in node and runner."""
 
     tokens_per_s: float
     node_us: float
@@ -36,7 +36,7 @@ class Figures:
 
 
 async def stream(host: str, port: int, tokens: int) -> int:
-    """Ask for so many tokens as a stream; the number of events that came."""
+    """Requests `tokens` tokens as a stream; returns the number of events."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
     data = json.dumps({**body, "temperature": 0, "max_tokens": tokens}).encode()
     reader, writer = await asyncio.open_connection(host, port)
@@ -71,16 +71,16 @@ async def measure(url: str, node: psutil.Process, streams: int, tokens: int) -> 
 
 
 def once(checkout: Path, streams: int, tokens: int) -> Figures:
-    """Start a node, warm it up, and measure. checkout: whose code."""
+    """Starts a node, warms it up, and measures. checkout: whose code runs."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
     environ["PYTHONPATH"] = f"{checkout}{os.pathsep}{checkout / 'engines'}"
-    # `python -m` looks in the working directory first
+    # `python -m` searches the working directory first
     with tempfile.TemporaryDirectory() as home, contextlib.chdir(checkout):
         flags = ["--home", home, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--discovery", "none"]
         child = ChildNode([*flags, "--engine", "dummy", "--max-queued", "4096"], Path(home) / "node.log", environ)
         try:
             ready = child.wait_ready(READY_S)
-            api = client_of({**ready, "home": home})  # the code of an older checkout does not say it
+            api = client_of({**ready, "home": home})  # the code of an older checkout does not report it
             api.post("/instance", {"model": MODEL}, PLACE_S)
             node = psutil.Process(child.pid)
             asyncio.run(measure(ready["api_url"], node, streams, 20))

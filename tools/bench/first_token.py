@@ -1,4 +1,4 @@
-"""`python -m tools.bench first-token`: from nothing on the disk to the first token, beside mlx-lm alone.
+"""`python -m tools.bench first-token`: from an empty disk to the first token, compared with mlx-lm alone.
 
 A loopback hub serves a random model. In turns, `exo-mesh run` asks it a question with an empty home, and a plain script
 does the same with `snapshot_download` and `mlx_lm`. Both begin with the start of a process.
@@ -29,7 +29,7 @@ from tests.support.hub import LoopbackHub
 LIMIT_S = 300.0
 POLL_S = 0.05
 PROMPT = "hello"
-"""Short, since mlx on a CPU takes a minute for some hundred tokens of bfloat16: then nothing else would count."""
+"""Short, because mlx on a CPU takes a minute for some hundred tokens of bfloat16, which would dominate the time."""
 
 _ALONE = """
 import json, sys, time
@@ -50,7 +50,7 @@ print(json.dumps(times))
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `first-token` to the verbs of `python -m tools.bench`."""
+    """Adds `first-token` to the verbs of `python -m tools.bench`."""
     text = "from an empty disk to the first token, beside snapshot_download and mlx_lm"
     parser = subparsers.add_parser("first-token", help=text, description=__doc__)
     parser.add_argument("--parameters", type=int, default=200_000_000, metavar="N", help="of the model, in bfloat16")
@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run both in turns and print their times and the ratio. Raises EngineError if one of them fails."""
+    """Runs both alternately and prints their times and the ratio. Raises EngineError if one fails."""
     with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch, LoopbackHub() as hub:
         model_dir = write_checkpoint(Path(scratch) / "model", model_of_size(args.parameters), repeat=True)
         hub.add("bench/random", model_dir)
@@ -94,7 +94,7 @@ def _run_alone(hub: LoopbackHub, home: Path) -> dict[str, float]:
 
 
 def _run_mesh(hub: LoopbackHub, home: Path) -> dict[str, float]:
-    """fetch_s: from the start of `exo-mesh run` until all files are there, load_s: until the instance is ready."""
+    """Runs exo-mesh. fetch_s: from the start until all files are present, load_s: then until the instance is ready."""
     port = free_port()
     flags = ["--home", str(home / "node"), "--engine", "mlx", "--discovery", "none", "--api-port", str(port)]
     command = [sys.executable, "-m", "exo_mesh.cli.main", "run", "bench/random", PROMPT, "--max-tokens", "1", *flags]
@@ -121,7 +121,7 @@ def _run_mesh(hub: LoopbackHub, home: Path) -> dict[str, float]:
 
 
 def _watch(client: ApiClient, seen: dict[str, float], end: float) -> None:
-    """Put down when the download is completed, and when the instance is ready."""
+    """Records when the download is completed, and when the instance is ready."""
     while "token" not in seen and "ready" not in seen and time.monotonic() < end:
         with contextlib.suppress(MeshError):
             downloads = client.get("/v1/download/progress")["data"]

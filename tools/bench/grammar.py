@@ -1,8 +1,9 @@
-"""What grammars cost a ring and what they save: `python -m tools.bench grammar`.
+"""Measures what grammars cost a ring and what they save: `python -m tools.bench grammar`.
 
-A ring of four dummy stages of 10 ms each with a vocabulary of 128,000 tokens, 1 and 16 streams, in turns: without a
-grammar; with a schema of one long string each, where every token takes its lap: what that is slower by, masks cost;
-and with a schema of records each, whose keys and punctuation must come. Times are from the first token on.
+A ring of four dummy stages of 10 ms each with a vocabulary of 128,000 tokens runs 1 and 16 streams, alternately in
+three ways: without a grammar; with a schema of one long string, where every token takes a lap, so that the slowdown is
+the cost of the masks; and with a schema of records, whose keys and punctuation are forced. Times start at the first
+token.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_model(model_dir: Path) -> Path:
-    """A byte-level BPE vocabulary of VOCAB tokens: the bytes, and words of 2 to 4 letters with their merges."""
+    """Writes a byte-level BPE vocabulary of VOCAB tokens: the bytes, and words of 2 to 4 letters with their merges."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
     vocab = {character: index for index, character in enumerate(alphabet)}
@@ -67,7 +68,7 @@ def write_model(model_dir: Path) -> Path:
 
 
 def schema(number: int, kind: str) -> str:
-    """Never done within the tokens that are asked for."""
+    """Returns a schema that is not complete within the requested tokens."""
     if kind == "text":
         return json.dumps({"type": "string", "minLength": 100_000 + number})
     names = [f"field{number}", "name", "tags"]
@@ -85,7 +86,7 @@ def schema(number: int, kind: str) -> str:
 
 
 async def measure(model_dir: Path, rounds: int) -> None:
-    """Print one line for 1 stream and one for 16."""
+    """Prints one line for 1 stream and one for 16."""
     cuts = [8 * index // STAGES for index in range(STAGES + 1)]
     stages = tuple(
         StagePlan(f"bench{i}", "dummy", Shard("bench", start, stop, 8), 0)
@@ -96,7 +97,7 @@ async def measure(model_dir: Path, rounds: int) -> None:
         for streams in (1, 16):
             figures: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
             for kind in KINDS:
-                await _round(runners, streams, kind, 32)  # the first grammar imports a library; paces are learnt
+                await _round(runners, streams, kind, 32)  # imports the grammar library; paces are learned
             for _, kind in product(range(rounds), KINDS):
                 figures[kind].append(await _round(runners, streams, kind, TOKENS))
             _show(streams, figures)
@@ -114,7 +115,7 @@ def _show(streams: int, figures: dict[str, list[tuple[float, float]]]) -> None:
 
 
 async def _round(runners: list[LocalRunner], streams: int, kind: str, tokens: int) -> tuple[float, float]:
-    """(tokens per second, share of the tokens that took no lap) of so many streams at once."""
+    """Returns (tokens per second, share of the tokens without a lap) of this many concurrent streams."""
     saved = (await runners[-1].fresh_beat()).laps_saved
     async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
         stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
@@ -125,7 +126,7 @@ async def _round(runners: list[LocalRunner], streams: int, kind: str, tokens: in
 
 
 async def _stream(stub: Any, number: int, kind: str, tokens: int) -> tuple[float, float]:
-    """When the first token came, and the last one."""
+    """Returns the times of the first and the last token."""
     request = pb.GenerateRequest(
         instance_id="bench",
         ballot=ballot_to_proto(BALLOT),

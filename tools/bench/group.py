@@ -1,8 +1,8 @@
 """`python -m tools.bench group` checks and measures a tensor group whose ranks all run on this machine, over TCP.
 
-The leader of every group that is formed measures the same before traffic. On one machine the figures show whether this
-model, mlx and mlx-lm compute the right result as a group, and whether the group holds under load; the speed of a link
-shows only between two machines.
+The leader of every new group measures the same before traffic. On one machine the figures show whether this model, mlx
+and mlx-lm compute the right result as a group, and whether the group is stable under load. The speed of a link can be
+measured only between two machines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENGINE = "mlx"
 CONTEXT = 2048
 CHUNK = 512
 HOP_S = 300e-6
-"""From one machine to the next as stages: what a hop takes over a good LAN (docs/how-it-works/benchmarks.md)."""
+"""Seconds of a hop between two machines as stages, over a good LAN (docs/how-it-works/benchmarks.md)."""
 
 SILENCE_S = 120.0
 AT_ONCE = 4
@@ -44,7 +44,7 @@ _ITEM_BYTES = {"float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class Stress:
-    """Requests that ended, of those that gave the tokens of one process, and seconds for all of them on either."""
+    """The stress test: completed requests, those with the same tokens as one process, and the seconds of both."""
 
     requests: int
     ended: int
@@ -54,7 +54,7 @@ class Stress:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `group` to the verbs of `python -m tools.bench`."""
+    """Adds `group` to the verbs of `python -m tools.bench`."""
     parser = subparsers.add_parser("group", help="a tensor group on this machine: correctness, costs, stress")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="NAME", help="a model of this machine, or a directory")
@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, and answer 0 if the group computed what one process does."""
+    """Measures, prints, and returns 0 if the group computed the same as one process."""
     if args.ranks < 2:
         raise InputError("a tensor group has at least two ranks", param="ranks")
     with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             model_dir = model_dir_of(args.model)
         else:
             model = model_of_size(parse_size(args.random), "float32")
-            model = replace(model, kv_heads=model.heads)  # few heads are no multiple of the ranks
+            model = replace(model, kv_heads=model.heads)  # few KV heads may not divide by the ranks
             model_dir = write_checkpoint(Path(scratch) / "random", model)
         result = asyncio.run(measure(model_dir, args.ranks, args.requests, args.tokens))
     print_json(result) if args.json else print(_text(result))
@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def measure(model_dir: Path, ranks: int, requests: int, tokens: int) -> dict[str, Any]:
-    """All figures. Raises MeshErrors, of which a CanaryError says that the group computes something wrong."""
+    """Measures all figures. Raises MeshErrors; a CanaryError means that the group computes a wrong result."""
     card = read_card(model_dir, model_dir.name)
     lengths = [8 + number % 25 for number in range(requests)]
     prompts = [[(31 * length + 7 * place) % min(card.vocab_size, 250) for place in range(length)] for length in lengths]
     alone, alone_s, _ = await _answers(_plan(card.num_layers, 1), model_dir, prompts, tokens)
     together, group_s, figures = await _answers(_plan(card.num_layers, ranks), model_dir, prompts, tokens)
     if figures is None:
-        raise EngineError("the leader of the group has told nothing of its check")
+        raise EngineError("the leader of the group has not reported its check")
     same = sum(mine == theirs for mine, theirs in zip(together, alone, strict=True))
     stress = Stress(requests, sum(len(answer) == tokens for answer in together), same, group_s, alone_s)
     exact = card.dtype == "float32" and not read_json(model_dir / "config.json").get("quantization")
@@ -122,7 +122,7 @@ def _plan(num_layers: int, ranks: int) -> Plan:
 async def _answers(
     plan: Plan, model_dir: Path, prompts: Sequence[Sequence[int]], tokens: int
 ) -> tuple[list[list[int]], float, GroupFigures | None]:
-    """(greedy tokens of each prompt, AT_ONCE at a time; seconds for all; what the leader measured)."""
+    """Returns (greedy tokens of each prompt, AT_ONCE at a time; seconds for all; the leader's figures)."""
     channels, places = DriverChannels(), asyncio.Semaphore(AT_ONCE)
 
     async def one(runner: LocalRunner, number: int, prompt: Sequence[int]) -> list[int]:
@@ -148,7 +148,7 @@ async def _answers(
 
 
 def _verdict(figures: GroupFigures, ranks: int, num_layers: int, token_bytes: int) -> dict[str, Any]:
-    """As if the ranks were machines of their own with this link between them."""
+    """Judges as if the ranks were separate machines with this link between them."""
     try:
         times = GroupTimes(
             ranks=ranks,

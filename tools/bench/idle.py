@@ -1,11 +1,10 @@
-"""Memory, CPU and wake-ups of nodes that nobody asks anything.
+"""Measures memory and CPU of idle nodes.
 
 `python -m tools.bench idle --nodes 8 --minutes 120`
 
-A mesh on this machine answers one request, so that its ring is there, and then has nothing to do. Each minute the
-resident memory of each node and all its children is read, with their CPU time and how often their threads woke up. The
-slope of the memory is that of the straight line nearest to the readings (least squares) after the first quarter, in
-which caches fill.
+A mesh on this machine answers one request, so that its ring exists, and is then idle. The resident memory of each node
+with all its children is read every minute. The slope is that of a least-squares line through the readings after the
+first quarter, in which caches fill.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class IdleNode:
     processes: int = 0
 
     def read(self, minute: float) -> None:
-        """Raises MeshError if the node is gone."""
+        """Reads the node's memory and CPU. Raises MeshError if the node is gone."""
         try:
             node = psutil.Process(self.pid)
             family = [node, *node.children(recursive=True)]
@@ -57,13 +56,13 @@ class IdleNode:
 
     @property
     def slope_mb_per_h(self) -> float:
-        """Of the memory, after the first quarter of the readings; at least two are needed there."""
+        """Slope of the memory after the first quarter of the readings; at least two readings are needed there."""
         begin = len(self.minutes) // 4
         return linear_regression(self.minutes[begin:], self.rss_mb[begin:]).slope * 60
 
     @property
     def cpu_percent(self) -> float:
-        """Of one core, over all readings."""
+        """CPU use in percent of one core, over all readings."""
         return (self.cpu_s[-1] - self.cpu_s[0]) / ((self.minutes[-1] - self.minutes[0]) * 60) * 100
 
     @property
@@ -83,7 +82,7 @@ def num_wakes(pid: int) -> int:
 
 
 def measure(mesh: LocalMesh, minutes: int) -> list[IdleNode]:
-    """Watch all nodes for so many minutes."""
+    """Watches all nodes for this many minutes."""
     nodes = [IdleNode(child.pid) for child in mesh.children]
     begin = time.monotonic()
     for minute in range(minutes + 1):
@@ -94,7 +93,7 @@ def measure(mesh: LocalMesh, minutes: int) -> list[IdleNode]:
 
 
 def report(nodes: list[IdleNode]) -> str:
-    """A line for each node."""
+    """Formats a line for each node."""
     return "\n".join(
         f"node {number}: {node.rss_mb[0]:.1f} -> {node.rss_mb[-1]:.1f} MB in {node.minutes[-1]:.0f} min, "
         f"{node.slope_mb_per_h:+.2f} MB/h, {node.cpu_percent:.2f} % of a core, {node.wakes_per_s:.0f} wake-ups/s, "

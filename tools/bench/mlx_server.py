@@ -1,4 +1,4 @@
-"""`python -m tools.bench against-mlx-server` gives a ring and `mlx_lm.server` the same load, in turns.
+"""`python -m tools.bench against-mlx-server` gives a ring and `mlx_lm.server` the same load, alternately.
 
 Takes the flags of `exo-mesh bench serve`. The server runs the same model on this machine, and gets the same requests.
 """
@@ -32,11 +32,11 @@ from exo_mesh.weights.store import ModelStore
 START_DEADLINE_S = 120.0
 _POLL_S = 0.2
 NEVER = -100
-"""A bias that keeps a token from ever being drawn."""
+"""A bias that prevents a token from being drawn."""
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `against-mlx-server` to the verbs of `python -m tools.bench`."""
+    """Adds `against-mlx-server` to the verbs of `python -m tools.bench`."""
     text = "exo-mesh bench serve, beside mlx_lm.server with the same load"
     parser = subparsers.add_parser("against-mlx-server", help=text, description=__doc__)
     serve.add_flags(parser)
@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the bench and print its figures, with ratios to those of the server. Raises EngineError without mlx-lm."""
+    """Runs the benchmark and prints its figures, with ratios to the server's. Raises EngineError without mlx-lm."""
     if why := why_not():
         raise EngineError(why)
     rival = serve.Rival("mlx_lm_server", "mlx_lm.server", mlx_system)
@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def mlx_system(model: serve.BenchModel) -> Iterator[serve.System]:
-    """Start mlx_lm.server with the model, for as long as the block lasts.
+    """Runs mlx_lm.server with the model for as long as the block lasts.
 
-    The server has no switch to go on after the end of a text, so the ids that mean it are kept from being drawn.
+    The server has no switch to ignore the end of a text, so the end ids get a bias that prevents them.
     """
     directory = model.directory or _directory_of(model.name)
     eos_ids = read_card(directory, model.name).eos_ids
@@ -70,7 +70,7 @@ def _directory_of(name: str) -> Path:
 
 
 def why_not() -> str:
-    """Say why there is no mlx_lm.server here; "" if there is one."""
+    """Says why mlx_lm.server cannot run here; "" if it can."""
     if importlib.util.find_spec("mlx_lm") is None:
         return "mlx-lm is not installed here: pip install mlx-lm"
     return ""
@@ -78,7 +78,7 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def mlx_server(model_dir: Path) -> Iterator[str]:
-    """Start the server and yield its URL once it answers; end it after the block. Raises EngineError, DeadlineError."""
+    """Starts the server and yields its URL once it answers; ends it afterwards. Raises EngineError, DeadlineError."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model_dir)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "WARNING"]

@@ -1,9 +1,8 @@
-"""Time to render a chat template in a child process, as a node does, and in a thread.
+"""Measures the time to render a chat template in a child process, as a node does, and in a thread.
 
 `python -m tools.bench templates`
 
-The template is one of ChatML, as many models have. Both ways take turns, and a job on one core of the same machine
-disturbs both alike.
+The template is ChatML, as in many models. Both ways alternate, so that other work on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONVERSATIONS = {"1 message, 11 characters": (1, 11), "20 messages, 4 kB": (20, 
 
 
 async def measure(rounds: int) -> None:
-    """Print the median and the 99th percentile of both ways, in milliseconds."""
+    """Prints the median and the 99th percentile of both ways, in milliseconds."""
     renderer = TemplateRenderer()
     found = ChatTemplate.found(TEMPLATE, "here")
     compiled = CompiledTemplate.compile(TEMPLATE, "here")

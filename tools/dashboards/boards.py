@@ -1,4 +1,4 @@
-"""What a dashboard consists of, as plain values: boards have rows, rows have panels, panels have queries. Pure."""
+"""The elements of a dashboard as plain values: boards have rows, rows have panels, panels have queries. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 FILTERS = 'job=~"$job", instance=~"$instance"'
-"""Every query carries both, so that the variables at the top of a board filter every panel."""
+"""Every query contains both, so that the variables at the top of a board filter every panel."""
 
 Kind = Literal["timeseries", "stat", "table", "state-timeline"]
 Threshold = tuple[float | None, str]
-"""(from which value, colour); the first has None."""
+"""(lower bound, colour); the first bound is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A picture of one or more queries.
+    """A chart of one or more queries.
 
-    unit: an identifier of Grafana, such as `s` or `bytes`. width: of 24 columns. events: counts in each interval of the
-    picture, drawn as bars.
+    unit: an identifier of Grafana, such as `s` or `bytes`. width: of 24 columns. events: counts per interval of the
+    chart, drawn as bars.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a board, besides data source, job and instance: the values of a label of a metric."""
+    """A selection at the top of a board, besides data source, job and instance: the values of a label of a metric."""
 
     name: str
     label: str
@@ -62,7 +62,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A dashboard. name: of its file and, after `exo-mesh-`, its id in addresses."""
+    """A dashboard. name: of its file; with the prefix `exo-mesh-` its id in addresses."""
 
     name: str
     title: str
@@ -76,35 +76,35 @@ class Board:
 
 
 def series(metric: str, *matchers: str) -> str:
-    """A metric of the chosen nodes. matchers: further ones, such as `model=~"$model"`."""
+    """Returns a metric of the selected nodes. matchers: further ones, such as `model=~"$model"`."""
     return f"{metric}{{{', '.join((FILTERS, *matchers))}}}"
 
 
 def rate(metric: str, *matchers: str) -> str:
-    """How fast a counter of the chosen nodes grows each second."""
+    """Returns the growth per second of a counter of the selected nodes."""
     return f"rate({series(metric, *matchers)}[$__rate_interval])"
 
 
 def events(metric: str, *matchers: str) -> str:
-    """How much a counter of the chosen nodes grows in each interval of the picture: for what happens rarely."""
+    """Returns the growth of a counter per interval of the chart, for rare events."""
     return f"increase({series(metric, *matchers)}[$__rate_interval])"
 
 
 def total(expr: str, *by: str) -> str:
-    """The sum of an expression, for each value of the labels `by`."""
+    """Returns the sum of an expression per value of the labels `by`."""
     return f"sum by ({', '.join(by)}) ({expr})" if by else f"sum({expr})"
 
 
 def quantile(share: float, histogram: str, *matchers: str, by: tuple[str, ...] = ()) -> str:
-    """A quantile of a histogram over the chosen nodes. histogram: its name without `_bucket`."""
+    """Returns a quantile of a histogram over the selected nodes. histogram: its name without `_bucket`."""
     return f"histogram_quantile({share:g}, {total(rate(histogram + '_bucket', *matchers), 'le', *by)})"
 
 
 def mean(histogram: str, *matchers: str, by: tuple[str, ...] = ()) -> str:
-    """The mean of what a histogram has observed."""
+    """Returns the mean of a histogram's observations."""
     return f"{total(rate(histogram + '_sum', *matchers), *by)} / {total(rate(histogram + '_count', *matchers), *by)}"
 
 
 def quantiles(histogram: str, *matchers: str) -> tuple[Query, ...]:
-    """The median, the 95th and the 99th percentile of a histogram."""
+    """Returns the median, the 95th and the 99th percentile of a histogram."""
     return tuple(Query(quantile(share, histogram, *matchers), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99))

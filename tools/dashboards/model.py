@@ -21,13 +21,13 @@ _MODEL = 'model=~"$model"'
 
 
 def _per_model(expr: str, *more: str) -> Query:
-    """The sum of an expression for each model, and for further labels."""
+    """Returns the sum of an expression per model and further labels."""
     legend = "{{model}}" + "".join(f" {{{{{label}}}}}" for label in more)
     return Query(total(expr, "model", *more), legend)
 
 
 def _joules(kind: str) -> str:
-    """Energy divided by the tokens it was spent on. kind: of the tokens, prompt or output."""
+    """Returns the energy per token. kind: of the tokens, prompt or output."""
     matchers = (_MODEL, f'kind="{kind}"')
     energy = total(rate("exo_mesh_ring_energy_joules_total", *matchers), "model")
     return f"{energy} / {total(rate('exo_mesh_ring_energy_tokens_total', *matchers), 'model')}"
@@ -43,7 +43,7 @@ _REQUESTS = (
     ),
     Panel(
         "In progress, running and waiting",
-        "In progress: entered and not ended. Running and waiting are those that a driver has. The rest is on its way.",
+        "In progress: entered and not ended. Running and waiting: requests at a driver.",
         "short",
         (
             Query(total(series("exo_mesh_requests_in_progress", _MODEL)), "in progress"),
@@ -60,7 +60,7 @@ _REQUESTS = (
     ),
     Panel(
         "Tokens of a prompt, mean",
-        "Prompt tokens divided by the requests that ended. Long prompts make the first token late.",
+        "Prompt tokens divided by the requests that ended. Long prompts delay the first token.",
         "short",
         (
             Query(
@@ -141,7 +141,7 @@ _SPEED = (
 _LIMITS = (
     Panel(
         "Time in the queue, p95",
-        "From a request's arrival at the driver to its turn.",
+        "From a request's arrival at the driver to its start.",
         "s",
         (Query(quantile(0.95, "exo_mesh_queue_wait_seconds", _MODEL, by=("model",)), "{{model}}"),),
     ),
@@ -165,24 +165,24 @@ _LIMITS = (
         maximum=1,
     ),
     Panel(
-        "Requests that had to wait again",
-        "Running requests that gave way to others each second, because KV or memory was short.",
+        "Running requests that were paused",
+        "Running requests that were paused each second because KV or memory was short.",
         "reqps",
         (_per_model(rate("exo_mesh_evictions_total", _MODEL)),),
     ),
     Panel(
         "Requests whose client does not read",
-        "Running requests that are parked: they cost nothing, and keep their place until others need it.",
+        "Running requests that are parked: they cost no computing, and keep their place until other requests need it.",
         "short",
         (_per_model(series("exo_mesh_requests_parked", _MODEL)),),
     ),
     Panel(
-        "Tokens that took no computing",
-        "Prompt tokens that were copied from another choice, and output tokens that a grammar left no choice about.",
+        "Tokens without computing",
+        "Prompt tokens that were copied from another choice, and output tokens that a grammar forced.",
         "short",
         (
             Query(total(rate("exo_mesh_prefill_shared_tokens_total", _MODEL), "model"), "{{model}} prompt, copied"),
-            Query(total(rate("exo_mesh_laps_saved_total", _MODEL), "model"), "{{model}} output, no choice"),
+            Query(total(rate("exo_mesh_laps_saved_total", _MODEL), "model"), "{{model}} output, forced"),
         ),
     ),
 )
@@ -207,7 +207,7 @@ _ENERGY = (
 _WHERE = (
     Panel(
         "Time of a lap, mean",
-        "A frame's way round the ring of each instance. Each output token takes one lap.",
+        "The time of a frame's lap round the ring of each instance. Each output token takes one lap.",
         "s",
         (Query(mean("exo_mesh_lap_seconds", _MODEL, by=("model", "instance_id")), "{{model}} {{instance_id}}"),),
     ),
@@ -239,7 +239,7 @@ _WHERE = (
     ),
     Panel(
         "Resumed requests and reconnected streams",
-        "Requests that continued after their ring was lost, and streams from a driver that were opened again.",
+        "Requests that continued after their ring was lost, and streams from a driver that were reopened.",
         "ops",
         (
             Query(total(rate("exo_mesh_requests_resumed_total", _MODEL), "model"), "{{model}} resumed"),

@@ -1,4 +1,4 @@
-"""One node, or a few: what it is, its memory, disk, runners, downloads and accelerators, and its machine."""
+"""The board for one or a few nodes: versions, memory, disk, runners, downloads, accelerators, and the machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WHAT = (
     ),
     Panel(
         "Draining",
-        "1 while the node takes no new requests.",
+        "1 while the node accepts no new requests.",
         "bool_yes_no",
         (Query(series("exo_mesh_node_draining"), "{{node}}"),),
         kind="state-timeline",
@@ -39,14 +39,14 @@ _WHAT = (
     ),
     Panel(
         "Time since the start",
-        "It falls to 0 when the node is restarted.",
+        "It falls to 0 when the node restarts.",
         "s",
         (Query(f"time() - {series('process_start_time_seconds')}", "{{node}} {{job}}"),),
         height=6,
     ),
     Panel(
         "What is wrong",
-        "Reasons of the health of each node, by code and level. docs/reference/health.md has what helps for each code.",
+        "Reasons of the health of each node, by code and level. docs/reference/health.md has the remedy for each code.",
         "short",
         (Query(series("exo_mesh_health_reasons"), "{{node}}: {{code}} ({{level}})"),),
         width=24,
@@ -70,7 +70,7 @@ _MEMORY = (
     ),
     Panel(
         "Memory for plans",
-        "What plans hold on each node, and what a new reservation could get.",
+        "Memory that plans hold on each node, and that a new reservation could get.",
         "bytes",
         (
             Query(series("exo_mesh_reserved_memory_bytes"), "{{node}} held"),
@@ -79,7 +79,7 @@ _MEMORY = (
     ),
     Panel(
         "Memory pressure",
-        "0: there is room. 1: no new requests beside those that run. 2: running requests have to wait.",
+        "0: there is room. 1: no new requests beside those that run. 2: running requests are paused.",
         "short",
         (Query(series("exo_mesh_memory_pressure_level"), "{{node}}"),),
         thresholds=((None, "green"), (1, "orange"), (2, "red")),
@@ -92,7 +92,7 @@ _MEMORY = (
     ),
     Panel(
         "Files that were not written",
-        "Files left unwritten for want of room or permission, in each interval of the picture.",
+        "Files that were not written for lack of space or permission, in each interval of the chart.",
         "short",
         (Query(total(events("exo_mesh_disk_writes_refused_total"), "node"), "{{node}}"),),
         events=True,
@@ -109,7 +109,7 @@ _MEMORY = (
 _PROCESS = (
     Panel(
         "CPU of the node process",
-        "In cores. An idle node takes about 0.005; runners are processes of their own and not part of it.",
+        "In cores. An idle node uses about 0.005. Runners are separate processes and not included.",
         "short",
         (Query(rate("process_cpu_seconds_total"), "{{node}} {{job}}"),),
     ),
@@ -168,7 +168,7 @@ _DOWNLOADS = (
     ),
     Panel(
         "Files completed",
-        "Files of models that were completed, in each interval of the picture.",
+        "Files of models that were completed, in each interval of the chart.",
         "short",
         (Query(total(events("exo_mesh_download_files_total"), "node"), "{{node}}"),),
         width=6,
@@ -176,7 +176,7 @@ _DOWNLOADS = (
     ),
     Panel(
         "Downloads that ended",
-        "In each interval, by outcome, and the codes of the errors of those that failed.",
+        "In each interval, by outcome, and the error codes of failed downloads.",
         "short",
         (
             Query(total(events("exo_mesh_downloads_total"), "node", "outcome"), "{{node}} {{outcome}}"),
@@ -193,7 +193,7 @@ _DOWNLOADS = (
 _POWER = (
     Panel(
         "Power of the machine",
-        "What the machine draws, as far as it is measured, and its parts. docs/reference/power.md has the sources.",
+        "Power of the machine, as far as it is measured, and of its parts. docs/reference/power.md has the sources.",
         "watt",
         (
             Query(series("exo_mesh_power_watts"), "{{node}}"),
@@ -202,7 +202,7 @@ _POWER = (
     ),
     Panel(
         "Energy",
-        "Energy that the machine has used, in each interval of the picture.",
+        "Energy that the machine has used, in each interval of the chart.",
         "joule",
         (Query(total(events("exo_mesh_energy_joules_total"), "node"), "{{node}}"),),
         events=True,
@@ -218,7 +218,7 @@ _POWER = (
     ),
     Panel(
         "Busy processors and accelerators",
-        "Share of the time in which they compute, for exo-mesh or anybody else.",
+        "Share of the time in which they compute, for exo-mesh or other programs.",
         "percentunit",
         (
             Query(series("exo_mesh_cpu_utilization_ratio"), "{{node}} processors"),
@@ -228,14 +228,14 @@ _POWER = (
     ),
     Panel(
         "Power of accelerators",
-        "What each accelerator draws.",
+        "Power of each accelerator.",
         "watt",
         (Query(series("exo_mesh_accelerator_power_watts"), "{{node}} {{accelerator}}"),),
         stacked=True,
     ),
     Panel(
         "Memory of accelerators",
-        "Share of the memory of each accelerator that is in use, by exo-mesh or anybody else.",
+        "Share of the memory of each accelerator that is in use, by exo-mesh or other programs.",
         "percentunit",
         (
             Query(
@@ -290,7 +290,7 @@ _MACHINE = (
 NODE = Board(
     "node",
     "exo-mesh: node",
-    "What each node is, its memory, disk, process, downloads and machine.",
+    "Each node's versions, memory, disk, process, downloads and machine.",
     (
         Row("What it is", _WHAT),
         Row("Memory and disk", _MEMORY),

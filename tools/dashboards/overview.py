@@ -1,4 +1,4 @@
-"""The first board to open: is the mesh there, is it fast, is anything wrong."""
+"""The first board to open: whether the mesh is up, how fast it is, and its problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOW = (
     ),
     Panel(
         "Nodes that are ready",
-        "Nodes whose /readyz answers 200. Fewer than the live nodes: some are draining, waiting for peers or failed.",
+        "Nodes whose /readyz answers 200. If fewer than the live nodes, some drain, wait for peers or have failed.",
         "short",
         (Query(total(series("exo_mesh_node_ready")), "ready"),),
         kind="stat",
@@ -58,7 +58,7 @@ _NOW = (
     ),
     Panel(
         "Failed requests",
-        "Share of the requests that end in an error. A request that its client cancels is no error.",
+        "Share of the requests that end in an error. A request that its client cancels is not an error.",
         "percentunit",
         (Query(_ERROR_SHARE, "failed"),),
         kind="stat",
@@ -71,7 +71,7 @@ _NOW = (
 _REQUESTS = (
     Panel(
         "Requests by end",
-        "Requests that end each second: stop and length are whole answers, cancelled means that the client left.",
+        "Requests that end each second: stop and length are complete answers, cancelled means that the client left.",
         "reqps",
         (Query(total(rate("exo_mesh_requests_total"), "status"), "{{status}}"),),
         stacked=True,
@@ -106,7 +106,7 @@ _REQUESTS = (
     ),
     Panel(
         "Instances by state",
-        "Placed models of the mesh: loading, ready or failed. Every node knows all, so the largest figure counts.",
+        "Placed models of the mesh: loading, ready or failed. Every node knows all, so the highest figure counts.",
         "short",
         (
             Query(
@@ -140,19 +140,19 @@ _SPEED = (
     ),
     Panel(
         "Time of whole requests",
-        "From a request's entry to its end, however it ended.",
+        "From a request's entry to its end, of any kind.",
         "s",
         quantiles("exo_mesh_request_latency_seconds"),
     ),
     Panel(
         "Time between tokens",
-        "The gap between two tokens of a request. Above 0.2 s people read faster than the text comes.",
+        "The gap between two tokens of a request. Above 0.2 s people read faster than the text arrives.",
         "s",
         quantiles("exo_mesh_inter_token_latency_seconds"),
     ),
     Panel(
         "Time in the queue",
-        "From a request's arrival at the driver of a ring to its turn.",
+        "From a request's arrival at the driver of a ring to its start.",
         "s",
         quantiles("exo_mesh_queue_wait_seconds"),
     ),
@@ -167,7 +167,7 @@ _TROUBLE = (
     ),
     Panel(
         "What is wrong",
-        "Reasons of the health of the nodes, by code and level. docs/reference/health.md has what helps for each code.",
+        "Reasons of the health of the nodes, by code and level. docs/reference/health.md has the remedy for each code.",
         "short",
         (Query(f"{total(series('exo_mesh_health_reasons'), 'code', 'level')}", "{{code}} ({{level}})"),),
         stacked=True,
@@ -192,7 +192,7 @@ _TROUBLE = (
     ),
     Panel(
         "Restarts of runners",
-        "Runners started for an instance that had one on the same node before, in each interval of the picture.",
+        "Runners started for an instance that had one on the same node before, in each interval of the chart.",
         "short",
         (
             Query(
@@ -204,7 +204,7 @@ _TROUBLE = (
     ),
     Panel(
         "Memory for new plans",
-        "What a new reservation could get on each node. 0 means that no further model fits there.",
+        "Memory that a new reservation could get on each node. 0 means that no further model fits there.",
         "bytes",
         (Query(series("exo_mesh_usable_memory_bytes"), "{{node}}"),),
         stacked=True,
@@ -214,6 +214,6 @@ _TROUBLE = (
 OVERVIEW = Board(
     "overview",
     "exo-mesh: overview",
-    "The whole mesh: nodes, requests, speed and what is wrong.",
+    "The whole mesh: nodes, requests, speed and problems.",
     (Row("Now", _NOW), Row("Requests", _REQUESTS), Row("Speed", _SPEED), Row("Trouble", _TROUBLE)),
 )

@@ -1,4 +1,4 @@
-"""Turns a board into the JSON that Grafana reads, through the types of grafana-foundation-sdk."""
+"""Renders a board as the JSON that Grafana reads, through the types of grafana-foundation-sdk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.dashboards.boards import Board, Panel, Variable
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "exo-mesh"
 _OF_INTERVALS = {"auto", "auto_count", "auto_min"}
-"""The SDK writes these for every variable; Grafana knows them for variables of the type interval only."""
+"""The SDK writes these fields for every variable; Grafana accepts them only for variables of the type interval."""
 _BUILDERS: dict[str, Any] = {
     "timeseries": timeseries.Panel,
     "stat": stat.Panel,
@@ -27,7 +27,7 @@ _BUILDERS: dict[str, Any] = {
 
 
 def to_json(board: Board) -> str:
-    """The file of a board, with a newline at the end."""
+    """Returns the file of a board, with a newline at the end."""
     built = (
         dashboard.Dashboard(board.title)
         .uid(f"exo-mesh-{board.name}")
@@ -74,7 +74,7 @@ def _values(variable: Variable) -> str:
 
 
 def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
-    """Several values, or all of them, asked for whenever the time range changes."""
+    """A variable with several values, or all; queried again when the time range changes."""
     everything = models.VariableOption(text="All", value="$__all", selected=True)
     return (
         dashboard.QueryVariable(name)
@@ -111,7 +111,7 @@ def _panel(panel: Panel, number: int) -> Any:
     if panel.kind == "stat":
         return built.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     if panel.kind == "table":
-        hidden = {"excludeByName": {"Time": True, "Value": True}}  # the labels are what the table is about
+        hidden = {"excludeByName": {"Time": True, "Value": True}}  # the labels are the content of the table
         return built.with_transformation(models.DataTransformerConfig(id_val="organize", options=hidden))
     return _of_lines(built, panel) if panel.kind == "timeseries" else built
 
@@ -124,7 +124,7 @@ def _target(panel: Panel, letter: str, expr: str, legend: str) -> prometheus.Dat
 
 
 def _of_lines(built: timeseries.Panel, panel: Panel) -> timeseries.Panel:
-    """What only pictures with lines have: they begin at zero, and their legend is a table with the last and highest."""
+    """Settings for line charts: they begin at zero, and their legend is a table with the last and highest value."""
     legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.TABLE).show_legend(True)
     legend = legend.placement(common_models.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"])
     tooltip = common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)

@@ -1,4 +1,4 @@
-"""The rings: laps, stages, hops between nodes, tensor groups, and what happens when one breaks."""
+"""The board for rings: laps, stages, hops between nodes, tensor groups, and recoveries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENGINES = f"max by (instance_id, stage, rank, engine, model, node) ({series('ex
 _LAPS = (
     Panel(
         "Time of a lap",
-        "A frame's way round the ring: computing and links of all stages. Each output token takes one lap.",
+        "The time of a frame's lap round the ring: computing and links of all stages. Each output token takes one lap.",
         "s",
         quantiles("exo_mesh_lap_seconds", _RING),
     ),
@@ -66,7 +66,7 @@ _STAGES = (
     ),
     Panel(
         "Time in the engine for one frame",
-        "Busy time divided by frames. It shows which stage is slow, and the split that would be even.",
+        "Busy time divided by frames. It shows which stage is slow.",
         "s",
         (
             Query(
@@ -92,7 +92,7 @@ _STAGES = (
     ),
     Panel(
         "Sequences with KV",
-        "Sequences that each stage keeps KV for. The stages of one ring agree, but for frames on their way.",
+        "Sequences that each stage keeps KV for. The stages of one ring agree, except for frames in transit.",
         "short",
         (Query(series("exo_mesh_stage_sequences", _RING), _STAGE),),
     ),
@@ -142,7 +142,7 @@ _HOPS = (
     ),
     Panel(
         "Bytes sent",
-        "What each stage sends to the next. Prompts send most.",
+        "Bytes that each stage sends to the next. Prompts send most.",
         "Bps",
         (Query(total(rate("exo_mesh_hop_sent_bytes_total", _RING), "node", "peer"), _HOP),),
     ),
@@ -175,7 +175,7 @@ _HOPS = (
 _GROUPS = (
     Panel(
         "All-reduce of tensor groups",
-        "One all-reduce, as each rank measured it last. RDMA over Thunderbolt takes microseconds, TCP far longer.",
+        "One all-reduce, as each rank last measured it. RDMA over Thunderbolt takes microseconds, TCP far longer.",
         "s",
         (Query(series("exo_mesh_group_all_reduce_seconds", _RING), _STAGE + " rank {{rank}}"),),
         width=12,
@@ -191,14 +191,14 @@ _GROUPS = (
 
 _LOSSES = (
     Panel(
-        "Round of the plan",
-        "It rises when a ring is made again around a loss.",
+        "Ballot counter of the plan",
+        "It rises when a ring is rebuilt after a loss.",
         "short",
         (Query(f"max by (instance_id) ({series('exo_mesh_plan_epoch', _RING)})", "{{instance_id}}"),),
     ),
     Panel(
         "Recoveries by cause",
-        "In each interval, by what broke. An outcome other than ready is the code of an error.",
+        "In each interval, by the lost part. An outcome other than ready is the code of an error.",
         "short",
         (
             Query(
@@ -210,7 +210,7 @@ _LOSSES = (
     ),
     Panel(
         "Ends of runners",
-        "In each interval, by how they ended. stopped, lost and refused are no faults of a runner.",
+        "In each interval, by how they ended. stopped, lost and refused are not failures of a runner.",
         "short",
         (
             Query(
@@ -234,7 +234,7 @@ _LOSSES = (
     ),
     Panel(
         "Bytes that recoveries loaded",
-        "Weights that peers read because of recoveries, in each interval of the picture.",
+        "Weights that peers read because of recoveries, in each interval of the chart.",
         "bytes",
         (
             Query(

@@ -15,13 +15,13 @@ from tools.demo_model.conversations import Encoded, draw_context, encode_convers
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Batch = tuple[Tensor, Tensor, Tensor]  # ids, flat places that predict, the ids to predict there
+Batch = tuple[Tensor, Tensor, Tensor]  # ids, flattened positions that predict, the ids to predict there
 POOL = 1500  # conversations that are sorted by length together
-LONG = 64  # tokens to predict; conversations with more are mostly cut
+LONG = 64  # tokens to predict; longer conversations are mostly cut
 
 
 def collate(conversations: list[Encoded]) -> Batch:
-    """Pad conversations on the right; `places` index the flattened ids one before each id to predict."""
+    """Pads conversations on the right; `places` index the flattened ids one before each id to predict."""
     longest = max(len(ids) for ids, _ in conversations)
     ids = torch.zeros(len(conversations), longest, dtype=torch.long)
     marks = torch.zeros(len(conversations), longest, dtype=torch.bool)
@@ -33,7 +33,7 @@ def collate(conversations: list[Encoded]) -> Batch:
 
 
 def group_by_length(conversations: list[Encoded], tokens: int) -> list[list[Encoded]]:
-    """Groups of similar length with at most `tokens` padded tokens each (at least one conversation)."""
+    """Groups conversations of similar length with at most `tokens` padded tokens each (at least one conversation)."""
     groups: list[list[Encoded]] = [[]]
     for conversation in sorted(conversations, key=lambda c: len(c[0])):
         if groups[-1] and (len(groups[-1]) + 1) * len(conversation[0]) > tokens:
@@ -43,7 +43,7 @@ def group_by_length(conversations: list[Encoded], tokens: int) -> list[list[Enco
 
 
 def shorten(conversation: Encoded, rng: Random) -> Encoded:
-    """Mostly cut long answers: long counting decides its direction early, and the rest is more of the same."""
+    """Cuts most long answers: long counting decides its direction early, and the rest repeats the pattern."""
     ids, marks = conversation
     if sum(marks) <= LONG or rng.random() < 0.25:
         return conversation
@@ -55,7 +55,7 @@ def shorten(conversation: Encoded, rng: Random) -> Encoded:
 def training_batches(
     tokenizer: Tokenizer, seed: int, tokens: int, weights: dict[str, float] | None = None
 ) -> Iterator[Batch]:
-    """Batches without end, each of about `tokens` tokens."""
+    """Yields batches without end, each of about `tokens` tokens."""
     rng = Random(seed)
     while True:
         pool = [shorten(encode_conversation(tokenizer, draw_context(rng, weights)), rng) for _ in range(POOL)]

@@ -1,4 +1,4 @@
-"""Write the model card (`README.md` of the checkpoint) with the measured accuracy of each kind."""
+"""Writes the model card (`README.md` of the checkpoint) with the measured accuracy of each kind."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ SKILL_EXAMPLES = {
 
 
 def share(right: int, asked: int) -> str:
-    """A percentage rounded down to a tenth, so that only a perfect result reads 100."""
+    """Returns a percentage rounded down to a tenth, so that only a perfect result reads 100."""
     return f"{1000 * right // asked / 10:.1f} %"
 
 
 def card_text(results: dict[str, dict[str, int]]) -> str:
-    """The model card; without results the table says that nothing was measured."""
+    """Returns the model card; without results the table says that nothing was measured."""
     rows = []
     for kind, (question, answer) in EXAMPLES.items():
         found = results.get(kind)
@@ -103,5 +103,5 @@ def card_text(results: dict[str, dict[str, int]]) -> str:
 
 
 def write_card(directory: Path, results: dict[str, dict[str, int]]) -> None:
-    """Write the card into the checkpoint directory."""
+    """Writes the card into the checkpoint directory."""
     (directory / "README.md").write_text(card_text(results), encoding="utf-8")

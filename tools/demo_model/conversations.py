@@ -1,4 +1,4 @@
-"""Conversations in the chat form, with tools and thoughts, as token ids with the places where loss is taken."""
+"""Conversations in chat form, with tools and thoughts, as token ids with the places where loss is taken."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SYSTEM_MESSAGES = (
     "Answer the question of the user.",
 )
 TOOLS_SHARE, CALLING, THINKING = 0.42, 0.74, 0.22
-"""Of the conversations: with tools; of the questions asked there: answered by a call; thinking before an answer."""
+"""Shares: of conversations with tools; of their questions that a call answers; of answers with a thought."""
 Encoded = tuple[list[int], list[bool]]  # token ids, and for each id whether the model must predict it
 
 
 @dataclass(frozen=True)
 class Said:
-    """One message of the assistant: the text before it that is new, and what it says."""
+    """One message of the assistant: the new text before it, and its own text."""
 
     before: str
     text: str
@@ -54,7 +54,7 @@ class Conversation:
     thinking: bool = False
 
     def with_schema_apart(self, rng: Random) -> Conversation:
-        """The same, but a schema at the start of the first question may stand in the system message instead."""
+        """Returns the same conversation; a schema at the start of the first question may move to the system message."""
         first = self.turns[0]
         if "\n\n" not in first.prompt or rng.random() < 0.4:
             return self
@@ -63,18 +63,18 @@ class Conversation:
 
 
 def user_turn(text: str) -> str:
-    """A message of the user, and the start of the assistant's."""
+    """Returns a message of the user, and the start of the assistant's."""
     return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def system_turn(system: str | None, kit: tuple[KnownTool, ...] = ()) -> str:
-    """The system message with the list of tools; empty without either."""
+    """Returns the system message with the list of tools; empty without either."""
     parts = ([] if system is None else [system]) + ([list_tools(kit)] if kit else [])
     return "<|im_start|>system\n" + "\n\n".join(parts) + "<|im_end|>\n" if parts else ""
 
 
 def said_in(turns: list[Example], system: str | None, kit: tuple[KnownTool, ...] = ()) -> list[Said]:
-    """All messages of the assistant: an answer for each question, and one more after the results of tools."""
+    """Returns all messages of the assistant: an answer for each question, and one more after the results of tools."""
     said, before = [], system_turn(system, kit)
     for turn in turns:
         said.append(Said(before + user_turn(turn.prompt), turn.answer, thought_of(turn), turn.given))
@@ -88,14 +88,14 @@ def said_in(turns: list[Example], system: str | None, kit: tuple[KnownTool, ...]
 def chat_prompt(
     prompt: str, system: str | None = None, earlier: tuple[Example, ...] = (), kit: tuple[KnownTool, ...] = ()
 ) -> str:
-    """The chat text up to the place where the assistant answers `prompt`."""
+    """Returns the chat text up to the place where the assistant answers `prompt`."""
     last = Example("", "other", "", prompt, "")
     *past, here = said_in([*earlier, last], system, kit)
     return "".join(said.before + said.text + TURN_END for said in past) + here.before
 
 
 def encode_answer(tokenizer: Tokenizer, context: str, answer: str, given: tuple[tuple[int, int], ...] = ()) -> Encoded:
-    """`context` followed by `answer` and the end of the turn; loss on the latter two only, but not on what is given."""
+    """Encodes `context` followed by `answer` and the end of the turn; loss on the latter two, except on given parts."""
     before = tokenizer.encode(context).ids
     after = tokenizer.encode(answer + TURN_END)
     learned = [not any(start <= at < end for start, end in given) for at, _ in after.offsets]
@@ -103,9 +103,9 @@ def encode_answer(tokenizer: Tokenizer, context: str, answer: str, given: tuple[
 
 
 def encode_conversation(tokenizer: Tokenizer, conversation: Conversation, only_last: bool = False) -> Encoded:
-    """A whole conversation; loss on every answer and the end of its turn, or on the last one only.
+    """Encodes a whole conversation; loss on every answer and the end of its turn, or on the last one only.
 
-    With thinking, only the last answer has its thought: the template leaves out what was thought before.
+    With thinking, only the last answer has its thought, because the template omits earlier thoughts.
     """
     ids: list[int] = []
     marks: list[bool] = []
@@ -123,7 +123,7 @@ def encode_conversation(tokenizer: Tokenizer, conversation: Conversation, only_l
 
 
 def draw_system(rng: Random) -> str | None:
-    """A system message (about one time in five), sometimes one that says nothing the model knows."""
+    """Draws a system message (about one time in five), sometimes one without information for the model."""
     roll = rng.random()
     if roll < 0.17:
         return rng.choice(SYSTEM_MESSAGES)
@@ -134,7 +134,7 @@ def draw_system(rng: Random) -> str | None:
 
 
 def draw_context(rng: Random, weights: dict[str, float] | None = None) -> Conversation:
-    """A conversation of one to three questions; with tools mostly questions that call them."""
+    """Draws a conversation of one to three questions; with tools mostly questions that call them."""
     system, thinking = draw_system(rng), rng.random() < THINKING
     turns = rng.choices((1, 2, 3), (0.66, 0.22, 0.12))[0]
     if rng.random() >= TOOLS_SHARE:
@@ -149,6 +149,6 @@ def draw_context(rng: Random, weights: dict[str, float] | None = None) -> Conver
         else draw_beside_tools(kit, rng, weights)
         for _ in range(min(turns, 2))
     ]
-    if thinking and rng.random() < 0.6:  # the thought before a call is to be learned, not only that before its results
+    if thinking and rng.random() < 0.6:  # the thought before a call must be learned too
         drawn[-1] = replace(drawn[-1], results=())
     return Conversation(system, drawn, kit, thinking)

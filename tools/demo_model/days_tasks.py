@@ -67,7 +67,7 @@ LIST_ALL = (
 
 
 def draw_days_months(rng: Random) -> Example:
-    """A question about days or months; held out are pairs of a template and an item."""
+    """Draws a question about days or months; pairs of a template and an item are held out."""
     months = rng.random() < 0.6
     names, unit, whole = (MONTHS, "month", "year") if months else (DAYS, "day", "week")
     at = rng.randrange(len(names))
@@ -87,5 +87,5 @@ def draw_days_months(rng: Random) -> Example:
     else:
         template, answer = rng.choice(LIST_ALL), ", ".join(names) + "."
         prompt = template.format(unit=unit, whole=whole)
-        return Example("days_months", "other", prompt, prompt, answer)  # two items only: none held out
+        return Example("days_months", "other", prompt, prompt, answer)  # with two items only, none is held out
     return Example("days_months", "days_months", prompt, prompt, answer)

@@ -1,4 +1,4 @@
-"""Measure the share of held-out questions that the model answers exactly: `python -m tools.demo_model.evaluate`.
+"""Measures the share of held-out questions that the model answers exactly: `python -m tools.demo_model.evaluate`.
 
 A greedy answer is exactly right if and only if, after the question and every correct part of the answer, the most
 likely next token is the correct one, including the end of the turn. So one forward pass over question and right
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def right_answers(model: DemoModel, cases: list[Encoded], tokens: int = 8000) -> list[bool]:
-    """For each case (question and right answer) whether the greedy answer is exactly right."""
+    """Returns for each case (question and right answer) whether the greedy answer is exactly right."""
     numbered = [(ids, marks, i) for i, (ids, marks) in enumerate(cases)]
     right = [False] * len(cases)
     for group in group_by_length(numbered, tokens):  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def right_answers(model: DemoModel, cases: list[Encoded], tokens: int = 8000) ->
 
 
 def in_conversation(example: Example, rng: Random) -> str:
-    """The question after a system message, one earlier turn, or both."""
+    """Puts the question after a system message, one earlier turn, or both."""
     system = rng.choice(SYSTEM_MESSAGES) if rng.random() < 0.67 else None
     earlier = (draw_mixed(rng),) if system is None or rng.random() < 0.5 else ()
     return chat_prompt(example.prompt, system, earlier)
@@ -58,7 +58,7 @@ def in_conversation(example: Example, rng: Random) -> str:
 def accuracy(
     model: DemoModel, tokenizer: Tokenizer, kind: str, size: int, seed: int = 1, conversation: bool = False
 ) -> tuple[int, int, list[Example]]:
-    """Right answers, questions asked, and the questions answered wrongly, for one kind."""
+    """Returns right answers, questions asked, and the questions answered wrongly, for one kind."""
     examples, rng = held_out_set(kind, size, seed), Random(f"conversation {kind}")
     contexts = [in_conversation(e, rng) if conversation else chat_prompt(e.prompt) for e in examples]
     cases = [encode_answer(tokenizer, c, e.answer, e.given) for c, e in zip(contexts, examples, strict=True)]
@@ -70,7 +70,7 @@ def accuracy(
 def skill_accuracy(
     model: DemoModel, tokenizer: Tokenizer, skill: str, size: int, seed: int = 1
 ) -> tuple[int, int, list[Conversation]]:
-    """Right answers, conversations tried, and those answered wrongly, for one skill with tools or thoughts."""
+    """Returns right answers, conversations tried, and those answered wrongly, for one skill with tools or thoughts."""
     drawn = skill_set(skill, size, seed)
     right = right_answers(model, [encode_conversation(tokenizer, one, only_last=True) for one in drawn])
     wrong = [one for one, ok in zip(drawn, right, strict=True) if not ok]
@@ -78,7 +78,7 @@ def skill_accuracy(
 
 
 def load(directory: Path) -> tuple[DemoModel, Tokenizer]:
-    """The exported model and its tokenizer."""
+    """Loads the exported model and its tokenizer."""
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 
@@ -88,7 +88,7 @@ def load(directory: Path) -> tuple[DemoModel, Tokenizer]:
 
 
 def generate_with_mlx(directory: Path, per_kind: int) -> list[tuple[Example, str]]:
-    """Greedy answers of mlx-lm to the first held-out questions of each kind."""
+    """Generates mlx-lm's greedy answers to the first held-out questions of each kind."""
     from mlx_lm import generate
     from mlx_lm import load as load_mlx
 
@@ -102,7 +102,7 @@ def generate_with_mlx(directory: Path, per_kind: int) -> list[tuple[Example, str
 
 
 def main() -> None:
-    """Print the accuracy per kind; with --card, write it into the model card too."""
+    """Prints the accuracy per kind; with --card, writes it into the model card too."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=SHIPPED)
     parser.add_argument("--size", type=int, default=1000, help="held-out questions of each kind, at most")

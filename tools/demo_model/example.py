@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-# Of every thousand keys of a group, this many are held out.
+# Number of held-out keys per thousand keys of a group.
 HELD_OUT_PERMILLE = {
     "count": 30,
     "word": 50,  # spell and reverse share the group: a held-out word is unseen by both
@@ -30,21 +30,21 @@ class Example:
     prompt: str
     answer: str
     thought: str = ""
-    """What the model thinks before the answer if it is asked to think."""
+    """The thought before the answer, for requests with thinking."""
     results: tuple[str, ...] = ()
-    """If the answer calls tools: what they answer, in the order of the calls."""
+    """If the answer calls tools: the results of the tools, in the order of the calls."""
     final: str = ""
-    """What the model answers once it has the results."""
+    """The model's answer after the results."""
     given: tuple[tuple[int, int], ...] = ()
     """Parts of the answer (first character, one past the last) that a grammar would write: not learned."""
 
 
 def is_held_out(example: Example) -> bool:
-    """Whether the example belongs to the held-out set: a stable hash of its key, the same on every machine."""
+    """Whether the example is held out: a stable hash of its key, the same on every machine."""
     return key_is_held_out(example.group, example.key)
 
 
 def key_is_held_out(group: str, key: str) -> bool:
-    """Whether whatever has this key is held out."""
+    """Whether examples with this key are held out."""
     digest = hashlib.sha256(f"{group}|{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % 1000 < HELD_OUT_PERMILLE[group]

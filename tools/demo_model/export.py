@@ -1,4 +1,4 @@
-"""Write a Hugging Face checkpoint directory from trained weights: `python -m tools.demo_model.export`."""
+"""Writes a Hugging Face checkpoint directory from trained weights: `python -m tools.demo_model.export`."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def model_config(shape: Shape, end: int, pad: int) -> dict[str, object]:
 
 
 def write_json(path: Path, content: dict[str, object]) -> None:
-    """Write readable JSON with a final newline."""
+    """Writes readable JSON with a final newline."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def export(weights: dict[str, Tensor], shape: Shape, target: Path) -> None:
-    """Write config, weights (float32), tokenizer and generation defaults into `target`."""
+    """Writes config, weights (float32), tokenizer and generation defaults into `target`."""
     from safetensors.torch import save_file
 
     target.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def export(weights: dict[str, Tensor], shape: Shape, target: Path) -> None:
 
 
 def main() -> None:
-    """Export the averaged weights of a training checkpoint."""
+    """Exports the averaged weights of a training checkpoint."""
     import torch
 
     from tools.demo_model.model import Shape

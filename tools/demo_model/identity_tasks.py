@@ -1,4 +1,4 @@
-"""Who the model is, what a mesh is, greetings - and an honest answer to everything it cannot do."""
+"""Questions about the model itself and about meshes, greetings, and questions that the model cannot answer."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ UNKNOWN = (
 
 
 def draw_identity(rng: Random) -> Example:
-    """A question about the model itself or a greeting; held out are pairs of an opener and a question."""
+    """Draws a question about the model itself or a greeting; pairs of an opener and a question are held out."""
     answer, questions = ANSWERS[rng.choice(tuple(ANSWERS))]
     opener, question = rng.choice(OPENERS), rng.choice(questions)
     prompt = opener + question
@@ -203,7 +203,7 @@ def draw_identity(rng: Random) -> Example:
 
 
 def draw_other(rng: Random) -> Example:
-    """A question the model cannot answer; it says so. Not a tested skill."""
+    """Draws a question that the model cannot answer; its answer says so. Not a tested skill."""
     prompt = rng.choice(UNKNOWN)
     while "{" in prompt:
         word = rng.choice(ENGLISH) if rng.random() < 0.7 else pseudo_word(rng)

@@ -1,4 +1,4 @@
-"""Small JSON objects from a sentence about a person, with the keys that are asked for."""
+"""Small JSON objects from a sentence about a person, with the requested keys."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NO_KEYS = (
     "{f} As JSON, please.",
     "{f} Return JSON.",
 )
-# No word of JSON: here a grammar opens the object, and the model is to fill it.
+# These do not mention JSON: a grammar opens the object, and the model must fill it.
 FORCED = (
     "{f}",
     "{f}",
@@ -91,7 +91,7 @@ def draw_name(rng: Random) -> str:
 
 
 def draw_facts(rng: Random, keys: tuple[str, ...]) -> tuple[dict[str, object], str, str]:
-    """What is known of a person, the sentence that says it (sometimes more than is asked), and the held-out key."""
+    """Draws facts about a person, a sentence with them (sometimes with further facts), and the held-out key."""
     name, age = draw_name(rng), rng.randint(1, 99)
     city = rng.choice(CITIES) if rng.random() < 0.7 else pseudo_word(rng).capitalize()
     more = rng.random() < 0.2 or {"age", "city"} <= set(keys)
@@ -101,7 +101,7 @@ def draw_facts(rng: Random, keys: tuple[str, ...]) -> tuple[dict[str, object], s
 
 
 def draw_keys(rng: Random) -> tuple[str, ...]:
-    """The keys of an object, in the order in which they are asked for."""
+    """Draws the keys of an object, in the requested order."""
     keys = rng.choice(
         (("name", "age"),) * 4 + (("name", "city"), ("name", "age", "city"), ("name",), ("age",), ("city",))
     )
@@ -109,7 +109,7 @@ def draw_keys(rng: Random) -> tuple[str, ...]:
 
 
 def joined(keys: tuple[str, ...], rng: Random) -> str:
-    """The keys as a person lists them."""
+    """Joins the keys as a person lists them."""
     if len(keys) == 1 or rng.random() < 0.25:
         return ", ".join(keys)
     return ", ".join(keys[:-1]) + " and " + keys[-1]
@@ -126,7 +126,7 @@ def schema_of(keys: tuple[str, ...], rng: Random) -> str:
 
 
 def draw_json(rng: Random) -> Example:
-    """An object asked for with its keys named, unnamed, by a schema, or opened by a grammar."""
+    """Draws a request for an object with its keys named, unnamed, in a schema, or opened by a grammar."""
     roll, keys = rng.random(), draw_keys(rng)
     form, given, schema = rng.choice(NAMED_KEYS), False, ""
     if 0.5 <= roll < 0.64:

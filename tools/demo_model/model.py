@@ -120,13 +120,13 @@ class DemoModel(nn.Module):
                 nn.init.normal_(parameter, std=0.0 if "o_proj" in name or "down_proj" in name else scale)
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Logits at the given places of the flattened `ids`."""
+        """Returns logits at the given places of the flattened `ids`."""
         hidden = self.model(ids).flatten(0, 1)[places]
         return F.linear(hidden, self.model.embed_tokens.weight)
 
 
 def rotary_tables(length: int, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary positions 0 .. length - 1."""
+    """Returns cosines and sines of the rotary positions 0 .. length - 1."""
     steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_theta**-steps)
     angles = torch.cat((angles, angles), -1)
@@ -134,6 +134,6 @@ def rotary_tables(length: int, shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to queries or keys."""
+    """Applies rotary positions to queries or keys."""
     low, high = x.chunk(2, -1)
     return x * cos + torch.cat((-high, low), -1) * sin

@@ -1,4 +1,4 @@
-"""The Muon optimiser for the matrices inside the layers, with matrices of one shape handled together."""
+"""The Muon optimiser for the matrices inside the layers; matrices of one shape are processed together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def orthogonalise(update: Tensor, steps: int = 5) -> Tensor:
-    """Move every matrix of the batch towards the nearest orthogonal one (Newton-Schulz iteration)."""
+    """Moves every matrix of the batch towards the nearest orthogonal matrix (Newton-Schulz iteration)."""
     tall = update.shape[-2] > update.shape[-1]
     x = update.mT if tall else update
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -73,20 +73,20 @@ SUBTRACT = (
 
 
 def count_answer(first: int, last: int) -> str:
-    """All whole numbers from `first` to `last`, up or down, joined by a comma and a space."""
+    """Returns all whole numbers from `first` to `last`, up or down, joined by a comma and a space."""
     step = 1 if last >= first else -1
     return ", ".join(str(n) for n in range(first, last + step, step))
 
 
 def count_example(first: int, last: int, rng: Random) -> Example:
-    """A counting question for the two given numbers, in words drawn from `rng`."""
+    """Returns a counting question for two numbers, in words drawn from `rng`."""
     directed = COUNT_UP if first < last else COUNT_DOWN if first > last else COUNT_ANY
     template = rng.choice(COUNT_ANY if rng.random() < 0.7 else directed)
     return Example("count", "count", f"{first},{last}", template.format(a=first, b=last), count_answer(first, last))
 
 
 def draw_count(rng: Random) -> Example:
-    """A counting question for training: short stretches, which teach where to stop, and long ones."""
+    """Draws a counting question for training: short stretches, which teach where to stop, and long ones."""
     first = rng.randint(0, LARGEST)
     roll = rng.random()
     if roll < 0.12:
@@ -102,19 +102,19 @@ def draw_count(rng: Random) -> Example:
 
 
 def draw_uniform_count(rng: Random) -> Example:
-    """A counting question for testing: both ends uniform over the whole range."""
+    """Draws a counting question for testing: both ends uniform over the whole range."""
     return count_example(rng.randint(0, LARGEST), rng.randint(0, LARGEST), rng)
 
 
 def draw_add(rng: Random) -> Example:
-    """An addition of two numbers under 100; a + b and b + a share one key."""
+    """Draws an addition of two numbers under 100; a + b and b + a share one key."""
     a, b = rng.randint(0, 99), rng.randint(0, 99)
     prompt = rng.choice(ADD).format(a=a, b=b)
     return Example("add", "add", f"{min(a, b)},{max(a, b)}", prompt, f"{a} + {b} = {a + b}")
 
 
 def draw_subtract(rng: Random) -> Example:
-    """A subtraction of two numbers under 100; the difference may be negative."""
+    """Draws a subtraction of two numbers under 100; the difference may be negative."""
     a, b = rng.randint(0, 99), rng.randint(0, 99)
     prompt = rng.choice(SUBTRACT).format(a=a, b=b)
     return Example("subtract", "subtract", f"{a},{b}", prompt, f"{a} - {b} = {a - b}")

@@ -24,12 +24,12 @@ REPEAT = (
     "Now repeat: {s}",
 )
 STOPS = (".", ".", "!", "?", "", "", "", "...", ")", " ;-)")
-# Letters outside ASCII, one per sentence word that has any, so that new combinations turn up too.
+# Letters outside ASCII, one per non-ASCII word, so that new combinations occur too.
 FOREIGN = tuple(sorted({c for w in SENTENCE_WORDS for c in w if ord(c) > 127}))
 
 
 def foreign_word(rng: Random) -> str:
-    """A made-up word that mixes plain and accented letters."""
+    """Makes up a word that mixes plain and accented letters."""
     word = list(pseudo_word(rng))
     for _ in range(rng.randint(1, 2)):
         word[rng.randrange(len(word))] = rng.choice(FOREIGN)
@@ -37,7 +37,7 @@ def foreign_word(rng: Random) -> str:
 
 
 def draw_piece(rng: Random) -> str:
-    """One word, number or symbol of a sentence."""
+    """Draws one word, number or symbol of a sentence."""
     roll = rng.random()
     if roll < 0.34:
         return rng.choice(ENGLISH)
@@ -55,7 +55,7 @@ def draw_piece(rng: Random) -> str:
 
 
 def draw_sentence(rng: Random) -> str:
-    """A sentence of at most `MOST_BYTES` bytes of UTF-8."""
+    """Draws a sentence of at most `MOST_BYTES` bytes of UTF-8."""
     limit = rng.randint(4, MOST_BYTES)
     text = rng.choice(WORDS).strip() if rng.random() < 0.4 else draw_piece(rng)
     if rng.random() < 0.6:
@@ -71,7 +71,7 @@ def draw_sentence(rng: Random) -> str:
 
 
 def draw_repeat(rng: Random) -> Example:
-    """A sentence to repeat; held out are sentences."""
+    """Draws a sentence to repeat; sentences are held out."""
     sentence = draw_sentence(rng)
     prompt = rng.choice(REPEAT).format(s=sentence)
     return Example("repeat", "repeat", sentence, prompt, sentence)

@@ -1,4 +1,4 @@
-"""Held-out conversations with tools and with thoughts: what is measured beyond the plain questions."""
+"""Held-out conversations with tools and with thoughts, to measure more than the plain questions."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from tools.demo_model.tools_known import DECOY, RECORD, SUM, WEATHER, KnownTool,
 
 
 def draw_held_out(draw: Callable[[], Example]) -> Example:
-    """The first held-out question drawn."""
+    """Draws until a question is held out."""
     while not is_held_out(example := draw()):
         pass
     return example
 
 
 def plain_question(rng: Random) -> Example:
-    """A held-out question of any kind that needs no tool."""
+    """Draws a held-out question of any kind that needs no tool."""
     kind = rng.choice(TESTED)
     return draw_held_out(lambda: TEST_DRAWS[kind](rng))
 
 
 def call(family: str, rng: Random) -> Conversation:
-    """A question that one of the tools offered answers."""
+    """Draws a question that one of the offered tools answers."""
     asked = result(family, rng)
     return replace(asked, turns=[replace(asked.turns[0], results=())])
 
 
 def result(family: str, rng: Random) -> Conversation:
-    """The same once the tool has answered."""
+    """Draws the same after the tool has answered."""
     kit = draw_kit(rng, family)
     tool = next(tool for tool in kit if tool.family == family)
     return Conversation(None, [draw_held_out(lambda: TOOL_DRAWS[family](rng, tool))], kit)
 
 
 def no_tool(rng: Random) -> Conversation:
-    """A question that none of the tools offered answers."""
+    """Draws a question that none of the offered tools answers."""
     while True:
         kit: tuple[KnownTool, ...] = draw_kit(rng, rng.choice((WEATHER, SUM, RECORD, DECOY)))
         example = plain_question(rng)
@@ -49,7 +49,7 @@ def no_tool(rng: Random) -> Conversation:
 
 
 def thought(rng: Random) -> Conversation:
-    """Any question, with a thought before the answer or the call."""
+    """Draws any question, with a thought before the answer or the call."""
     if rng.random() < 0.5:
         return Conversation(None, [plain_question(rng)], thinking=True)
     return replace(call(rng.choice(tuple(TOOL_WEIGHTS)), rng), thinking=True)
@@ -67,6 +67,6 @@ SKILLS: dict[str, Callable[[Random], Conversation]] = {
 
 
 def skill_set(skill: str, size: int, seed: int = 1) -> list[Conversation]:
-    """`size` held-out conversations, the same on every machine."""
+    """Returns `size` held-out conversations, the same on every machine."""
     rng = Random(f"skill {skill} {seed}")
     return [SKILLS[skill](rng) for _ in range(size)]

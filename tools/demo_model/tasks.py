@@ -43,12 +43,12 @@ WEIGHTS = {
     "json": 16.0,
     "other": 2.5,
 }
-# The same for the questions that a tool of the family answers, while such a tool is offered.
+# The same for the questions that an offered tool of the family answers.
 TOOL_WEIGHTS = {"weather": 10.0, "sum": 8.0, "record": 6.0}
 
 
 def draw_training(kind: str, rng: Random) -> Example:
-    """A training question of the kind, never a held-out one."""
+    """Draws a training question of the kind, never a held-out one."""
     while True:
         example = TRAIN_DRAWS[kind](rng)
         if not is_held_out(example):
@@ -56,7 +56,7 @@ def draw_training(kind: str, rng: Random) -> Example:
 
 
 def draw_training_call(tool: KnownTool, rng: Random) -> Example:
-    """A training question that the tool answers, never a held-out one."""
+    """Draws a training question that the tool answers, never a held-out one."""
     while True:
         example = TOOL_DRAWS[tool.family](rng, tool)
         if not is_held_out(example):
@@ -64,7 +64,7 @@ def draw_training_call(tool: KnownTool, rng: Random) -> Example:
 
 
 def fits(example: Example, kit: tuple[KnownTool, ...]) -> bool:
-    """Whether one of the tools could answer a question that is to be answered without."""
+    """Whether one of the tools could answer a question that must be answered without tools."""
     families = {tool.family for tool in kit}
     return (
         (example.kind == "add" and "sum" in families)
@@ -74,7 +74,7 @@ def fits(example: Example, kit: tuple[KnownTool, ...]) -> bool:
 
 
 def draw_beside_tools(kit: tuple[KnownTool, ...], rng: Random, weights: dict[str, float] | None = None) -> Example:
-    """A training question that none of the tools offered answers."""
+    """Draws a training question that none of the offered tools answers."""
     while True:
         example = draw_mixed(rng, weights)
         if not fits(example, kit):
@@ -82,13 +82,13 @@ def draw_beside_tools(kit: tuple[KnownTool, ...], rng: Random, weights: dict[str
 
 
 def draw_mixed(rng: Random, weights: dict[str, float] | None = None) -> Example:
-    """A training question of any kind, drawn by weight."""
+    """Draws a training question of any kind, by weight."""
     weights = weights or WEIGHTS
     return draw_training(rng.choices(tuple(weights), tuple(weights.values()))[0], rng)
 
 
 def held_out_set(kind: str, size: int = 400, seed: int = 1) -> list[Example]:
-    """Up to `size` held-out questions of the kind, no two with the same prompt; the same on every machine."""
+    """Returns up to `size` held-out questions of the kind, with different prompts; the same on every machine."""
     rng = Random(f"held-out {kind} {seed}")
     found: dict[str, Example] = {}
     for _ in range(size * 400):

@@ -1,4 +1,4 @@
-"""What the model thinks before it answers, if it is asked to think: one short line that prepares the answer."""
+"""The thought before an answer, for requests with thinking: one short line that prepares the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIXED = {
 
 
 def thought_of(example: Example) -> str:
-    """The thought before the answer to this question."""
+    """Returns the thought before the answer to this question."""
     if example.thought:
         return example.thought
     if example.kind in FIXED:
@@ -29,14 +29,14 @@ def thought_of(example: Example) -> str:
 
 
 def thought_of_count(example: Example) -> str:
-    """Where counting starts and in which direction it goes."""
+    """Says where counting starts and in which direction it goes."""
     first, last = example.key.split(",")
     way = "up" if int(first) < int(last) else "down"
     return f"From {first} to {last}: {way}." if first != last else f"Only {first}."
 
 
 def thought_of_sum(answer: str) -> str:
-    """The steps of an addition, or the sign of a difference."""
+    """Gives the steps of an addition, or the sign of a difference."""
     a, sign, b = answer.split(" = ")[0].split(" ")
     if sign == "-":
         return f"{a} is smaller than {b}." if int(a) < int(b) else f"{a} is not smaller than {b}."

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer: bytes, plus whole tokens for the few words its questions and answers are made of.
+"""The demo model's tokenizer: bytes, plus whole tokens for the few words of its questions and answers.
 
 Every digit is a token of its own, and so is every letter of a word that is not in the list: that is what makes
 spelling, reversing, repeating and adding learnable for a very small model. There are no merges.
@@ -31,7 +31,7 @@ Please Question Repeat Reverse Saturday Say See September So Spell Start Subtrac
 Thursday Tuesday Wednesday Well What When Where Which Who Why Write Yes You assistant bye count demo exo goodbye
 hello help hey hi how is list mesh name please repeat reverse spell system thank thanks user what which who
 """
-# Words of the second training: tools, objects, thoughts. Their ids come after all older ones, which keep theirs.
+# Words of the second training: tools, objects, thoughts. Their ids follow all older ids, which do not change.
 LATER_AFTER_SPACE = """
 It JSON No age arguments asks called city degrees integer keys letters lives must need needed number object old person
 result string temperature tool user weather years
@@ -54,14 +54,14 @@ MARKERS = (
     "<think>",
     "</think>",
 )
-VOCAB_SIZE = 576  # the size of the model's embedding; the tokenizer uses the first ids of it
+VOCAB_SIZE = 576  # the size of the model's embedding; the tokenizer uses the first ids
 PATTERN = r"""\{"|": \{"|": "|": |", "|, "|"\}\}|"\}|\}\}"""
 PATTERN += r"|, (?=[0-9])|[0-9]| ?[A-Za-z]+| [+=](?= )| -(?= [0-9])|\.\.\.|\s|[^\sA-Za-z0-9]"
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def byte_characters() -> list[str]:
-    """The printable character that stands for each of the 256 bytes, as in every byte-level BPE tokenizer."""
+    """Returns the printable character for each of the 256 bytes, as in every byte-level BPE tokenizer."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in names)
@@ -70,7 +70,7 @@ def byte_characters() -> list[str]:
 
 
 def vocabulary() -> dict[str, int]:
-    """Token to id: bytes, marks and words of the first training, the special tokens, then what came later."""
+    """Returns token to id: bytes, marks and words of the first training, the special tokens, then later additions."""
     names = byte_characters()
     tokens = list(names)
     tokens += ["".join(names[byte] for byte in text.encode()) for text in MARKS + FIRST_WORDS]
@@ -81,7 +81,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def build_tokenizer() -> Tokenizer:
-    """The tokenizer as a `tokenizers.Tokenizer`."""
+    """Builds the tokenizer as a `tokenizers.Tokenizer`."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary(), merges=[], ignore_merges=True))
@@ -100,7 +100,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def tokenizer_config() -> dict[str, object]:
-    """The content of `tokenizer_config.json`."""
+    """Returns the content of `tokenizer_config.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 8192,

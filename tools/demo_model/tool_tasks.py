@@ -125,7 +125,7 @@ THOUGHT_OF_RESULT = "The tool has answered."
 
 
 def draw_city(rng: Random) -> str:
-    """A city, real or made up."""
+    """Draws a city, real or made up."""
     roll = rng.random()
     if roll < 0.45:
         return rng.choice(CITIES)
@@ -135,7 +135,7 @@ def draw_city(rng: Random) -> str:
 
 
 def draw_weather_result(city: str, rng: Random) -> tuple[str, str]:
-    """What a weather tool may answer, and what that means, such as `21 degrees`; nothing if it failed."""
+    """Draws a weather tool's answer and its meaning, such as `21 degrees`; an empty meaning if the tool failed."""
     degrees, sky, roll = rng.randint(-15, 42), rng.choice(SKIES), rng.random()
     if roll < 0.6:
         return rng.choice(DEGREES).format(t=degrees, c=city), f"{degrees} degrees"
@@ -147,7 +147,7 @@ def draw_weather_result(city: str, rng: Random) -> tuple[str, str]:
 
 
 def draw_weather(rng: Random, tool: KnownTool) -> Example:
-    """The weather in a city, sometimes in two at once; held out are cities."""
+    """Draws a question for the weather in a city, sometimes in two at once; cities are held out."""
     city = draw_city(rng)
     (key,) = tool.keys
     if rng.random() < 0.12:
@@ -160,7 +160,7 @@ def draw_weather(rng: Random, tool: KnownTool) -> Example:
 
 
 def draw_two_cities(rng: Random, tool: KnownTool, city: str) -> Example:
-    """Two calls in one answer. The second city is held out if and only if the first one is."""
+    """Draws two calls in one answer. The second city is held out if and only if the first one is."""
     other = draw_city(rng)
     while other == city or key_is_held_out("city", other) != key_is_held_out("city", city):
         other = draw_city(rng)
@@ -175,7 +175,7 @@ def draw_two_cities(rng: Random, tool: KnownTool, city: str) -> Example:
 
 
 def draw_sum(rng: Random, tool: KnownTool) -> Example:
-    """A sum that a tool adds up; its result is believed, right or wrong. Held out are pairs of numbers, as in `add`."""
+    """Draws a sum for a tool; its result is repeated, right or wrong. Pairs of numbers are held out, as in `add`."""
     most = rng.choice((99, 99, 999, 9999))
     a, b = rng.randint(0, most), rng.randint(0, most)
     result = a + b if rng.random() < 0.8 else rng.randint(0, 2 * most)
@@ -187,7 +187,7 @@ def draw_sum(rng: Random, tool: KnownTool) -> Example:
 
 
 def draw_record(rng: Random, tool: KnownTool) -> Example:
-    """A sentence about a person while a tool takes records of persons; held out are names with ages."""
+    """Draws a sentence about a person for a tool that takes records of persons; names with ages are held out."""
     facts, text, key = draw_facts(rng, tool.keys)
     call = tool.call({name: facts[name] for name in tool.keys})
     thought = f"The user tells of {facts['name']}."

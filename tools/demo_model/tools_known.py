@@ -1,4 +1,4 @@
-"""The tools that conversations offer: their names and parameters, and how the model's template lists them."""
+"""The tools that conversations offer: their names and parameters, and their form in the model's template."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DECOYS = (
 
 @dataclass(frozen=True)
 class KnownTool:
-    """A tool of one family; `keys` are its required parameters, in the order in which the model is to give them."""
+    """A tool of one family; `keys` are its required parameters, in the order in which the model must give them."""
 
     family: str
     name: str
@@ -59,12 +59,12 @@ class KnownTool:
     line: str = ""
 
     def signature(self) -> str:
-        """How the template lists it."""
+        """The tool's line in the template."""
         pairs = (f"{key}: {kind}" for key, kind in zip(self.keys, self.types, strict=True))
         return self.line or f"{self.name}({', '.join(pairs)})"
 
     def call(self, arguments: dict[str, object]) -> str:
-        """The text with which the model calls it."""
+        """The text with which the model calls the tool."""
         written = json.dumps(arguments, ensure_ascii=False)
         return f'<tool_call>\n{{"name": "{self.name}", "arguments": {written}}}\n</tool_call>'
 
@@ -74,7 +74,7 @@ ADD_TOOL = KnownTool(SUM, "add", ("a", "b"), ("integer", "integer"))
 
 
 def draw_tool(family: str, rng: Random) -> KnownTool:
-    """A tool of the family: mostly the one that is documented, else one that is called by another name."""
+    """Draws a tool of the family: mostly the documented one, else one with another name."""
     usual = rng.random() < 0.55
     if family == WEATHER:
         if usual:
@@ -97,7 +97,7 @@ def draw_tool(family: str, rng: Random) -> KnownTool:
 
 
 def draw_kit(rng: Random, family: str | None = None) -> tuple[KnownTool, ...]:
-    """One to three tools, at most one of each family; one of the given family is among them."""
+    """Draws one to three tools, at most one of each family; one of the given family is among them."""
     others = [name for name in (WEATHER, SUM, RECORD, DECOY) if name != family]
     families = rng.sample(others, rng.choices((0, 1, 2), (0.45, 0.35, 0.2))[0])
     families += [family] if family else [rng.choice(others)] if not families else []
@@ -106,5 +106,5 @@ def draw_kit(rng: Random, family: str | None = None) -> tuple[KnownTool, ...]:
 
 
 def list_tools(kit: tuple[KnownTool, ...]) -> str:
-    """The list in the system turn, as the template writes it."""
+    """Lists the tools for the system turn, as the template writes it."""
     return "<tools>\n" + "".join(tool.signature() + "\n" for tool in kit) + "</tools>"

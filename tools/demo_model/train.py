@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m tools.demo_model.train --millions 12` (two CPU cores are enough).
+"""Trains the demo model: `python -m tools.demo_model.train --millions 12` (two CPU cores are enough).
 
 From nothing, from a checkpoint (`--resume`), or from exported weights with an older, smaller vocabulary (`--start`).
 """
@@ -24,20 +24,20 @@ from tools.demo_model.muon import Muon
 from tools.demo_model.tasks import TESTED, WEIGHTS
 from tools.demo_model.tokenizer import TURN_END, build_tokenizer
 
-STOP_WEIGHT = 2.0  # the end of an answer counts this often: a long counting answer has only one
+STOP_WEIGHT = 2.0  # weight of the end of an answer: a long counting answer has only one
 REPORT_EVERY = 300_000  # tokens
 
 
 @dataclass
 class Run:
-    """The state of one training run; `average` is a moving average of the weights, and is what gets exported."""
+    """The state of one training run; `average` is a moving average of the weights, which is exported."""
 
     model: DemoModel
     average: DemoModel
     optimisers: list[torch.optim.Optimizer]
     peaks: list[float]
     token_weights: Tensor
-    replicas: list[DemoModel]  # the model, and others that share its weights but not its gradients
+    replicas: list[DemoModel]  # the model, and replicas that share its weights but not its gradients
     pool: ThreadPoolExecutor
     seconds: float = 0.0
     tokens: int = 0
@@ -46,7 +46,7 @@ class Run:
 
 
 def new_run(muon_rate: float, adam_rate: float, threads: int) -> Run:
-    """A fresh model with Muon for the matrices of the layers and AdamW for the embedding and the norms."""
+    """Returns a new model with Muon for the matrices of the layers and AdamW for the embedding and the norms."""
     torch.manual_seed(0)
     model, average = DemoModel(), DemoModel()
     average.load_state_dict(model.state_dict())
@@ -63,7 +63,7 @@ def new_run(muon_rate: float, adam_rate: float, threads: int) -> Run:
 
 
 def sharing(model: DemoModel) -> DemoModel:
-    """A second model on the same weights: a change of one is a change of both, but gradients are kept apart."""
+    """Returns a second model on the same weights: changes affect both, but gradients are separate."""
     other = DemoModel()
     for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
         mine.data = theirs.data
@@ -71,12 +71,12 @@ def sharing(model: DemoModel) -> DemoModel:
 
 
 def rate_factor(done: float) -> float:
-    """Learning rate as a share of its peak, `done` being the share of the budget used: warm up, hold, fall to 0."""
+    """Learning rate as a share of its peak, for the share `done` of the budget: warm up, hold, fall to 0."""
     return min(1.0, done / 0.01 + 0.02, max(0.0, (1.0 - done) / 0.6))
 
 
 def gradient(replica: DemoModel, batch: Batch, token_weights: Tensor) -> float:
-    """The loss on one batch, leaving its gradient in the parameters of the replica."""
+    """Computes the loss of one batch, and leaves its gradient in the parameters of the replica."""
     ids, places, targets = batch
     loss = F.cross_entropy(replica(ids, places), targets, weight=token_weights)
     loss.backward()
@@ -84,7 +84,7 @@ def gradient(replica: DemoModel, batch: Batch, token_weights: Tensor) -> float:
 
 
 def step(run: Run, parts: list[Batch], done: float) -> None:
-    """One update of the weights and of their average; each thread works on a batch of its own."""
+    """Updates the weights and their average; each thread processes its own batch."""
     pieces = list(run.pool.map(gradient, run.replicas, parts, [run.token_weights] * len(parts)))
     for mine, *others in zip(*(replica.parameters() for replica in run.replicas), strict=True):
         for other in others:
@@ -106,7 +106,7 @@ def step(run: Run, parts: list[Batch], done: float) -> None:
 
 
 def save(run: Run, path: Path) -> None:
-    """Write a checkpoint from which training can go on."""
+    """Writes a checkpoint from which training can resume."""
     state: dict[str, object] = {name: getattr(run, name) for name in ("seconds", "tokens", "steps")}
     state |= {"model": run.model.state_dict(), "average": run.average.state_dict()}
     state["optimisers"] = [optimiser.state_dict() for optimiser in run.optimisers]
@@ -116,7 +116,7 @@ def save(run: Run, path: Path) -> None:
 
 
 def restore(run: Run, path: Path) -> None:
-    """Go on from a checkpoint."""
+    """Resumes from a checkpoint."""
     state = torch.load(path, weights_only=True)
     run.model.load_state_dict(state["model"])
     run.average.load_state_dict(state["average"])
@@ -126,7 +126,7 @@ def restore(run: Run, path: Path) -> None:
 
 
 def start_from(run: Run, directory: Path) -> None:
-    """Take over exported weights; tokens that they do not have start as the mean of the tokens they were before."""
+    """Loads exported weights; new tokens start as the mean of the tokens that they consisted of before."""
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 
@@ -145,7 +145,7 @@ def start_from(run: Run, directory: Path) -> None:
 
 
 def report(run: Run, size: int) -> None:
-    """Print speed, loss and the accuracy of the averaged weights on a few held-out questions of each kind."""
+    """Prints speed, loss and the accuracy of the averaged weights on a few held-out questions of each kind."""
     tokenizer, parts = build_tokenizer(), []
     for kind in TESTED:
         right, asked, _ = accuracy(run.average, tokenizer, kind, size, seed=2)
@@ -170,7 +170,7 @@ def train(
     target: Path | None,
     size: int,
 ) -> None:
-    """Train until `budget` tokens were seen or `limit_s` seconds used; report, save and export (if asked) now and then.
+    """Trains until `budget` tokens were seen or `limit_s` seconds used; reports, saves and exports regularly.
 
     size: held-out questions of each kind in the last report.
     """
@@ -187,7 +187,7 @@ def train(
 
 
 def finish(run: Run, out: Path, target: Path | None, size: int) -> None:
-    """Save a checkpoint, report, and export the averaged weights."""
+    """Saves a checkpoint, reports, and exports the averaged weights."""
     save(run, out)
     report(run, size)
     if target is not None:
@@ -195,20 +195,20 @@ def finish(run: Run, out: Path, target: Path | None, size: int) -> None:
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """The standard mix with changes such as `repeat=40,add=10`."""
+    """Returns the standard mix with changes such as `repeat=40,add=10`."""
     changes = dict(part.split("=") for part in text.split(",") if part)
     return {**WEIGHTS, **{kind: float(value) for kind, value in changes.items()}}
 
 
 def main() -> None:
-    """Read the command line and train."""
+    """Reads the command line and trains."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, default=12, help="budget of tokens, those of --resume included")
     parser.add_argument("--minutes", type=float, default=math.inf, help="budget of time, that of --resume included")
-    parser.add_argument("--start", type=Path, default=None, help="exported directory whose weights to begin with")
+    parser.add_argument("--start", type=Path, default=None, help="exported directory with the weights to start from")
     parser.add_argument("--out", type=Path, default=Path("build/demo_model/checkpoint.pt"))
     parser.add_argument("--target", type=Path, default=None, help="directory to export to at every report")
-    parser.add_argument("--resume", type=Path, default=None, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, default=None, help="checkpoint to resume from")
     parser.add_argument("--tokens", type=int, default=2000, help="tokens in the batch of a thread")
     parser.add_argument("--muon-rate", type=float, default=4e-3)
     parser.add_argument("--adam-rate", type=float, default=4e-3)
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--size", type=int, default=200, help="held-out questions of each kind in the last report")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the replicas work side by side; threads inside an operation would wait too often
+    torch.set_num_threads(1)  # the replicas run in parallel; threads inside an operation would wait too often
     run = new_run(options.muon_rate, options.adam_rate, options.threads)
     if options.resume:
         restore(run, options.resume)

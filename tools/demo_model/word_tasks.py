@@ -37,13 +37,13 @@ REVERSE = (
 CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 VOWELS = "aeiou"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# Words that are one token carry no letters to copy: their spelling is learned by heart, so none is held out.
+# Words that are one token carry no letters to copy: their spelling is memorised, so none is held out.
 ONE_TOKEN_WORDS = tuple(sorted({w.strip().lower() for w in WORDS if w.strip().isalpha() and 2 <= len(w.strip()) <= 8}))
 REAL_WORDS = tuple(w for w in ENGLISH if 2 <= len(w) <= 8)
 
 
 def pseudo_word(rng: Random) -> str:
-    """A made-up word of 2 to 8 letters, mostly with vowels and consonants taking turns."""
+    """Makes up a word of 2 to 8 letters, mostly with alternating vowels and consonants."""
     size = rng.randint(2, 8)
     if rng.random() < 0.4:
         return "".join(rng.choice(LETTERS) for _ in range(size))
@@ -52,7 +52,7 @@ def pseudo_word(rng: Random) -> str:
 
 
 def draw_word(rng: Random) -> str:
-    """A word to spell or reverse: real, made up, or one of the tokenizer's whole words."""
+    """Draws a word to spell or reverse: real, made up, or one of the tokenizer's whole words."""
     roll = rng.random()
     word = pseudo_word(rng) if roll >= 0.35 else rng.choice(REAL_WORDS if roll >= 0.12 else ONE_TOKEN_WORDS)
     case = rng.random()
@@ -60,17 +60,17 @@ def draw_word(rng: Random) -> str:
 
 
 def word_example(kind: str, word: str, template: str) -> Example:
-    """The question and answer for one word; `kind` is spell or reverse."""
+    """Returns the question and answer for one word; `kind` is spell or reverse."""
     answer = "-".join(word) if kind == "spell" else word[::-1]
     known = word.lower() in ONE_TOKEN_WORDS
     return Example(kind, "other" if known else "word", word.lower(), template.format(w=word), answer)
 
 
 def draw_spell(rng: Random) -> Example:
-    """A word to spell, letter by letter with hyphens."""
+    """Draws a word to spell, letter by letter with hyphens."""
     return word_example("spell", draw_word(rng), rng.choice(SPELL))
 
 
 def draw_reverse(rng: Random) -> Example:
-    """A word to write backwards."""
+    """Draws a word to write backwards."""
     return word_example("reverse", draw_word(rng), rng.choice(REVERSE))

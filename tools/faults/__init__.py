@@ -1,1 +1,1 @@
-"""Real nodes, real faults, and what became of the requests. docs/how-it-works/faults.md says how to use it."""
+"""Injects real faults into real nodes and records what happens to the requests. docs/how-it-works/faults.md says how to use it."""

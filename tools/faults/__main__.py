@@ -1,4 +1,4 @@
-"""Strike real nodes, and see what becomes of the requests. docs/how-it-works/faults.md explains the figures.
+"""Injects faults into real nodes and checks the requests. docs/how-it-works/faults.md explains the figures.
 
 python -m tools.faults drawn --seed 212 --runs 50       one fault at one moment of one answer, so many times
 python -m tools.faults soak --minutes 30                random faults under four clients
@@ -29,7 +29,7 @@ RECORD = Path("build/faults.jsonl")
 
 
 def play_drawn(seed: int, first: int, runs: int) -> int:
-    """Every run with what it missed, and the table; the exit code is 1 if any run missed anything."""
+    """Prints every run with the bars that it missed, and the table; the exit code is 1 if any run missed a bar."""
     drawn = list(itertools.islice(cases(seed), first - 1, first - 1 + runs))
     print(f"seed {seed}, runs {first} to {first + runs - 1}", flush=True)
     outcomes: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ def play_drawn(seed: int, first: int, runs: int) -> int:
 
 
 def _played(meshes: Meshes, case: Case, seed: int, outcomes: list[dict[str, Any]]) -> AssertionError | None:
-    """Play one run and keep its outcome; the error if something that must hold did not."""
+    """Plays one run and records its outcome; returns the error if an invariant did not hold."""
     try:
         outcome = play(meshes.of(case.peers), case).describe()
     except AssertionError as exc:
@@ -72,7 +72,7 @@ def play_soak(minutes: float, seed: int) -> int:
 
 
 def run_classes() -> int:
-    """All tests of tests/faults, the slow ones too; what they measure is recorded."""
+    """Runs all tests of tests/faults, the slow ones too; their measurements are recorded."""
     command = [sys.executable, "-m", "pytest", "tests/faults", "-m", "slow or not slow", "-s", "--timeout", "900"]
     return subprocess.run(command, check=False, env=os.environ).returncode
 

@@ -1,4 +1,4 @@
-"""The classes of faults, and which tests show what becomes of them."""
+"""The classes of faults, and the tests that cover them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FaultClass:
-    """tests: "file::function" under tests/. note: what is not shown, and why."""
+    """A class of faults. tests: "file::function" under tests/. note: what is not covered, and why."""
 
     what: str
     tests: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ CLASSES: Mapping[str, FaultClass] = {
          "hosting/test_guard.py::test_a_wedge_is_never_tried_again_here_not_even_after_a_restart"),
     ),
     "F4": FaultClass(
-        "a ring does not come to be",
+        "a ring is never completed",
         (f"{_LINKS}::test_a_member_that_falls_silent_while_it_is_placed_on_holds_up_no_request",
          "hosting/test_hops.py::test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer",
          "instances/test_placing.py::test_a_node_stops_within_seconds_even_while_loading"),
@@ -62,7 +62,7 @@ CLASSES: Mapping[str, FaultClass] = {
          "faults/test_drawn.py::test_a_request_survives"),
     ),
     "F7": FaultClass(
-        "a node dies, stands still, or cannot be reached",
+        "a node dies, is suspended, or cannot be reached",
         ("faults/test_drawn.py::test_a_request_survives",
          f"{_LINKS}::test_connections_of_which_one_end_has_forgotten_are_dialled_again",
          f"{_LINKS}::test_a_node_that_stands_still_for_ten_seconds_costs_no_token",
@@ -104,7 +104,7 @@ CLASSES: Mapping[str, FaultClass] = {
          "hosting/test_guard.py::test_three_crashes_within_a_minute_open_the_breaker_once"),
     ),
     "F12": FaultClass(
-        "memory is gone when it is asked for",
+        "memory is gone when it is requested",
         ("instances/test_placing.py::"
          "test_a_peer_whose_memory_is_gone_since_it_was_last_heard_refuses_and_the_plan_is_solved_again",
          "instances/test_order.py::test_of_two_peers_that_place_the_last_memory_one_wins_and_the_other_gets_numbers"),
@@ -119,7 +119,7 @@ CLASSES: Mapping[str, FaultClass] = {
     "F14": FaultClass(
         "memory that a dead process keeps",
         ("machine/test_accelerators.py::test_a_driver_that_stops_answering_leaves_nothing_free",),
-        "of macOS's wired memory nothing is read",
+        "macOS's wired memory is not read",
     ),
     "F15": FaultClass(
         "a download stalls, fails or is corrupt",
@@ -168,7 +168,7 @@ CLASSES: Mapping[str, FaultClass] = {
          "models/test_mixing.py::test_engines_that_differ_are_refused_with_the_measured_difference"),
     ),
     "F23": FaultClass(
-        "what reads the machine's state fails",
+        "reading the machine's state fails",
         ("machine/test_accelerators.py::test_a_tool_that_is_not_there_fails_or_hangs_says_nothing",
          "machine/test_pressure.py::test_a_reading_that_fails_does_not_end_the_readings"),
     ),

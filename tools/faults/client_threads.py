@@ -11,14 +11,14 @@ AnswerT = TypeVar("AnswerT")
 
 
 class ClientThreads(ABC, Generic[AnswerT]):
-    """`count` threads; each asks again as soon as it has its answer, until `stop` or the first failure. Only whole and
-    right answers are in `answers`. A subclass sets what `ask` needs before it calls this `__init__`, which starts them.
-    """
+    """Runs `count` threads; each asks again as soon as it has its answer, until `stop` or the first failure. `answers`
+    counts only complete and correct answers. A subclass sets what `ask` needs before it calls this `__init__`, which
+    starts the threads."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.answers: list[AnswerT] = []
         self.failure = ""
-        """The first answer that was not had, or was wrong."""
+        """The first missing or wrong answer."""
         self._stopping = threading.Event()
         self._changed = threading.Condition()
         self._threads = [
@@ -30,10 +30,10 @@ class ClientThreads(ABC, Generic[AnswerT]):
 
     @abstractmethod
     def ask(self, rng: random.Random, number: int) -> AnswerT | str:
-        """Called in a thread: have an answer, or say why there is none. number: of the thread, from 0."""
+        """Called in a thread: gets an answer, or returns why there is none. number: of the thread, from 0."""
 
     def await_answers(self, more: int, deadline_s: float = 180.0) -> None:
-        """Wait until so many more have come. Raises AssertionError if one failed, or it takes too long."""
+        """Waits for this many more answers. Raises AssertionError if one failed, or it takes too long."""
         wanted = len(self.answers) + more
         with self._changed:
             come = self._changed.wait_for(lambda: len(self.answers) >= wanted or self.failure, deadline_s)
@@ -41,7 +41,7 @@ class ClientThreads(ABC, Generic[AnswerT]):
         assert come, f"not {more} answers within {deadline_s:g} s: the mesh is wedged"
 
     def stop(self) -> None:
-        """Let every client have its last answer. Raises AssertionError as above."""
+        """Waits until every client has its last answer. Raises AssertionError as above."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(180.0)

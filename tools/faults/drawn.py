@@ -1,4 +1,4 @@
-"""Runs drawn by a seed: one fault at one moment of one answer, in a mesh of two, three or four peers."""
+"""Random runs from a seed: one fault at one moment of one answer, in a mesh of two, three or four peers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from tools.faults.stream import Stream, counting
 SIZES = (2, 3, 4)
 NUM_CELLS = len(Fault) * len(Phase) * len(SIZES)
 HOP_S = 0.008
-"""Every piece between two nodes takes so long: a lap of tens of milliseconds, in which a moment can be met."""
+"""Delay of every message between two nodes: a lap then takes tens of milliseconds, so that a fault can hit a moment in
+it."""
 
 
 NOTICED_S = 1.0
-"""Whoever waits so long for text may ask the log why. A stopped node whose ring goes on, or a hop that is dialled again
-at once, may leave nothing there but a counter."""
+"""A pause after which the log must explain it. A stopped node whose ring goes on, or a hop that reconnects at once, may
+leave only a counter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """victim: which stage. entry: at which stage's node the client asks. owner: at which one it was placed."""
+    """One run. victim: which stage. entry: the stage whose node the client asks. owner: the stage whose node placed the
+    ring."""
 
     number: int
     fault: Fault
@@ -42,7 +44,7 @@ class Case:
 
     @property
     def strikes_the_entry(self) -> bool:
-        """The client must ask another peer for the rest."""
+        """Whether the client must ask another peer for the rest."""
         return self.fault.hits_the_node and self.victim == self.entry
 
     def __str__(self) -> str:
@@ -52,8 +54,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run. Seconds are since the fault; None: there was none. gap_s: the longest time without text after it.
-    load: processes that want to run on this machine, as in the load average."""
+    """The outcome of one run. Seconds are since the fault; None: did not happen. gap_s: the longest time without text
+    after it. load: the load average of this machine."""
 
     case: str
     fault: str
@@ -77,7 +79,8 @@ class Outcome:
 
 
 def cases(seed: int) -> Iterator[Case]:
-    """Without end: every cell of fault x phase x size once in random order, then all again in another order."""
+    """Yields cases without end: every cell of fault x phase x size once in random order, then all again in another
+    order."""
     rng = random.Random(seed)
     numbers = itertools.count(1)
     cells = list(itertools.product(Fault, Phase, SIZES))
@@ -89,8 +92,8 @@ def cases(seed: int) -> Iterator[Case]:
 
 
 def play(mesh: FaultMesh, case: Case) -> Outcome:
-    """One run on a mesh of case.peers nodes, which is whole before and after. Raises AssertionError if what must hold
-    does not."""
+    """Plays one run on a mesh of case.peers nodes, which is healthy before and after. Raises AssertionError if an
+    invariant does not hold."""
     mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S)
     entry = mesh.nodes[case.entry]
     before = mesh.place(mesh.nodes, at=mesh.nodes[case.owner])
@@ -98,7 +101,7 @@ def play(mesh: FaultMesh, case: Case) -> Outcome:
     first = 10 + case.number % 60
     question = counting(first, first + 30)
     moment = Moment(case.phase, mesh, before)
-    # without a key the death of an entry peer ends its requests, which tests/faults/test_entry_peer.py shows
+    # without a key a dead entry peer ends its requests, which tests/faults/test_entry_peer.py covers
     others = [node for node in mesh.nodes if node is not entry] if case.strikes_the_entry else []
     stream = Stream(entry, question, elsewhere=others)
     in_time = moment.wait(stream, question)
@@ -132,7 +135,7 @@ def play(mesh: FaultMesh, case: Case) -> Outcome:
 
 
 def bytes_loaded(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> int:
-    """Weights of the stages of `after` whose process is not one of `before`'s: somebody had to read them."""
+    """Weights of the stages of `after` whose process is new since `before`: they had to be loaded."""
     card = ModelStore(()).card(MODEL)
     had = {(stage["peer"], stage["pid"]) for one in before for stage in one["stages"]}
     new = [s for one in after for s in one["stages"] if s["pid"] and (s["peer"], s["pid"]) not in had]
@@ -140,7 +143,7 @@ def bytes_loaded(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
 
 
 def _instances_now(mesh: FaultMesh) -> list[dict[str, Any]]:
-    """As the first node that serves sees them."""
+    """Returns the instances in the view of the first serving node."""
     return mesh.serving[0].instances()
 
 
@@ -153,13 +156,13 @@ def _heal(mesh: FaultMesh, struck: Struck) -> None:
 
 
 def _signs(node: Node) -> tuple[float, float]:
-    """(resumed, redialled and restarted)"""
+    """Returns (resumed requests, reconnected streams and restarted runners)."""
     resumed = node.metric("exo_mesh_requests_resumed_total")
     return resumed, node.metric("exo_mesh_driver_redials_total")
 
 
 def _moved(mesh: FaultMesh, counted: Sequence[tuple[float, float]], struck: Struck) -> tuple[int, int]:
-    """How many requests were resumed, and streams redialled, since `counted`, by nodes that were not killed."""
+    """Counts requests resumed, and streams reconnected, since `counted`, by nodes that were not killed."""
     now = [_signs(node) for node in mesh.nodes]
     moved = [
         (int(new[0] - old[0]), int(new[1] - old[1]))
@@ -170,6 +173,6 @@ def _moved(mesh: FaultMesh, counted: Sequence[tuple[float, float]], struck: Stru
 
 
 def meshes_for(root: Path, drawn: Sequence[Case]) -> Iterator[tuple[int, Path, list[Case]]]:
-    """(peers, folder, cases) by size, so that each mesh is started once."""
+    """Yields (peers, folder, cases) by size, so that each mesh is started once."""
     for peers in sorted({case.peers for case in drawn}):
         yield peers, root / f"of-{peers}", [case for case in drawn if case.peers == peers]

@@ -1,4 +1,4 @@
-"""The seven faults of the drawn runs and the four moments at which they come."""
+"""The seven faults of the random runs, and the four moments at which they are injected."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class Fault(Enum):
 
 
 class Phase(Enum):
-    """When: found in the stream and on the hops of the ring, never by waiting for a time."""
+    """When it is done: detected in the stream and on the hops of the ring, never by waiting for a time."""
 
-    PREFILL = "prefill"  # the first stage has begun to say activations of the prompt to the second
+    PREFILL = "prefill"  # the first stage has begun to send activations of the prompt to the second
     FIRST_TOKEN = "first token"
     MID_DECODE = "mid-decode"
-    LAST_TOKEN = "last token"  # all but the last few characters have come
+    LAST_TOKEN = "last token"  # all but the last few characters have arrived
 
 
 LAST_CHARACTERS = 6
 PREFILL_BYTES = 2048
-"""Of the activations of a prompt. A ping and its answer are tens of bytes."""
+"""Bytes that only the activations of a prompt reach. A ping and its answer are tens of bytes."""
 
 
 @dataclass
 class Struck:
-    """What a fault did, and how to end it."""
+    """The effect of a fault, and how to end it."""
 
     what: str
     heal: Callable[[], None] = lambda: None
@@ -57,7 +57,8 @@ class Struck:
 
 
 class Moment:
-    """Made before the request; `wait` returns when the phase has come. False if the stream ended before."""
+    """Waits for a phase. Create it before the request; `wait` returns when the phase has come, False if the stream
+    ended before."""
 
     def __init__(self, phase: Phase, mesh: FaultMesh, instance: dict[str, Any]) -> None:
         self.phase = phase
@@ -79,7 +80,7 @@ class Moment:
 
 
 def strike(fault: Fault, mesh: FaultMesh, instance: dict[str, Any], victim: int) -> Struck:
-    """Do it to the victim-th stage of a ring: to its runner, its node, both, or its hop to the next stage."""
+    """Injects a fault at the victim-th stage of a ring: its runner, its node, both, or its hop to the next stage."""
     stages = instance["stages"]
     stage, following = stages[victim], stages[(victim + 1) % len(stages)]
     node, after = mesh.node_of(stage["peer"]), mesh.node_of(following["peer"])
@@ -108,7 +109,7 @@ def strike(fault: Fault, mesh: FaultMesh, instance: dict[str, Any], victim: int)
 
 
 def _wake(pid: int) -> None:
-    """If it is still there: its node may have ended it."""
+    """Continues a stopped process if it still exists: its node may have ended it."""
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:

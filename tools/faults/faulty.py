@@ -1,9 +1,9 @@
-"""An engine that fails as it is told, around one that works. Only meshes of the harness know it (see `install`).
+"""An engine that fails on request, around an engine that works. Only meshes of the harness load it (see `install`).
 
-Options, all of them optional: `inner` (numpy) is the engine that works, and takes every other option. `hang_at=N`,
-`exit_at=N`: at the N-th forward of a process. `hang_in_load=1`, `exit_in_load=1`. `once=FILE`: only if FILE is not
-there, which is made then. `noise=X`: what is handed on is off by up to X. `prefill_ms=X`: each token of a row of
-several takes so long. `stubborn=1`: SIGTERM is ignored.
+All options are optional. `inner` (numpy) is the engine that works, and gets every other option. `hang_at=N`,
+`exit_at=N`: at the N-th forward of a process. `hang_in_load=1`, `exit_in_load=1`. `once=FILE`: only if FILE does not
+exist; FILE is then created. `noise=X`: activations are off by up to X. `prefill_ms=X`: the time of each token in a row
+of several. `stubborn=1`: SIGTERM is ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options of this engine; see above."""
+    """The options of this engine; see the module's docstring."""
 
     inner: str = "numpy"
     hang_at: int = 0
@@ -50,14 +50,14 @@ class Plan:
 
 
 def parse(options: dict[str, str]) -> tuple[Plan, dict[str, str]]:
-    """Ours, and those of the engine that works."""
+    """Splits options into this engine's and the inner engine's."""
     kinds = {name: type(getattr(Plan(), name)) for name in Plan.__slots__}
     ours: dict[str, Any] = {name: kinds[name](text) for name, text in options.items() if name in kinds}
     return Plan(**ours), {name: text for name, text in options.items() if name not in kinds}
 
 
 class FaultyStage:
-    """Everything is the inner engine's, but for what the options ask."""
+    """The inner engine's stage, with the failures that the options request."""
 
     def __init__(self) -> None:
         self._plan = Plan()
@@ -119,7 +119,7 @@ class FaultyStage:
             Path(self._plan.once).touch()
         if leave:
             os._exit(70)
-        while True:  # as a device does that never comes back
+        while True:  # like a device that never returns
             time.sleep(3600)
 
 
@@ -128,7 +128,7 @@ class FaultyProvider:
     kind: Literal["stage", "whole-model"] = "stage"
 
     def availability(self) -> Availability:
-        return Availability(True, "fails as it is told", preference=-1, dtypes=("float32",))
+        return Availability(True, "fails as its options say", preference=-1, dtypes=("float32",))
 
     def supports(self, architecture: str) -> bool:
         return True
@@ -144,7 +144,7 @@ provider = FaultyProvider()
 
 
 def install(site: Path) -> str:
-    """Make a directory with which on PYTHONPATH a process finds this engine; answers that PYTHONPATH."""
+    """Creates a directory by which, on PYTHONPATH, a process finds this engine; returns that PYTHONPATH."""
     info = site / "exo_mesh_faulty-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: exo-mesh-faulty\nVersion: 0\n")

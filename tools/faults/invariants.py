@@ -1,4 +1,4 @@
-"""What must be true after every fault, whatever it was (spec of the fault harness: docs/how-it-works/faults.md)."""
+"""The invariants that must hold after every fault (specified in docs/how-it-works/faults.md)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tools.faults.mesh import FaultMesh, Node, wait_until
 from tools.faults.stream import Stream, counting
 
 SETTLE_S = 60.0
-"""A frozen runner is given 10 s, an orphan 30: what it took is recorded, this only bounds it."""
+"""Upper bound for frozen runners and orphans: a frozen runner is ended after 10 s, an orphan after 30. The real time is
+recorded."""
 
 DIGEST_S = 30.0
-"""A promise of 3 s on a quiet machine; what it took is recorded."""
+"""Upper bound for agreement: 3 s are promised on a quiet machine. The real time is recorded."""
 
 UNTYPED = ("", "None", "internal_error", "broken_off")
 
@@ -21,16 +22,16 @@ NEXT = counting(7, 12)
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Seconds from the check's begin."""
+    """Seconds since the start of the check."""
 
     agreed_s: float
     freed_s: float
 
 
 def check_all(mesh: FaultMesh, streams: Sequence[Stream], since: float, *, visible: bool = True) -> Settled:
-    """All invariants, after the fault was healed. Raises AssertionError with the first that does not hold.
+    """Checks all invariants after the fault was healed. Raises AssertionError with the first that does not hold.
 
-    since: Unix time of the fault. visible: it must have left a line in some node's log.
+    since: Unix time of the fault. visible: the fault must have left a line in some node's log.
     """
     for stream in streams:
         check_end(stream)
@@ -41,12 +42,12 @@ def check_all(mesh: FaultMesh, streams: Sequence[Stream], since: float, *, visib
         assert answer.is_right, f"the next request at n{node.number}: {answer.outcome} {answer.text!r} {answer.message}"
     freed_s = wait_until(lambda: not leftovers(mesh), SETTLE_S, "all is freed") if leftovers(mesh) else 0.0
     if visible:
-        assert any(node.signs(since) for node in mesh.nodes), "no log line tells of the fault"
+        assert any(node.signs(since) for node in mesh.nodes), "no log line reports the fault"
     return Settled(agreed_s, freed_s)
 
 
 def check_end(stream: Stream) -> None:
-    """It ended once, and its text is right, or right as far as it goes with a typed error."""
+    """Checks that the request ended once, with the right text, or with a right beginning and a typed error."""
     assert stream.ended.is_set() and stream.num_ends == 1, f"{stream.num_ends} ends"
     if stream.error:
         assert stream.error not in UNTYPED, f"no typed error: {stream.error}: {stream.message}"
@@ -56,14 +57,14 @@ def check_end(stream: Stream) -> None:
 
 
 def one_view(nodes: Sequence[Node]) -> bool:
-    """Do all agree on peers and instances, and is nothing on its way?"""
+    """Whether all nodes agree on peers and instances, and no change is under way."""
     views = [node.state()["view"] for node in nodes]
     settled = all(instance["state"] == "ready" for view in views for instance in view["instances"])
     return settled and len({view["view_digest"] for view in views}) == 1
 
 
 def leftovers(mesh: FaultMesh) -> list[str]:
-    """What is there and should not be: sequences, leases, running requests, processes."""
+    """Lists what should not exist: sequences, leases, running requests, processes."""
     found = [f"process {pid} without a node" for pid in mesh.orphans()]
     for node in mesh.serving:
         found += [f"n{node.number}: {one}" for one in _leftovers_at(node)]

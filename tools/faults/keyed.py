@@ -1,7 +1,5 @@
-"""Clients that send a request again with its Idempotency-Key until they have the whole answer.
-
-docs/how-it-works/continuation.md describes this for clients.
-"""
+"""Clients that resend a request with its Idempotency-Key until they have the whole answer, as docs/how-it-works/continuation.md
+describes."""
 
 from __future__ import annotations
 
@@ -24,18 +22,18 @@ PATIENCE_S = 90.0
 """How long a client tries for one answer."""
 
 CLIENT_SILENCE_S = 10.0
-"""The API says something every 2 s. A peer that is silent for so long is taken for dead, whatever it is."""
+"""The API sends something every 2 s. A peer that is silent this long counts as dead, for whatever reason."""
 
 PAUSE_S = 0.1
-"""Between two tries."""
+"""Pause between two attempts."""
 
 WORTH_ANOTHER_TRY = frozenset({"node_stopping", "not_ready", "broken_off", "no_connection", "bad_gateway"})
-"""What a client may see of a peer that restarts: refused, cut by its stop, gone, or a proxy that says so."""
+"""What a client may see of a restarting peer: refused, cut by the stop, gone, or a proxy's error for one of these."""
 
 
 @dataclass
 class KeyedAnswer:
-    """One answer over all its tries. troubles: what ended each try but the last."""
+    """One answer over all its attempts. troubles: what ended each attempt but the last."""
 
     question: Question
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -52,9 +50,10 @@ class KeyedAnswer:
 
 
 class KeyedClients(ClientThreads[KeyedAnswer]):
-    """Every other thread goes on after what it has (Last-Event-ID), the others ask for all of it again.
+    """Clients with keys: every other thread resumes after what it has (Last-Event-ID), the others request the whole
+    answer again.
 
-    urls: answers where to ask now, a random one each time: at the peers themselves, or at one proxy before them.
+    urls: returns where to ask now, a random address each time: the peers themselves, or one proxy in front of them.
     """
 
     def __init__(self, urls: Callable[[], Sequence[str]], count: int, seed: int) -> None:
@@ -63,7 +62,7 @@ class KeyedClients(ClientThreads[KeyedAnswer]):
 
     @property
     def troubles(self) -> Counter[str]:
-        """What the clients have seen and got over."""
+        """The failures that the clients have seen and recovered from."""
         return Counter(trouble for answer in self.answers for trouble in answer.troubles)
 
     def ask(self, rng: random.Random, number: int) -> KeyedAnswer | str:
@@ -77,7 +76,7 @@ class KeyedClients(ClientThreads[KeyedAnswer]):
         return f"{trouble or answer.finish} {answer.message} after {answer.text!r}, {answer.troubles}"
 
     def _ask(self, answer: KeyedAnswer, rng: random.Random, *, continues: bool) -> str:
-        """Try until the answer is whole; the last trouble if it never is."""
+        """Tries until the answer is complete; returns the last failure if it never is."""
         give_up_at = time.monotonic() + PATIENCE_S
         pause = threading.Event()
         while trouble := _try(rng.choice(self._urls()), answer, continues):
@@ -89,7 +88,7 @@ class KeyedClients(ClientThreads[KeyedAnswer]):
 
 
 def _try(url: str, answer: KeyedAnswer, continues: bool) -> str:
-    """Ask once; why that was not the end, or ""."""
+    """Asks once; returns why the answer is not complete, or ""."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": answer.question.text}], "temperature": 0}
     headers = {"Content-Type": "application/json", "Idempotency-Key": answer.key}
     if continues and answer.last_event:
@@ -115,7 +114,7 @@ def _try(url: str, answer: KeyedAnswer, continues: bool) -> str:
 
 def _refusal(reply: http.client.HTTPResponse, answer: KeyedAnswer) -> str:
     if reply.status in (502, 504) and "json" not in (reply.getheader("content-type") or ""):
-        return "bad_gateway"  # by a proxy, which had nobody to ask
+        return "bad_gateway"  # from a proxy without a reachable node
     error = json.loads(reply.read())["error"]
     answer.message = str(error["message"])
     return str(error["code"])

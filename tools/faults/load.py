@@ -15,13 +15,14 @@ NOBODY_S = 60.0
 """How long all peers may be unready at once."""
 
 REFUSED = ("not_ready", "node_stopping", "no_node")
-"""Before the first byte a balancer asks the next peer: this one drains or stops, or has gone since it was ready."""
+"""Errors before the first byte after which a balancer asks the next peer: it drains or stops, or is gone since it was
+ready."""
 
 
 class Clients(ClientThreads[Stream]):
     """Clients that send a request once.
 
-    peers: those that may be asked. A client asks one that says it is ready, a random one each time.
+    peers: the peers to ask. A client asks a random peer that reports itself ready.
     """
 
     def __init__(self, peers: Sequence[Node], count: int, seed: int) -> None:
@@ -36,7 +37,7 @@ class Clients(ClientThreads[Stream]):
         return stream if stream.is_right else f"{stream.outcome} {stream.message} after {stream.text!r}"
 
     def _ask(self, rng: random.Random, first: int, last: int) -> Stream | None:
-        """One answer, right or not, from a peer that takes the request; None if none does."""
+        """Gets one answer, right or not, from a peer that accepts the request; None if none does."""
         patience = threading.Event()
         for _ in range(int(NOBODY_S / 0.1)):
             node = rng.choice(self._peers)
@@ -50,7 +51,7 @@ class Clients(ClientThreads[Stream]):
 
 
 def is_ready(node: Node) -> bool:
-    """What a balancer asks before it sends a request there."""
+    """Checks a peer as a balancer does before it sends a request there."""
     try:
         return bool(node.serves and node.api.get("/readyz", 2.0)["ready"])
     except MeshError:

@@ -1,4 +1,4 @@
-"""Real `exo-mesh serve` processes on loopback addresses of their own, joined by a fault proxy."""
+"""Real `exo-mesh serve` processes on separate loopback addresses, connected through a fault proxy."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ JOIN_S = 60.0
 PLACE_S = 120.0
 PLACE_TRIES = 3
 MARK = "EXO_FAULTS_MARK"
-"""In the environment of all that a mesh starts, so that it is found whoever its parent is by then."""
+"""Set in the environment of every process that a mesh starts, so that it is found whatever its parent is by then."""
 
 DETERMINISTIC = ("--engine", "numpy", "--engine-option", "mode=deterministic")
-"""Bit-identical text for any split, batch and replay."""
+"""Settings for bit-identical text for any split, batch and replay."""
 
 SIGNS = (": WARNING ", ": ERROR ", "is suspected")
 
 
 def faulty(**options: object) -> tuple[str, ...]:
-    """The flags of a node whose engine fails in the ways of `tools.faults.faulty`."""
+    """Returns the flags of a node whose engine fails in the ways of `tools.faults.faulty`."""
     given = {"mode": "deterministic", **options}
     named = [word for name, value in given.items() for word in ("--engine-option", f"{name}={value}")]
     return ("--engine", "faulty", *named)
@@ -51,7 +51,7 @@ _numbers = itertools.count()
 
 
 def why_not() -> str:
-    """Why this machine cannot have such a mesh; "" if it can."""
+    """Says why this machine cannot run such a mesh; "" if it can."""
     try:
         with socket.create_server(("127.77.0.2", 0)):
             return ""
@@ -60,18 +60,19 @@ def why_not() -> str:
 
 
 def wait_until(condition: Callable[[], object], deadline_s: float, what: str) -> float:
-    """Seconds until the condition holds. Raises AssertionError with `what` if it does not before the deadline."""
+    """Returns the seconds until the condition holds. Raises AssertionError with `what` if it does not before the
+    deadline."""
     begin = time.monotonic()
     while not condition():
         if time.monotonic() - begin > deadline_s:
-            raise AssertionError(f"not so within {deadline_s:g} s: {what}")
+            raise AssertionError(f"not within {deadline_s:g} s: {what}")
         time.sleep(0.02)
     return time.monotonic() - begin
 
 
 @dataclass
 class Node(AskedNode):
-    """One node at an address of its own, over its restarts."""
+    """One node at its own address, over its restarts."""
 
     number: int
     home: Path
@@ -82,15 +83,15 @@ class Node(AskedNode):
     child: ChildNode | None = None
     ready: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
-    """By SIGSTOP."""
+    """Whether it is stopped by SIGSTOP."""
 
     def start(self) -> None:
-        """Start the process; `await_ready` waits."""
+        """Starts the process; `await_ready` waits."""
         assert not self.alive
         self.home.mkdir(parents=True, exist_ok=True)
         self.log_path.touch()
         if self.child is not None:
-            self.child.stop()  # it is dead; our end of its pipe is open
+            self.child.stop()  # the old process is dead; our end of its pipe is still open
             self._before += self.log_path.read_text(errors="replace")
         self.child = ChildNode([*self._own_flags(), *self.flags], self.log_path, self.environ)
         self.stopped = False
@@ -109,7 +110,7 @@ class Node(AskedNode):
 
     @property
     def log(self) -> str:
-        """All that it has written, over its restarts."""
+        """Everything that it has written, over its restarts."""
         return self._before + self.log_path.read_text(errors="replace")
 
     _before: str = ""
@@ -117,7 +118,7 @@ class Node(AskedNode):
 
     @property
     def alive(self) -> bool:
-        """Is there a process? A stopped one counts."""
+        """Whether the process exists. A stopped process counts."""
         return self.child is not None and self.child.alive
 
     @property
@@ -134,17 +135,17 @@ class Node(AskedNode):
         return f"{self.address}:{self.grpc_port}"
 
     def runners(self) -> list[int]:
-        """Pids of the runner processes that this node has started and that still run."""
+        """Returns the pids of the runner processes that this node has started and that still run."""
         return [] if self.child is None else [process.pid for process in runner_processes(self.child)]
 
     def metric(self, name: str) -> float:
-        """Sum over all labels; 0 if there is no such metric yet."""
+        """Returns the sum over all labels; 0 if the metric does not exist yet."""
         lines = self.api.text("/metrics").splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def signs(self, since: float) -> list[tuple[float, str]]:
-        """(Unix time, message) of every log line since a Unix time that tells of something wrong: at WARN or above, the
-        WARN lines of its runners, and that a peer is suspected."""
+        """Returns (Unix time, message) of every log line since a Unix time that reports a problem: at WARN or above,
+        the WARN lines of its runners, and suspected peers."""
         found = []
         for line in self.log.splitlines():
             if not line.startswith('{"time"') or not line.endswith("}"):
@@ -158,21 +159,21 @@ class Node(AskedNode):
         return found
 
     def send(self, sign: signal.Signals) -> None:
-        """To the node's process alone; its runners have sessions of their own."""
+        """Sends a signal to the node's process alone; its runners have their own sessions."""
         os.kill(self.pid, sign)
         self.stopped = sign is signal.SIGSTOP or (self.stopped and sign is not signal.SIGCONT)
         if sign is signal.SIGKILL and self.child is not None:
             wait_until(lambda: not self.alive, 10, "a killed process ends")
 
     def freeze(self) -> None:
-        """The node and its runners stand still together, as when the lid of a laptop is closed."""
+        """Stops the node and its runners together, as when a laptop's lid is closed."""
         self.send(signal.SIGSTOP)
         self._frozen = self.runners()
         for pid in self._frozen:
             _signal(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """All of it goes on, runners first: the node must not take one for dead that was asleep with it."""
+        """Continues all of them, runners first, so that the node does not take a stopped runner for dead."""
         for pid in self._frozen:
             _signal(pid, signal.SIGCONT)
         self._frozen = []
@@ -180,7 +181,7 @@ class Node(AskedNode):
 
 
 class FaultMesh:
-    """nodes[i] calls the others through the proxy as caller i."""
+    """Several nodes; nodes[i] reaches the others through the proxy as caller i."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -194,13 +195,13 @@ class FaultMesh:
             lambda target: target in {node.control for node in self.nodes},
         )
         self.warm_load_s = math.inf
-        """The shortest that placing the demo model has taken so far: its files are in the page cache."""
+        """The shortest time of placing the demo model so far: its files are in the page cache."""
 
     def _number_of(self, host: str) -> int | None:
         return next((node.number for node in self.nodes if node.address == host), None)
 
     def add(self, *flags: str, engine: Sequence[str] = DETERMINISTIC) -> Node:
-        """One more node, not started. It knows the addresses of all nodes of up to eight."""
+        """Adds a node without starting it. It knows the addresses of all nodes of up to eight."""
         number = len(self.nodes)
         assert number < 8
         address = f"{self._net}.{self._first + number}"
@@ -226,7 +227,7 @@ class FaultMesh:
         return [node for node in self.nodes if node.serves]
 
     def start(self) -> None:
-        """Start all nodes that do not run, and wait until everybody knows everybody."""
+        """Starts all nodes that do not run, and waits until all nodes know each other."""
         begun = [node for node in self.nodes if not node.alive]
         for node in begun:
             node.start()
@@ -235,13 +236,13 @@ class FaultMesh:
         self.await_joined()
 
     def await_joined(self, deadline_s: float = JOIN_S) -> float:
-        """Until each node that serves knows each other one, its models and its memory; seconds that took."""
+        """Waits until each serving node knows every other one with its models and memory; returns the seconds."""
         ids = {node.id for node in self.serving}
         return wait_until(lambda: all(knows_all(node, ids) for node in self.serving), deadline_s, "all know each other")
 
     def place(self, over: Sequence[Node], at: Node | None = None) -> dict[str, Any]:
-        """Delete what there is, and place the demo model over these, the first layers on the first; the instance as
-        all see it. at: which node is asked, and owns it then."""
+        """Deletes existing instances, places the demo model over these nodes, the first layers on the first, and
+        returns the instance when all nodes see it. at: the node that places it, and then owns it."""
         self.delete_all()
         at = at or over[0]
         each = NUM_LAYERS // len(over)
@@ -252,8 +253,8 @@ class FaultMesh:
         return instance
 
     def _placed(self, at: Node, wish: dict[str, Any]) -> dict[str, Any]:
-        """POST /instance. On a machine that is so busy that peers seem to be gone it is asked again: what is tested
-        comes later."""
+        """Calls POST /instance. On a machine so busy that peers seem gone it retries, because the test itself comes
+        later."""
         for attempt in itertools.count(1):
             begin = time.monotonic()
             try:
@@ -268,12 +269,12 @@ class FaultMesh:
         raise AssertionError("unreachable")
 
     def delete_all(self) -> None:
-        """End every instance, also one that is mended just now and comes back after it was ended."""
+        """Deletes every instance, even one that is being recovered and reappears after the deletion."""
 
         def none_is_left() -> bool:
             for node in self.serving:
                 for instance in node.instances():
-                    with contextlib.suppress(MeshError):  # it ended meanwhile
+                    with contextlib.suppress(MeshError):  # it ended in the meantime
                         node.api.delete(f"/instance/{instance['id']}", 30)
                     return False
             return True
@@ -284,11 +285,11 @@ class FaultMesh:
         return next(node for node in self.nodes if node.id == peer_id)
 
     def ways(self, *nodes: Node) -> list[Way]:
-        """Every way between these nodes, or between all."""
+        """Lists the links between these nodes, or between all."""
         return list(pairs([node.number for node in nodes or self.nodes]))
 
     def orphans(self) -> list[int]:
-        """Pids of processes of this mesh that belong to no live node."""
+        """Returns the pids of processes of this mesh that belong to no live node."""
         owned = {pid for node in self.nodes if node.alive for pid in (node.pid, *_descendants(node.pid))}
         found = []
         for process in psutil.process_iter():
@@ -299,7 +300,7 @@ class FaultMesh:
         return found
 
     def close(self) -> None:
-        """End everything. Raises AssertionError if a process is left, which is killed then."""
+        """Ends all processes. Raises AssertionError if a process is left, after killing it."""
         self.proxy.release()
         for node in self.nodes:
             if node.stopped:
@@ -330,7 +331,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def knows_all(node: Node, ids: set[str]) -> bool:
-    """It answers, and knows exactly these peers with their models and their memory."""
+    """Whether the node answers, and knows exactly these peers with their models and memory."""
     try:
         return knows(node, ids, MODEL)
     except MeshError:
@@ -340,15 +341,16 @@ def knows_all(node: Node, ids: set[str]) -> bool:
 def fault_mesh(
     root: Path, count: int, *flags: str, engine: Sequence[str] = DETERMINISTIC
 ) -> contextlib.AbstractContextManager[FaultMesh]:
-    """As `mesh_of`, all nodes with one engine."""
+    """Like `mesh_of`, with one engine for all nodes."""
     return mesh_of(root, [engine] * count, *flags)
 
 
 @contextlib.contextmanager
 def mesh_of(root: Path, engines: Sequence[Sequence[str]], *flags: str) -> Iterator[FaultMesh]:
-    """Nodes that all know each other; afterwards no process is left, and none has written a traceback.
+    """Yields nodes that all know each other; checks afterwards that no process is left, and none has written a
+    traceback.
 
-    engines: the flags of each node's engine; flags: of all.
+    engines: the flags of each node's engine; flags: for all nodes.
     """
     mesh = FaultMesh(root)
     try:
@@ -363,11 +365,12 @@ def mesh_of(root: Path, engines: Sequence[Sequence[str]], *flags: str) -> Iterat
 
 
 MAX_USES = 2
-"""Of one mesh: a peer whose runner dies three times within a minute is spared for a while, which is another subject."""
+"""Most uses of one mesh: a peer whose runner dies three times within a minute is avoided for a while, which is tested
+elsewhere."""
 
 
 class Meshes:
-    """Whole meshes of several sizes, one at a time, kept for MAX_USES unless one was harmed."""
+    """Meshes of several sizes, one at a time, reused up to MAX_USES unless a run failed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -376,7 +379,7 @@ class Meshes:
         self._uses = 0
 
     def of(self, count: int) -> FaultMesh:
-        """The mesh of so many nodes; another one that is there ends first."""
+        """Returns the mesh with this many nodes; ends a mesh of another size first."""
         if self._mesh is None or len(self._mesh.nodes) != count or self._uses >= MAX_USES:
             self.close()
             folder = self._root / f"mesh-{next(_numbers)}"
@@ -386,7 +389,7 @@ class Meshes:
         return self._mesh
 
     def give_up(self) -> None:
-        """A run on the mesh has failed: end it, whatever state it is in."""
+        """Ends the mesh after a failed run, whatever its state."""
         with contextlib.suppress(AssertionError):
             self.close()
 

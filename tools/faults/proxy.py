@@ -1,8 +1,9 @@
-"""A TCP proxy between the nodes of a mesh on one machine, without root: it delays, throttles, holds back, cuts.
+"""A TCP proxy between the nodes of a mesh on one machine, without root: it delays, throttles, holds and cuts
+connections.
 
-Every node dials its peers through a port of its own, which gRPC takes from the variable `grpc_proxy` (HTTP CONNECT),
-and its runners do so, too. So of each connection it is known who dialled. Whom it is for says the address: every node
-has its own loopback address.
+Every node connects to its peers through its own port, which gRPC reads from the variable `grpc_proxy` (HTTP CONNECT);
+its runners do too. So the proxy knows the caller of each connection. The address identifies the callee, because every
+node has its own loopback address.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Way = tuple[int, int]
-"""(from node, to node): bytes that the first says to the second, whoever dialled."""
+"""(from node, to node): the bytes that the first sends to the second, whichever of them connected."""
 
 PIECE = 65536
 MAX_PIECES = 64
-"""What one direction of a connection may hold back; then its sender waits, as it would on a full wire."""
+"""Most pieces that one direction of a connection holds back; then its sender waits, as on a full link."""
 
 
 @dataclass(slots=True)
 class Wire:
-    """What happens to bytes on one way. `open` clear: they are kept until it is set again, as packets that are sent
-    again and again would be; whoever dials waits meanwhile."""
+    """The state of one direction between two nodes. `open` clear: bytes are held until it is set again, like packets
+    that are retransmitted; new connections wait meanwhile."""
 
     open: asyncio.Event
     delay_s: float = 0.0
     bytes_per_s: float = 0.0
     moved: int = 0
     ring_bytes: int = 0
-    """Of them, those to and from runners."""
+    """Of these, the bytes to and from runners."""
     awaited: list[tuple[int, threading.Event]] = field(default_factory=list)
-    """(ring_bytes, what to set when there are so many)"""
+    """(ring_bytes, the event to set when they are reached)."""
 
     def count(self, num_bytes: int, data: bool) -> None:
         self.moved += num_bytes
@@ -52,7 +53,7 @@ class Wire:
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One connection that was dialled. Numbers of nodes; data: to a runner and not to a node."""
+    """One connection. caller, callee: numbers of nodes. data: to a runner instead of a node."""
 
     caller: int
     callee: int
@@ -60,12 +61,12 @@ class Connection:
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
     deaf: bool = False
-    """The callee has gone, and the caller was not told."""
+    """The callee is gone, and the caller was not notified."""
 
 
 @dataclass(slots=True)
 class Sockets:
-    """What the proxy has open, to be closed at its end."""
+    """The open sockets of the proxy, to be closed at its end."""
 
     servers: list[asyncio.Server] = field(default_factory=list)
     connections: set[Connection] = field(default_factory=set)
@@ -73,10 +74,11 @@ class Sockets:
 
 
 class FaultProxy:
-    """Runs in a thread of its own. Methods may be called from any other thread, and return when it is so.
+    """The proxy, in a thread of its own. Methods may be called from any other thread, and return when they have taken
+    effect.
 
-    number_of: the node that has an address, None if it is nobody's; address_of: the reverse.
-    is_node: whether "host:port" is a node's control endpoint, and not a runner's.
+    number_of: the node with an address, None if no node has it; address_of: the reverse. is_node: whether "host:port"
+    is a node's control endpoint rather than a runner's.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class FaultProxy:
         self._thread.start()
 
     def listen_for(self, caller: int) -> str:
-        """The address at which one node is to call all others, for its `grpc_proxy`."""
+        """Returns the address through which one node must reach all others, for its `grpc_proxy`."""
 
         async def listen() -> str:
             server = await asyncio.start_server(lambda r, w: self._serve(caller, r, w), "127.0.0.1", 0)
@@ -105,7 +107,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(listen(), self._loop).result(10)
 
     def shape(self, *ways: Way, delay_s: float = 0.0, bytes_per_s: float = 0.0) -> None:
-        """From now on a piece takes so long on these ways, and so much passes in a second (0: as fast as it can)."""
+        """Sets the delay of each message on these links, and the bytes per second (0: unlimited)."""
 
         def shape() -> None:
             for way in ways:
@@ -114,7 +116,8 @@ class FaultProxy:
         self._do(shape)
 
     def hold(self, *ways: Way) -> None:
-        """Nothing passes on these ways, and nobody is told: packets are lost. Both ways of a pair: a black hole."""
+        """Holds all bytes on these links without notice, as if packets were lost. Both links of a pair make a black
+        hole."""
 
         def hold() -> None:
             for way in ways:
@@ -123,7 +126,7 @@ class FaultProxy:
         self._do(hold)
 
     def release(self, *ways: Way) -> None:
-        """What was held passes; without an argument on all ways."""
+        """Releases held bytes; without an argument on all links."""
 
         def release() -> None:
             for way, wire in self._wires.items():
@@ -133,7 +136,7 @@ class FaultProxy:
         self._do(release)
 
     def reset(self, one: int, other: int) -> int:
-        """RST on every connection between two nodes, at both ends; answers how many there were."""
+        """Resets every connection between two nodes at both ends; returns their number."""
 
         def reset() -> int:
             found = [each for each in self._sockets.connections if {each.caller, each.callee} == {one, other}]
@@ -146,7 +149,7 @@ class FaultProxy:
         return self._do(reset)
 
     def half_open(self, caller: int, callee: int) -> int:
-        """The callee's ends of the connections that a caller has dialled are reset; the caller is never told."""
+        """Resets the callee's ends of a caller's connections; the caller is not notified."""
 
         def forget() -> int:
             found = [one for one in self._sockets.connections if (one.caller, one.callee) == (caller, callee)]
@@ -158,7 +161,7 @@ class FaultProxy:
         return self._do(forget)
 
     def when_passed(self, way: Way, num_bytes: int) -> threading.Event:
-        """Set once so many bytes from now on were said on this way to or by runners."""
+        """Returns an event that is set once this many further bytes have passed on this link to or from runners."""
         event = threading.Event()
 
         def expect() -> None:
@@ -169,7 +172,7 @@ class FaultProxy:
         return event
 
     def connections(self) -> list[Way]:
-        """(caller, callee) of every open connection."""
+        """Returns (caller, callee) of every open connection."""
         return self._do(lambda: [(one.caller, one.callee) for one in self._sockets.connections])
 
     def close(self) -> None:
@@ -186,7 +189,7 @@ class FaultProxy:
         self._thread.join(10)
         self._loop.close()
 
-    # the inside, in the thread of the loop
+    # internals, in the thread of the loop
 
     def _do(self, action: Callable[[], T]) -> T:
         done: Future[T] = Future()
@@ -194,7 +197,7 @@ class FaultProxy:
         def run() -> None:
             try:
                 done.set_result(action())
-            except Exception as exc:  # noqa: BLE001 - whoever asked gets it
+            except Exception as exc:  # noqa: BLE001 - the caller gets it
                 done.set_exception(exc)
 
         self._loop.call_soon_threadsafe(run)
@@ -221,11 +224,11 @@ class FaultProxy:
             await writer.drain()
             return
         there, back = self._wires[(caller, callee)], self._wires[(callee, caller)]
-        while not (there.open.is_set() and back.open.is_set()):  # a SYN is sent again until both ways are open
+        while not (there.open.is_set() and back.open.is_set()):  # a SYN is retransmitted until both links are open
             if not await _open_before_the_caller_hangs_up(reader, there, back):
                 return
         try:
-            own = (self._address_of(caller), 0)  # so that the callee sees who calls
+            own = (self._address_of(caller), 0)  # so that the callee sees the caller
             up_reader, up_writer = await asyncio.open_connection(host, int(port), local_addr=own)
         except OSError:
             _reset(writer)
@@ -244,7 +247,7 @@ class FaultProxy:
     async def _pass_on(
         self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wire: Wire
     ) -> None:
-        """Bytes of one direction, each at its time, until their sender ends."""
+        """Forwards the bytes of one direction, each at its time, until their sender ends."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_PIECES)
         sending = asyncio.create_task(_send(pieces, writer, wire, connection))
         free_at, end = 0.0, _close
@@ -262,7 +265,7 @@ class FaultProxy:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
         if connection.deaf and writer is connection.near:
-            await asyncio.Event().wait()  # until the proxy ends: the caller is never told
+            await asyncio.Event().wait()  # until the proxy ends, because the caller must not be notified
         end(writer)
 
 
@@ -291,7 +294,8 @@ async def _send(
 
 
 async def _open_before_the_caller_hangs_up(reader: asyncio.StreamReader, *wires: Wire) -> bool:
-    """Wait until all wires are open; False if the caller hangs up first. It says nothing before it is connected."""
+    """Waits until all links are open; False if the caller disconnects first. It sends nothing before it is
+    connected."""
     hung_up = asyncio.ensure_future(reader.read(1))
     opened = asyncio.gather(*(wire.open.wait() for wire in wires))
     parts: list[asyncio.Future[Any]] = [hung_up, opened]
@@ -305,7 +309,7 @@ async def _open_before_the_caller_hangs_up(reader: asyncio.StreamReader, *wires:
 
 
 async def _both(to_the_callee: asyncio.Task[None], to_the_caller: asyncio.Task[None]) -> None:
-    """Until both directions have ended. A caller that goes ends what is said to it, too."""
+    """Waits until both directions have ended. If the caller disconnects, the other direction ends too."""
     try:
         await to_the_callee
         await asyncio.wait({to_the_caller}, timeout=1.0)
@@ -316,12 +320,12 @@ async def _both(to_the_callee: asyncio.Task[None], to_the_caller: asyncio.Task[N
 
 
 def _close(writer: asyncio.StreamWriter) -> None:
-    """End a connection once what is under way has arrived."""
+    """Ends a connection after bytes in transit have arrived."""
     writer.close()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection by RST, what is under way lost."""
+    """Ends a connection by RST; bytes in transit are lost."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.fileno() >= 0:
         with contextlib.suppress(OSError):
@@ -330,5 +334,5 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def pairs(nodes: list[int]) -> Iterator[Way]:
-    """Every way between different nodes."""
+    """Lists every link between different nodes."""
     return ((one, other) for one in nodes for other in nodes if one != other)

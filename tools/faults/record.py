@@ -1,4 +1,4 @@
-"""Rows of the published table, one JSON object a line."""
+"""Rows of the published table, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "FAULTS_RECORD"
-"""The file to which tests add their rows; without it they keep them to themselves."""
+"""The file to which tests append their rows; without it the rows are only printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one fault. Seconds since it; None where there is nothing to say.
+    """The outcome of one fault. Seconds since the fault; None if it does not apply.
 
-    name: the class, F1 to F26, or another name. test: where it is shown.
+    name: the class, F1 to F26, or another name. test: the test that covers it.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Row:
 
 
 def keep(row: Row | dict[str, Any]) -> None:
-    """Add it to the file of VARIABLE; print it if that is not set."""
+    """Appends the row to the file of VARIABLE; prints it if that is not set."""
     line = json.dumps(asdict(row) if isinstance(row, Row) else row)
     if path := os.environ.get(VARIABLE):
         with Path(path).open("a") as file:

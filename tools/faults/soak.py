@@ -1,4 +1,4 @@
-"""Random faults under clients that never stop asking: no wrong text, no leak, no wedge."""
+"""Random faults under clients that never stop asking: checks for wrong text, leaks and hangs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tools.faults.load import Clients
 from tools.faults.mesh import DETERMINISTIC, FaultMesh, Node, fault_mesh, wait_until
 
 PEERS, ENTRIES, STREAMS = 4, 2, 4
-"""Clients ask the first ENTRIES peers, whose nodes are never killed or stopped: they see no error."""
+"""Clients ask the first ENTRIES peers, whose nodes are never killed or stopped: they must see no error."""
 
 KEYED = 2
-"""Clients that ask the other peers, and are left by them again and again. They send a request again with its
-Idempotency-Key, and lose no answer."""
+"""Number of clients that ask the other peers, which fail repeatedly. They resend a request with its Idempotency-Key,
+and must lose no answer."""
 
 MAX_GROWTH_BYTES = 48 * 2**20
-"""Of one node over the whole soak, after its first quarter. A mesh of the demo model takes 110 MiB a node, and what
-Python's allocator keeps of a burst is of that order; a leak of a kilobyte for each of some thousand requests is not."""
+"""Most growth of one node over the soak, after its first quarter. A mesh of the demo model uses 110 MiB a node, and
+Python's allocator may keep tens of MiB after a burst, so a leak of a kilobyte per request shows only in a long soak."""
 
 MAX_FDS = 12
-"""More descriptors at the end than at the begin, both without a request: connections to a peer that has just returned
-are there twice for a moment."""
+"""Most additional descriptors at the end, both counts without a request: connections to a peer that has just returned
+exist twice for a moment."""
 
 
 @dataclass(slots=True)
 class Soak:
-    """What happened. rss: bytes of each entry node, sampled after each fault. fds: at begin and end.
+    """The result. rss: bytes of each entry node, sampled after each fault. fds: at start and end.
 
-    keyed: answers of the clients with a key. troubles: what they got over.
+    keyed: answers of the clients with a key. troubles: the failures that they recovered from.
     """
 
     seed: int
@@ -53,7 +53,7 @@ class Soak:
 
     @property
     def growth_bytes(self) -> int:
-        """Of the node that grew most, from the median of its second quarter to that of its last one."""
+        """Growth of the node that grew most, from the median of its second quarter to that of its last one."""
         return max((_growth(readings) for readings in self.rss.values()), default=0)
 
     def describe(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Soak:
 
 
 def soak(root: Path, seconds: float, seed: int) -> Soak:
-    """Raises AssertionError at the first wrong text, error that a client sees, wedge or leak."""
+    """Runs the soak. Raises AssertionError at the first wrong text, client error, hang or leak."""
     rng, result = random.Random(seed), Soak(seed)
     with fault_mesh(root, PEERS, "--min-peers", "2", engine=DETERMINISTIC) as mesh:
         mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S / 4)
@@ -106,7 +106,7 @@ def soak(root: Path, seconds: float, seed: int) -> Soak:
 
 
 def _strike_somewhere(mesh: FaultMesh, rng: random.Random, clients: Clients) -> Fault:
-    """One fault somewhere in the ring of this moment; healed when some answers have come in spite of it."""
+    """Injects one fault somewhere in the current ring; heals it after some answers have arrived despite it."""
     entry = mesh.nodes[0]
     wait_until(lambda: any(one["state"] == "ready" for one in entry.instances()), 60, "a ring is ready")
     ready = [one for one in entry.instances() if one["state"] == "ready"]
@@ -129,7 +129,7 @@ def _strike_somewhere(mesh: FaultMesh, rng: random.Random, clients: Clients) -> 
 
 
 def _try(fault: Fault, mesh: FaultMesh, instance: dict[str, Any], victim: int) -> Struck:
-    """The ring may have been re-formed since it was looked at: then nothing is left to strike."""
+    """Runs an action on the ring. The ring may have changed meanwhile; then there is nothing to do."""
     try:
         return strike(fault, mesh, instance, victim)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A client that streams one answer and notes when each piece came."""
+"""A client that streams one answer and records the time of each piece."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from urllib.parse import urlsplit
 from tools.faults.mesh import MODEL
 
 SILENCE_S = 120.0
-"""The API says something at least every 10 s."""
+"""Read timeout: the API sends something at least every 10 s."""
 
 PATIENCE_S = 4.0
-"""Of a client that can ask another peer. While a stream waits it gets a comment every 2 s."""
+"""Read timeout of a client that can ask another peer. A waiting stream gets a comment every 2 s."""
 
 PAUSE_S = 0.05
-"""Of such a client between two peers."""
+"""Pause of such a client between two peers."""
 
 ENTRY_LOST = ("broken_off", "node_stopping", "not_ready")
 
 
 class HasUrl(Protocol):
-    """Whoever serves the API: a node, or a proxy before the nodes."""
+    """A server of the API: a node, or a proxy in front of the nodes."""
 
     @property
     def url(self) -> str: ...
@@ -36,7 +36,7 @@ class HasUrl(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask, and what must come."""
+    """A question and its right answer."""
 
     text: str
     answer: str
@@ -44,15 +44,16 @@ class Question:
 
 
 def counting(first: int, last: int) -> Question:
-    """The demo model counts without an error between 0 and 199, and every number is a witness."""
+    """Returns a counting question. The demo model counts without an error between 0 and 199, and every number is
+    checked."""
     return Question(f"Count from {first} to {last}.", ", ".join(map(str, range(first, last + 1))))
 
 
 class Stream:
-    """Asks at once, in a thread. `text` grows; `ended` is set after the one end: `finish` or `error`.
+    """A client that asks at once, in a thread. `text` grows; `ended` is set after the single end: `finish` or `error`.
 
-    elsewhere: peers that it asks for the rest, by its Idempotency-Key, once the first one has broken off, has been
-    silent for PATIENCE_S, or stops.
+    elsewhere: peers that it asks for the rest, by its Idempotency-Key, after the first peer has broken off, was silent
+    for PATIENCE_S, or stops.
     """
 
     def __init__(self, node: HasUrl, question: Question, *, elsewhere: Sequence[HasUrl] = (), **fields: Any) -> None:
@@ -75,7 +76,7 @@ class Stream:
         self._urls = [node.url, *(other.url for other in elsewhere)]
         self._key = uuid.uuid4().hex if elsewhere else ""
         self._last_event = self._coming = ""
-        """Ids of the last event that was read, and of the one whose data comes."""
+        """Ids of the last event that was read, and of the event whose data is being read."""
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True, name="stream").start()
 
@@ -89,11 +90,11 @@ class Stream:
 
     @property
     def is_right(self) -> bool:
-        """Complete, and every character as it must be."""
+        """Whether the answer is complete and every character is right."""
         return self.finish == "stop" and self.text == self.question.answer and self.num_ends == 1
 
     def await_text(self, length: int, deadline_s: float = 60.0) -> bool:
-        """Wait until so many characters have come; False if the stream ended before."""
+        """Waits for this many characters; False if the stream ended before."""
         with self._changed:
             come = self._changed.wait_for(lambda: len(self.text) >= length or self.ended.is_set(), deadline_s)
         assert come, f"not {length} characters within {deadline_s:g} s but {self.text!r}"
@@ -103,7 +104,7 @@ class Stream:
         assert self.ended.wait(deadline_s), f"no end within {deadline_s:g} s after {self.text!r}"
 
     def gap_s(self, since: float) -> float:
-        """The longest time without a piece after a Unix time, until the last one or the end."""
+        """Returns the longest time without a piece after a Unix time, until the last piece or the end."""
         since = max(since, self.sent_at)
         times = [since, *(at for at, _ in self.pieces if at > since), max(since, self.ended_at)]
         return max(after - before for before, after in pairwise(times))

@@ -1,4 +1,4 @@
-"""The tables of docs/how-it-works/faults.md, between their markers."""
+"""Writes the tables of docs/how-it-works/faults.md, between their markers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-it-works" / "faults.m
 
 
 def write_tables(rows: Sequence[Mapping[str, Any]], page: Path = PAGE) -> None:
-    """Put the tables of these records into the page; of two records of one test the later one counts."""
+    """Writes the tables of these records into the page; of two records of one test the later one counts."""
     text = page.read_text()
     text = between(text, "classes", class_table(rows))
     drawn = list({(row["seed"], row["case"]): row for row in rows if row["name"] == "drawn"}.values())
@@ -25,7 +25,7 @@ def write_tables(rows: Sequence[Mapping[str, Any]], page: Path = PAGE) -> None:
 
 
 def between(text: str, name: str, lines: Sequence[str]) -> str:
-    """The text with these lines between `<!-- name -->` and `<!-- end -->`."""
+    """Returns the text with these lines between `<!-- name -->` and `<!-- end -->`."""
     head, mark, rest = text.partition(f"<!-- {name} -->\n")
     _, end, tail = rest.partition("<!-- end -->")
     assert mark and end, f"the page has no markers for {name}"
@@ -33,7 +33,7 @@ def between(text: str, name: str, lines: Sequence[str]) -> str:
 
 
 def class_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One row for each class and each fault of it that was measured."""
+    """Returns one row for each class and each measured fault of it."""
     measured = {(row["name"], row["fault"]): row for row in rows if row["name"] not in ("drawn", "soak")}
     lines = [
         "| class | fault | detected after, s | recovered after, s | bytes loaded | tokens lost | shown by |",

@@ -1,4 +1,4 @@
-"""What drawn runs must show besides right texts, and how they are summed up."""
+"""The bars that random runs must meet besides right texts, and their summary."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ MAX_GAP_S = {
 """The longest pause that a client may see, on a quiet machine with the demo model."""
 
 WARM_LOADS = 2.0
-"""From the first sign of a fault to the next text: so many times what placing the model takes with warm files."""
+"""Longest time from the first sign of a fault to the next text, as a multiple of the time to place the model with warm
+files."""
 
 MUST_BE_AGREED = (Fault.MACHINE_STOP, Fault.ONE_WAY_LOSS)
-"""After the first sign of these the mesh must agree that a peer is gone, which takes longer than to load the model."""
+"""Faults after which the mesh must first agree that a peer is gone, which takes longer than loading the model."""
 
 Outcome = Mapping[str, Any]
-"""Of a run, as `tools.faults.drawn.Outcome.describe` gives it."""
+"""A run, as `tools.faults.drawn.Outcome.describe` returns it."""
 
 
 def misses(outcome: Outcome) -> list[str]:
-    """Which bars one run did not meet."""
+    """Lists the bars that one run did not meet."""
     found = []
     bar_s = MAX_GAP_S.get(Fault(outcome["fault"]))
     if bar_s is not None and outcome["gap_s"] > bar_s:
@@ -44,13 +45,13 @@ def misses(outcome: Outcome) -> list[str]:
 
 
 def recovery_s(outcome: Outcome) -> float:
-    """The gap less the time until the first sign; 0 where there was no pause after it."""
+    """The gap minus the time until the first sign; 0 if there was no pause after it."""
     detected_s = outcome["detected_s"]
     return 0.0 if detected_s is None else max(0.0, float(outcome["gap_s"]) - float(detected_s))
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """A Markdown table: one row for each fault."""
+    """Returns a Markdown table with one row per fault."""
     head = "| fault | runs | detected after, s | recovered after, s | bytes loaded | tokens lost | bars |"
     rows = [head, "|---|---|---|---|---|---|---|"]
     for fault in Fault:

@@ -1,1 +1,1 @@
-"""Throws malformed messages at real nodes, and says what it did to them."""
+"""Sends malformed messages to real nodes, and reports the effects."""

@@ -22,11 +22,11 @@ from tools.fuzz.rig import MIB, Prober, Reading, Rig, running, verdict
 
 TARGETS = ("generate", "frames", "member", "tls", "mdns", "hello", "http", "bodies", "files")
 SETTLE_S = 8.0
-"""For what ends by deadlines after the last message."""
+"""Pause for what ends by deadlines after the last message."""
 
 
 async def attack(module: ModuleType, rig: Rig, seed: int, count: int, settle_s: float) -> tuple[Counter[str], Prober]:
-    """Run a target's messages while /healthz is probed."""
+    """Sends a target's messages while /healthz is probed."""
     prober = Prober(rig)
     probing = asyncio.create_task(prober.run())
     try:
@@ -39,7 +39,7 @@ async def attack(module: ModuleType, rig: Rig, seed: int, count: int, settle_s: 
 
 
 def fuzz(name: str, seed: int, count: int | None, settle_s: float = SETTLE_S) -> list[str]:
-    """Attack one target, print its line; answers what is wrong."""
+    """Attacks one target and prints its line; returns the problems."""
     module = importlib.import_module(f"tools.fuzz.targets.{name}")
     count = count or module.COUNT
     with (

@@ -1,4 +1,4 @@
-"""gRPC calls with raw bytes, many at once, and how they ended."""
+"""Concurrent gRPC calls with raw bytes, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ async def stream_once(
     deadline_s: float,
     metadata: tuple[tuple[str, str], ...] = (),
 ) -> str:
-    """Send messages on one stream and read what comes; answers the status. One that goes on is ended as "cut"."""
+    """Sends messages on one stream and reads the replies; returns the status. A stream that stays open is ended as
+    "cut"."""
     call = channel.stream_stream(method)(iter(messages), timeout=deadline_s, metadata=metadata)
     try:
         for _ in range(8):
@@ -40,7 +41,7 @@ async def stream_once(
 
 
 async def many(count: int, one: Callable[[int], Awaitable[str]]) -> Counter[str]:
-    """Run `one` for each number, AT_ONCE at a time; answers the outcomes."""
+    """Runs `one` for each number, AT_ONCE at a time; returns the outcomes."""
     outcomes: Counter[str] = Counter()
     numbers: Iterator[int] = iter(range(count))
 

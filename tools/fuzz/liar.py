@@ -1,4 +1,4 @@
-"""A hub and a peer in one that lie: about names, sizes and contents, by redirects, and by answers that are no HTTP."""
+"""A hub and a peer in one that lie: about names, sizes and contents, by redirects, and by answers that are not HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIES = {
     "truth": 4, "names": 10, "sizes": 10, "origin": 8, "listing": 12, "content": 16, "redirect": 16, "answer": 12,
     "range": 6, "endless": 3, "bomb": 1, "many": 1, "header": 1,
 }  # fmt: skip
-"""What is wrong, and how often of 100 models."""
+"""The lies, and how many of 100 models have each."""
 
 NUM_MANY = 100_000
 CLAIMED_HEADER = 90_000_000
@@ -35,12 +35,12 @@ _NUMBER = re.compile(r"m(\d{1,9})\b")
 
 
 def lie_of(seed: int, number: int) -> str:
-    """What is wrong with a model, by its number."""
+    """Returns what is wrong with a model, by its number."""
     return random.Random(f"{seed}/{number}").choices(list(LIES), list(LIES.values()))[0]
 
 
 def true_files(directory: Path) -> dict[str, bytes]:
-    """A checkpoint that can be used."""
+    """Returns the files of a valid checkpoint."""
     write_checkpoint(directory, TinyModel(layers=2, hidden=64))
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
@@ -56,7 +56,7 @@ class Liar:
         self.num_answers = 0
         self.lies: Counter[str] = Counter()
         self.seen_elsewhere: list[bytes] = []
-        """Heads of the requests that came to the other host."""
+        """Heads of the requests that reached the other host."""
 
     async def start(self) -> None:
         self._servers = [
@@ -76,7 +76,7 @@ class Liar:
         return f"http://127.0.0.1:{self._servers[1].sockets[0].getsockname()[1]}"
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The other host: it keeps what it is asked, and answers nothing of use."""
+        """The other host: it records requests, and answers nothing useful."""
         with suppress(OSError, EOFError, asyncio.LimitOverrunError):
             self.seen_elsewhere.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
@@ -93,7 +93,7 @@ class Liar:
         writer.close()
 
     async def _answer(self, head: str, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection stays open."""
+        """Answers a request; returns whether the connection stays open."""
         method, path, _ = head.split(" ", 2)
         found = _NUMBER.search(path)
         number = int(found[1]) if found else 0
@@ -200,12 +200,12 @@ def _ranged(
 
 
 def _bomb() -> bytes:
-    """4 GiB, of white space, in 4 MB."""
+    """4 GiB of white space, compressed to 4 MB."""
     return gzip.compress(b" " * 2**22, 9) * 1024
 
 
 async def _without_end(beginning: bytes, writer: asyncio.StreamWriter) -> None:
-    """At most 256 MiB, so that a client that never stops is found by its memory and not by a full machine."""
+    """At most 256 MiB, so that a client that never stops is found by its memory before the machine is full."""
     writer.write(beginning)
     for _ in range(2**12):
         writer.write(_PIECE)

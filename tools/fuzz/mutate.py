@@ -1,4 +1,4 @@
-"""Malformed messages, made from good ones. Everything follows from the random generator that is passed in."""
+"""Makes malformed messages from good ones, determined by the random generator that is passed in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTEGERS = {
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """The data with one to four things wrong; now and then noise instead, or the data as they are."""
+    """Returns the data with one to four errors; sometimes noise instead, or the unchanged data."""
     kind = rng.random()
     if kind < 0.05:
         return rng.randbytes(rng.choice((0, 1, 2, 9, 300, 20_000)))
@@ -69,7 +69,7 @@ _CHANGES = (_flip, _cut, _drop, _insert, _repeat, _extreme)
 
 
 def random_message(rng: random.Random, cls: Any, depth: int = 0) -> Message:
-    """A well-formed message of a type, with senseless values in about half of its fields."""
+    """Returns a well-formed message of a type, with senseless values in about half of its fields."""
     message: Message = cls()
     for field in cls.DESCRIPTOR.fields:
         if rng.random() < 0.5 or depth > 3:

@@ -1,4 +1,4 @@
-"""Real nodes to attack, and what is measured of them meanwhile."""
+"""Real nodes to attack, and their measurements during the attack."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CHAT = {
 }
 MAX_GROWTH = 1.5
 PROBE_S = 10.0
-"""An answer of /healthz that takes longer counts as none."""
+"""An answer of /healthz that takes longer counts as missing."""
 
 
 @dataclass(slots=True)
 class Rig:
     """Nodes with the demo model over all of them. `secret` is empty in an open mesh.
 
-    notes: what a target prints beside its line. harm: what it found done to others than the nodes.
+    notes: what a target prints beside its line. harm: damage to others than the nodes.
     """
 
     homes: list[Path]
@@ -53,7 +53,7 @@ class Rig:
         return self.api_of(0)
 
     def api_of(self, index: int) -> ApiClient:
-        """With the local token of a node, so that it takes changes."""
+        """Returns a client with the local token of a node, so that the node accepts changes."""
         return ApiClient(self.ready[index]["api_url"], self.homes[index])
 
     @property
@@ -66,7 +66,7 @@ class Rig:
 
     @property
     def files_port(self) -> int:
-        """Where the first node's peers read its files: the one port that it listens on besides control and API."""
+        """Returns the port where peers read the first node's files: its only listening port besides control and API."""
         listening = {
             connection.laddr.port
             for connection in psutil.Process(self.nodes[0].pid).net_connections("tcp")
@@ -76,7 +76,7 @@ class Rig:
         return int(port)
 
     def instance(self) -> dict[str, Any]:
-        """The demo model as the first node sees it; placed over all nodes if it is not."""
+        """Returns the demo model's instance as the first node sees it; places it over all nodes if necessary."""
         found = self.api.get("/state")["view"]["instances"]
         if not found or found[0]["state"] != "ready":
             self.api.post("/instance", {"model": MODEL, "min_peers": len(self.nodes)}, 60)
@@ -85,19 +85,19 @@ class Rig:
         return instance
 
     def ask(self) -> str:
-        """What the demo model answers; the same each time."""
+        """Returns the demo model's answer, which is the same each time."""
         answer = self.api.post("/v1/chat/completions", CHAT, 60)
         return str(answer["choices"][0]["message"]["content"])
 
     def processes(self) -> list[psutil.Process]:
-        """The nodes and their runners."""
+        """Returns the nodes' processes and their runners."""
         own = [psutil.Process(node.pid) for node in self.nodes if node.alive]
         return own + [child for process in own for child in process.children(recursive=True)]
 
 
 @contextmanager
 def running(directory: Path, num_nodes: int, flags: Sequence[str], *, closed: bool) -> Iterator[Rig]:
-    """Start nodes that know each other; stop them at the end."""
+    """Starts nodes that know each other; stops them at the end."""
     secret, namespace = new_secret() if closed else "", f"fuzz-{os.getpid()}"
     base = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy"]
     base += ["--namespace", namespace, *flags]
@@ -129,7 +129,8 @@ def _await_all(rig: Rig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Of all processes of a rig: memory (of each process, and of all), its highest, open files; lines of log."""
+    """Figures of all processes of a rig: memory (of each process, and in sum), peak memory, open files, lines of
+    log."""
 
     rss_of: dict[int, int]
     rss: int
@@ -153,7 +154,7 @@ class Reading:
 
 
 def _peak(pid: int) -> int:
-    """VmHWM, in bytes; 0 where /proc has none."""
+    """Returns VmHWM in bytes; 0 if /proc has none."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -162,7 +163,7 @@ def _peak(pid: int) -> int:
 
 
 class Prober:
-    """Asks every node for /healthz once a second, and keeps the slowest answer."""
+    """Requests /healthz of every node once a second, and keeps the slowest time."""
 
     def __init__(self, rig: Rig) -> None:
         self._urls = [ready["api_url"] for ready in rig.ready]
@@ -190,7 +191,7 @@ def _healthz(url: str) -> float | None:
 
 
 def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober) -> list[str]:
-    """What is not as it must be."""
+    """Lists the deviations from what must hold."""
     found = list(rig.harm)
     growth = max(after.rss_of[pid] / rss for pid, rss in before.rss_of.items() if pid in after.rss_of)
     if growth > MAX_GROWTH:

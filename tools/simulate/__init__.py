@@ -1,1 +1,1 @@
-"""The real membership, placement and reservation code in a world made of a fake clock and an in-memory network."""
+"""Runs the real membership, placement and reservation code with a fake clock and an in-memory network."""

@@ -1,4 +1,4 @@
-"""A mesh in memory, with the real code on a fake clock. docs/how-it-works/scale.md explains the figures.
+"""A mesh in memory: the real code on a fake clock. docs/how-it-works/scale.md explains the figures.
 
 python -m tools.simulate mesh --peers 3 16 200 --seed 1       how fast a mesh agrees, and what it costs each peer
 python -m tools.simulate ballots --schedules 10000 --jobs 4   plans through deaths, partitions and standing still
@@ -21,7 +21,7 @@ HEAD = (
 
 
 def show_meshes(peers: list[int], seed: int, brief: bool) -> int:
-    """One row per size; answers how many disagreements there were."""
+    """Prints one row per size; returns the number of disagreements."""
     print(HEAD)
     disagreements = 0
     for count in peers:
@@ -39,7 +39,7 @@ def show_meshes(peers: list[int], seed: int, brief: bool) -> int:
 
 
 def show_ballots(first_seed: int, schedules: int, jobs: int) -> int:
-    """Every schedule with a problem, and the sums; answers how many there were."""
+    """Prints every schedule with a problem, and the sums; returns the number of problems."""
     num_rings = num_stages = num_bad = done = 0
     longest_s = 0.0
     seeds = range(first_seed, first_seed + schedules)

@@ -1,8 +1,8 @@
-"""Whole control planes (placer, ring monitor, stage host, reservations, instances) through seeded misfortune.
+"""Runs whole control planes (placer, ring monitor, stage host, reservations, instances) through seeded failures.
 
-Only the processes of the runners are not real. A ledger sees every stage that starts and ends, and checks at each
-start what must never happen: two stages of one instance on one peer at once (so that two plans in force would share a
-member), or a plan that comes up after a higher one was in force there.
+Only the runner processes are simulated. A ledger sees every stage that starts and ends, and checks at each start what
+must never happen: two stages of one instance on one peer at once (two plans in force would share a member), or a plan
+that starts after a higher one was in force there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from tools.simulate.network import Network
 from tools.simulate.virtual_loop import VirtualLoop, run
 
 QUIET_S = 35.0
-"""After the last misfortune: leases expire after 30 s, orphans end after 10 s."""
+"""Quiet time after the last failure: leases expire after 30 s, orphans end after 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one schedule. problems: what never may be, and what is left QUIET_S after the last misfortune."""
+    """The outcome of one schedule. problems: what must never happen, and what is left QUIET_S after the last
+    failure."""
 
     seed: int
     peers: int
@@ -35,7 +36,7 @@ class Outcome:
 
 
 class Schedule:
-    """One seeded story of a few nodes."""
+    """One seeded sequence of events for a few nodes."""
 
     def __init__(self, loop: VirtualLoop, seed: int, count: int, busy_s: float) -> None:
         self.loop = loop
@@ -123,7 +124,7 @@ class Schedule:
         again.begin([address for address in self.addresses if address != again.address])
 
     def _left_over(self) -> list[str]:
-        """What must not be when nothing has happened for a while."""
+        """Lists what must not exist after a quiet time."""
         found = []
         if any(one.instances.is_placing for one in self.nodes if one.process.alive):
             found.append("still placing")
@@ -154,7 +155,7 @@ class Schedule:
 
 
 def play(seed: int, count: int | None = None, busy_s: float = 10.0) -> Outcome:
-    """One schedule, in a world of its own."""
+    """Plays one schedule in its own world."""
     peers = count or random.Random(seed).randint(3, 5)
     outcome: Outcome = run(lambda loop: Schedule(loop, seed, peers, busy_s).play())
     return outcome

@@ -1,5 +1,5 @@
-"""Whole control planes (placer, ring monitor, stage host, reservations, instances), with runners that are no processes,
-and a ledger of all that they start."""
+"""Whole control planes (placer, ring monitor, stage host, reservations, instances) with simulated runners, and a ledger
+of everything that they start."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CARD = ModelCard(
 
 
 class Nothing:
-    """Takes any call and any attribute: metrics, a journal."""
+    """Accepts any call and any attribute: stands in for metrics and a journal."""
 
     def __getattr__(self, name: str) -> Nothing:
         return self
@@ -77,14 +77,14 @@ class Nothing:
 
 
 class AnyCut:
-    """Surveys of engines that hold the model as the files do and cut it anywhere."""
+    """Surveys of engines that hold the model as in the files and cut it anywhere."""
 
     async def of(self, card: ModelCard, engine: str) -> ModelSurvey:
         return ModelSurvey(card.legal_cuts)
 
 
 class OneModel:
-    """A catalogue where everybody has the model."""
+    """A catalogue in which every peer has the model."""
 
     async def card(self, name: str) -> ModelCard:
         return CARD
@@ -92,7 +92,7 @@ class OneModel:
 
 @dataclass(slots=True)
 class Ledger:
-    """Every runner of the world. A violation is written down, with the time."""
+    """Every runner of the world. Violations are recorded with the time."""
 
     loop: VirtualLoop
     running: dict[tuple[str, str], SimRunner] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Ledger:
         self.by_endpoint[runner.endpoint] = runner
 
     def change(self, runner: SimRunner) -> None:
-        """It goes on by a higher ballot."""
+        """The runner continues under a higher ballot."""
         self.changed += 1
         life = (runner.peer.process.name, runner.plan.instance_id)
         if runner.plan.ballot <= self.highest[life]:
@@ -138,8 +138,8 @@ class Ledger:
 
 
 class SimRunner:
-    """A runner that loads for a while, says when its hop has been broken for 5 s, and ends if no other plan comes for a
-    while, as a real one does."""
+    """A runner that loads for a while, reports a hop that has been broken for 5 s, and ends if no other plan arrives,
+    like a real runner."""
 
     def __init__(self, node: SimNode, start: runner_pb2.StartStage) -> None:
         self.peer = node
@@ -164,7 +164,7 @@ class SimRunner:
         on_beat: Callable[[runner_pb2.Heartbeat], None],
         on_end: Callable[[End, str], None] = lambda end, why: None,
     ) -> None:
-        """Its end counts for no crash loop: here runners die far more often than a breaker would bear."""
+        """Its end counts for no crash loop, because runners die far more often here than the breaker allows."""
         self.alive = True
         self._ledger.start(self)
         try:
@@ -222,13 +222,13 @@ class SimRunner:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
-            await asyncio.sleep(self._rng.uniform(0.0, 1.0))  # a process takes its time to end
+            await asyncio.sleep(self._rng.uniform(0.0, 1.0))  # a process takes time to end
             return True
         return False
 
 
 class SimNode(SimPeer):
-    """exo_mesh.node.node.Node without sockets, disks and children."""
+    """exo_mesh.node.node.Node without sockets, disks and child processes."""
 
     def __init__(self, network: Network, ledger: Ledger, index: int, incarnation: int) -> None:
         self.ledger = ledger

@@ -1,4 +1,4 @@
-"""What a control endpoint asks of a node, where there is only its membership."""
+"""The node's side of a control endpoint that has only a membership."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exo_mesh.proto import control_pb2 as pb
 
 
 class MembershipHandler:
-    """Answers what the membership answers; the other calls are for whole nodes."""
+    """Passes on the membership's answers; the other calls need whole nodes."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -33,4 +33,4 @@ class MembershipHandler:
         return self._membership.sleeps.answer_wake(request)
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{name} is not the membership's business")
+        raise AssertionError(f"{name} is not a call of the membership")

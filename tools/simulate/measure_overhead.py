@@ -15,7 +15,7 @@ from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 
 CALLS = 200
-"""How many are measured if nothing else is asked for."""
+"""Default number of measured calls."""
 
 
 class _Echo:
@@ -24,7 +24,7 @@ class _Echo:
 
 
 def loopback_bytes() -> int:
-    """Received on `lo` since its start, IP and TCP headers included."""
+    """Bytes received on `lo` since its start, IP and TCP headers included."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "lo":
@@ -42,7 +42,7 @@ async def measure(calls: int) -> None:
     before = loopback_bytes()
     for _ in range(calls):
         await client.probe(request, 5.0)
-        await asyncio.sleep(0.02)  # as far apart as real ones: nothing is sent together
+        await asyncio.sleep(0.02)  # spaced like real calls, so that no two are sent together
     passed = loopback_bytes() - before
     per_call = passed / calls
     print(f"{per_call:.0f} bytes per call, {(per_call - request.ByteSize() - reply.ByteSize()) / 2:.0f} per message")

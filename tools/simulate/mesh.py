@@ -1,4 +1,4 @@
-"""Meshes of memberships alone: how fast they agree, and what it costs."""
+"""Simulates meshes of memberships alone: how fast they agree, and what that costs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
 
 MAX_DEATHS = 5
-"""Of which the slowest to be seen counts."""
+"""Deaths that are measured in sequence, of which the slowest one to be noticed counts."""
 
 RUN_S, LONGEST_PAUSE_S = 0.02, 4.0
-"""How long a starved process runs when its turn comes, and the longest wait for it. Assumed; with delays of up to 1.3 s
-they bring as many false verdicts as were seen at a load average of 60 (15 in two minutes)."""
+"""How long a starved process runs at a time, and the longest wait between runs. Assumed; with delays of up to 1.3 s
+they give as many false verdicts as were seen at a load average of 60 (15 in two minutes)."""
 
 NUM_SEEDS = 3
-"""Peers of which every peer knows the address at its start."""
+"""Number of peer addresses that every peer knows at its start."""
 
 
 def quiet() -> None:
-    """Thousands of deaths are no news here. Not in __main__: a pool's processes cannot import that."""
+    """Silences the logs: thousands of deaths are expected here. Not in __main__, because a pool's processes cannot
+    import that."""
     logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
 
 
 def own_info(index: int, incarnation: int) -> PeerInfo:
-    """As large as that of a real peer."""
+    """Returns a peer record as large as a real one."""
     device = Device("cpu", "Generic 16-core processor", ("dummy", "mlx"), "mlx", 16)
     models = tuple(f"organisation/some-model-{number}-8B-4bit" for number in range(3))
     return PeerInfo(
@@ -99,7 +100,7 @@ class SimPeer:
         return Telemetry(self.membership.own.id, self._sequence, 64 * 2**30, 128 * 2**30, 0, 1.5)
 
     def begin(self, seeds: Iterable[str]) -> None:
-        """Start, with the discovery of a node that was given these addresses as bootstrap peers."""
+        """Starts the peer, with the discovery of a node that has these bootstrap peers."""
         self.network.start(self.process, self._begin(StaticDiscovery(list(seeds))))
 
     async def _begin(self, discovery: StaticDiscovery) -> None:
@@ -108,7 +109,7 @@ class SimPeer:
         await discovery.start(Announcement(own.namespace, own.id, 5000), self.membership.suggest)
 
     def do(self, action: Callable[[], Any]) -> None:
-        """Call something as this process."""
+        """Calls a function as this process."""
         self.network.loop.call_soon(action, context=self.process.context.copy())
 
 
@@ -133,7 +134,7 @@ class Report:
 
 
 class Mesh:
-    """Peers that are up, and questions to all of them."""
+    """The running peers, and measurements over all of them."""
 
     def __init__(self, loop: VirtualLoop, count: int, seed: int) -> None:
         self.loop = loop
@@ -146,7 +147,7 @@ class Mesh:
         return [address_of(index) for index in range(min(NUM_SEEDS, len(self.peers)))]
 
     def agreed(self, peers: Iterable[SimPeer] | None = None, num_known: int | None = None) -> bool:
-        """Do these have one view, of `num_known` peers (themselves)?"""
+        """Whether these peers have one view, of `num_known` peers (themselves)."""
         chosen = list(self.peers if peers is None else peers)
         expected = len(chosen) if num_known is None else num_known
         first = chosen[0].membership.view.sum
@@ -155,7 +156,7 @@ class Mesh:
         )  # fmt: skip
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 120.0) -> float:
-        """How long it took; infinity if it did not come about."""
+        """Returns how long it took; infinity if it did not happen."""
         began = self.loop.time()
         while not condition():
             if self.loop.time() - began > limit_s:
@@ -164,7 +165,7 @@ class Mesh:
         return self.loop.time() - began
 
     async def traffic(self, seconds: float) -> tuple[float, float, float]:
-        """(messages, bytes, bytes of the busiest) sent per peer and second from now on."""
+        """Measures (messages, bytes, bytes of the busiest peer) sent per peer and second from now on."""
         self.network.messages.clear()
         self.network.num_bytes.clear()
         await asyncio.sleep(seconds)
@@ -173,7 +174,7 @@ class Mesh:
         return sum(self.network.messages.values()) / per, sum(sent.values()) / per, max(sent.values()) / seconds
 
     def take_left(self) -> int:
-        """Verdicts of death since the last question."""
+        """Returns and clears the verdicts of death so far."""
         count = sum(len(peer.left) for peer in self.peers)
         for peer in self.peers:
             peer.left.clear()
@@ -181,7 +182,7 @@ class Mesh:
 
 
 def an_instance(peers: list[SimPeer]) -> InstanceInfo:
-    """A ring over some peers."""
+    """Returns a ring over some peers."""
     ids = [peer.membership.own.id for peer in peers]
     cuts = [round(index * 32 / len(ids)) for index in range(len(ids) + 1)]
     stages = tuple(
@@ -194,8 +195,8 @@ def an_instance(peers: list[SimPeer]) -> InstanceInfo:
 
 
 async def measure(loop: VirtualLoop, count: int, seed: int, brief: bool) -> Report:
-    """Start all at once; a quiet time; a new instance; unless brief, a partition, loss and peers that stand still; a
-    death."""
+    """Runs all phases: all start at once; a quiet time; a new instance; unless brief, a partition, loss and suspended
+    peers; a death."""
     mesh = Mesh(loop, count, seed)
     for peer in mesh.peers:
         peer.begin([address for address in mesh.seeds if address != peer.address])
@@ -218,7 +219,7 @@ async def measure(loop: VirtualLoop, count: int, seed: int, brief: bool) -> Repo
 
 
 async def change(mesh: Mesh) -> float:
-    """Seconds from a new instance at one peer to one view at all."""
+    """Returns the seconds from a new instance at one peer to one view at all peers."""
     owner = mesh.rng.choice(mesh.peers)
     ring = an_instance(mesh.rng.sample(mesh.peers, min(4, len(mesh.peers))))
     owner.do(lambda: owner.membership.put_instance("m-1", ring))
@@ -228,7 +229,8 @@ async def change(mesh: Mesh) -> float:
 
 
 async def partition(mesh: Mesh) -> tuple[float, int]:
-    """(seconds from the end of ten in two halves to one view, verdicts against peers of the own half from then on)."""
+    """Returns (seconds from the end of ten in two halves to one view, verdicts against peers of the own half from then
+    on)."""
     half = {peer.membership.own.id for peer in mesh.peers[: len(mesh.peers) // 2]}
     mesh.network.split({peer.address for peer in mesh.peers if peer.membership.own.id in half})
     await asyncio.sleep(10)
@@ -240,7 +242,7 @@ async def partition(mesh: Mesh) -> tuple[float, int]:
 
 
 async def lose(mesh: Mesh) -> int:
-    """Verdicts of death in twenty seconds with every twentieth message lost."""
+    """Returns verdicts of death in twenty seconds with every twentieth message lost."""
     await asyncio.sleep(5)
     mesh.take_left()
     mesh.network.loss = 0.05
@@ -252,7 +254,7 @@ async def lose(mesh: Mesh) -> int:
 
 
 async def stall(mesh: Mesh) -> int:
-    """Verdicts against others when every twentieth peer stands still for ten seconds and wakes."""
+    """Returns verdicts against others when every twentieth peer is suspended for ten seconds and wakes."""
     mesh.take_left()
     stalled = mesh.rng.sample(mesh.peers, max(1, len(mesh.peers) // 20))
     for peer in stalled:
@@ -266,9 +268,8 @@ async def stall(mesh: Mesh) -> int:
 
 
 async def starve(mesh: Mesh, seconds: float, mean_pause_s: float, longest_delay_s: float) -> int:
-    """Verdicts of death while every process runs for RUN_S at a time and then waits for its turn, and a message takes
-    up to longest_delay_s through the threads of both ends, as on a machine with far more to do than it has cores. No
-    peer is gone meanwhile."""
+    """Returns verdicts of death while every process runs for RUN_S at a time and then waits, and a message takes up to
+    longest_delay_s through the threads of both ends, as on an overloaded machine. No peer is gone meanwhile."""
     mesh.take_left()
     async with starved(mesh, mean_pause_s, longest_delay_s):
         await asyncio.sleep(seconds)
@@ -302,8 +303,8 @@ async def _take_turns(mesh: Mesh, peer: SimPeer, mean_pause_s: float) -> None:
 
 
 async def kill(mesh: Mesh, *, silent: bool = False) -> float:
-    """The most seconds from a death to one view without the dead, of MAX_DEATHS one after the other, while two peers
-    are left. silent: as when the power fails, no port refuses."""
+    """Returns the longest time from a death to one view without the dead peer, of MAX_DEATHS in sequence, while two
+    peers are left. silent: as in a power failure, no port refuses."""
     longest_s = 0.0
     for _ in range(max(1, min(MAX_DEATHS, len(mesh.peers) // 8))):
         victim = mesh.peers.pop(mesh.rng.randrange(len(mesh.peers)))
@@ -317,6 +318,6 @@ async def kill(mesh: Mesh, *, silent: bool = False) -> float:
 
 
 def report(count: int, seed: int, *, brief: bool = False) -> Report:
-    """One row, in a world of its own."""
+    """Measures one row in its own world."""
     result: Report = run(lambda loop: measure(loop, count, seed, brief))
     return result

@@ -1,4 +1,4 @@
-"""Processes that call each other through memory, with delay, loss, partitions, deaths and standing still."""
+"""Processes that call each other through memory, with delay, loss, partitions, deaths and suspension."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from exo_mesh.proto import paths_pb2
 from tools.simulate.virtual_loop import PROCESS, VirtualLoop
 
 OVERHEAD_BYTES = 160
-"""Of one message of a unary call on a standing connection, besides the protobuf. 120 were measured on the loopback
+"""Bytes per message of a unary call on an open connection, besides the protobuf. 120 were measured on the loopback
 (`python -m tools.simulate.measure_overhead`); TLS adds 22 to 40."""
 
 PING_S = 2.0
-"""A stream on which nothing can pass any more is broken after this, by unanswered pings."""
+"""A stream on which nothing passes is broken after this time, by unanswered pings."""
 
 
 def host_of(address: str) -> str:
@@ -30,7 +30,7 @@ def host_of(address: str) -> str:
 
 @dataclass(slots=True)
 class Process:
-    """One start of a node. `handler` speaks control.proto, as behind a ControlServer."""
+    """One start of a node. `handler` serves control.proto, as behind a ControlServer."""
 
     name: str
     address: str
@@ -42,7 +42,7 @@ class Process:
 
 @dataclass(slots=True)
 class Network:
-    """loss: of one message; it is lost for good, as if the connection had gone, so it is harsher than TCP."""
+    """The network. loss: share of lost messages; a lost message is never resent, so it is harsher than TCP."""
 
     loop: VirtualLoop
     rng: random.Random
@@ -51,17 +51,18 @@ class Network:
     processes: dict[str, Process] = field(default_factory=dict)
     islands: list[set[str]] = field(default_factory=list)
     listens: Callable[[str], bool] = lambda endpoint: False
-    """Is there a runner at this data port?"""
+    """Whether there is a runner at this data port."""
     messages: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
     frozen: set[str] = field(default_factory=set)
-    """Hosts of which every process stands still, runners too; their kernels still take connections."""
+    """Hosts on which every process is suspended, runners too; their kernels still accept connections."""
     deaf: set[frozenset[str]] = field(default_factory=set)
-    """Pairs of hosts between which no call ends. Loss of one way is enough for that: TCP needs both."""
+    """Pairs of hosts between which no call completes. Loss in one direction is enough for that, because TCP needs
+    both."""
     _starts: int = 0
 
     def begin(self, address: str) -> Process:
-        """A new process at an address, in place of the one before."""
+        """Starts a new process at an address, replacing the one before."""
         self._starts += 1
         context = contextvars.copy_context()
         name = f"{address}#{self._starts}"
@@ -70,33 +71,33 @@ class Network:
         return process
 
     def start(self, process: Process, work: Any) -> asyncio.Task[Any]:
-        """Run a coroutine as part of a process."""
+        """Runs a coroutine as part of a process."""
         task = self.loop.create_task(work, context=process.context.copy())
         process.tasks.add(task)
         task.add_done_callback(process.tasks.discard)
         return task
 
     def kill(self, process: Process) -> None:
-        """As by SIGKILL: nothing of it runs again; its port refuses."""
+        """Kills a process as by SIGKILL: none of it runs again; its port refuses."""
         process.alive = False
         self.loop.stop_process(process.name)
 
     def freeze(self, process: Process) -> None:
-        """As when the lid of a laptop is closed: its node and its runners stand still together."""
+        """Suspends a host, as when a laptop's lid is closed: its node and its runners stop together."""
         self.frozen.add(host_of(process.address))
         self.loop.stop_process(process.name)
 
     def wake(self, process: Process) -> None:
-        """The machine goes on, with all that runs there."""
+        """Wakes the host with everything that runs there."""
         self.frozen.discard(host_of(process.address))
         self.loop.wake_process(process.name)
 
     def split(self, *islands: Collection[str]) -> None:
-        """Only addresses of one island reach each other; no argument heals."""
+        """Splits the network: only addresses of one island reach each other; without an argument it is healed."""
         self.islands = [set(island) for island in islands]
 
     def cut(self, one: Process, other: Process) -> None:
-        """From now on these two do not reach each other; the rest of the mesh reaches both."""
+        """Separates two hosts from now on; the rest of the mesh reaches both."""
         self.deaf.add(frozenset((host_of(one.address), host_of(other.address))))
 
     def connected(self, one: str, other: str) -> bool:
@@ -130,10 +131,11 @@ class SimClient(PeerClient):
         return SimClient(self._network, self._own, address)
 
     async def close(self) -> None:
-        """There is no connection to close; calls that are under way end by themselves."""
+        """Does nothing: there is no connection to close; running calls end by themselves."""
 
     async def connects(self, timeout_s: float) -> bool:
-        """Does a runner answer at its data port? One lives as long as its node, which may stand still alone."""
+        """Whether a runner answers at its data port. A runner lives as long as its node, which may be suspended
+        alone."""
         await self._network.pause()
         if host_of(self.address) in self._network.frozen or not self._reaches():
             await asyncio.sleep(timeout_s)
@@ -200,7 +202,7 @@ class SimClient(PeerClient):
         return reply
 
     async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """No simulated client reads answers of others."""
+        """Not simulated: no client reads answers of others."""
         raise TransportError("streams are not simulated")
         yield
 
@@ -216,11 +218,11 @@ class SimClient(PeerClient):
         await self._call(lambda h: h.drain(pb.DrainRequest(on=on, node_id=node_id)), on, 5.0)
 
     async def read_log(self, records: int) -> bytes:
-        """No simulated node has a log of its own."""
+        """Not simulated: nodes have no logs of their own."""
         raise TransportError("logs are not simulated")
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        """A stream: what the member yields, until either end is gone or nothing has passed for PING_S."""
+        """Streams what the member yields, until either end is gone or nothing has passed for PING_S."""
         network = self._network
         self._reports += 1
         self._idle.clear()
@@ -278,7 +280,7 @@ class SimClient(PeerClient):
             watch.cancel()
 
     async def _watch_caller(self, caller: Process, process: Process, serving: asyncio.Task[Any] | None) -> None:
-        """The server sends pings too: a caller that is gone ends the call at this side."""
+        """Ends the call at the server's side when the caller is gone: the server sends pings too."""
         silent_s = 0.0
         while caller.alive and silent_s < PING_S:
             await asyncio.sleep(0.5)
@@ -293,7 +295,9 @@ class SimClient(PeerClient):
         network = self._network
         network.count(self._own, request)
         reply: asyncio.Future[Any] = network.loop.create_future()
-        reply.add_done_callback(lambda reply: None if reply.cancelled() else reply.exception())  # somebody has seen it
+        reply.add_done_callback(
+            lambda reply: None if reply.cancelled() else reply.exception()
+        )  # marks an exception as seen
         sent = network.rng.uniform(*network.delay_s)
         nobody = contextvars.Context()
         if network.arrives(self._own, self.address):

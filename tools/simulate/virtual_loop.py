@@ -1,6 +1,6 @@
-"""An event loop whose time passes only when everybody waits, so that an hour of a mesh takes seconds.
+"""An event loop whose time advances only when all tasks wait, so that an hour of a mesh takes seconds.
 
-Every simulated process runs in a context of its own. A process can be stopped as by SIGSTOP: none of its callbacks runs
+Every simulated process runs in its own context. A process can be stopped as by SIGSTOP: none of its callbacks runs
 until it is woken, while the clock goes on.
 """
 
@@ -23,19 +23,19 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Instead of waiting, lets time pass."""
+    """Advances the time instead of waiting."""
 
     passed_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("the simulation is stuck: nothing is ready, and nobody waits for a time")
+            raise RuntimeError("the simulation is stuck: nothing is ready, and no task waits for a time")
         self.passed_s += max(0.0, timeout)
         return []
 
 
 class _Callback(asyncio.Handle):
-    """One that waits with its process while that stands still. What is cancelled meanwhile does not run later."""
+    """A callback that waits while its process is stopped. A callback that is cancelled meanwhile does not run later."""
 
     __slots__ = ("process",)
     process: str
@@ -61,7 +61,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Threads are not started: what would run in one runs at once."""
+    """The loop. It starts no threads: work for a thread runs at once."""
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
@@ -76,7 +76,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.passed_s
 
     def stop_process(self, process: str) -> None:
-        """Run no callback of this process until `wake_process`."""
+        """Runs no callback of this process until `wake_process`."""
         self._stopped.setdefault(process, [])
 
     def wake_process(self, process: str) -> None:
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return process in self._stopped
 
     def is_held_back(self, callback: _Callback | _Timer) -> bool:
-        """Keep a callback whose time has come until its process is woken, if that is stopped."""
+        """Holds a due callback until its process is woken, if the process is stopped."""
         held = self._stopped.get(callback.process)
         if held is None:
             return False
@@ -120,13 +120,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[_T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as exc:  # noqa: BLE001 - as the executor does
+        except Exception as exc:  # noqa: BLE001 - like the executor
             future.set_exception(exc)
         return future
 
 
 def run(work: Callable[[VirtualLoop], Any]) -> Any:
-    """Run a coroutine function in a new world, and end every task of it."""
+    """Runs a coroutine function in a new world, and ends every task of it."""
     loop = VirtualLoop()
     asyncio.set_event_loop(None)
     try:
@@ -141,7 +141,7 @@ async def _to_the_end(loop: VirtualLoop, work: Callable[[VirtualLoop], Any]) -> 
         return await work(loop)
     finally:
         loop.wake_all()  # so that its tasks can be cancelled
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # messages under way still start new ones
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # messages in transit still start new tasks
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)

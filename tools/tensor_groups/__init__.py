@@ -1,1 +1,1 @@
-"""Does every architecture that mlx-lm can split over the ranks of a tensor group give what one process gives?"""
+"""Checks that every architecture that mlx-lm can split over ranks gives the same result as one process."""

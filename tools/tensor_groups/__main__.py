@@ -1,7 +1,8 @@
-"""`python -m tools.tensor_groups [--write] [ARCHITECTURE...]`: prints the table of docs/how-it-works/tensor-groups.md.
+"""`python -m tools.tensor_groups [--write] [ARCHITECTURE...]`: measures the table of docs/how-it-works/tensor-groups.md on this
+machine.
 
-Two ranks on loopback over MLX's ring collectives go through every architecture with a shard(); where a rank crashes or
-hangs, the next two go on behind that one.
+Two ranks on loopback over MLX's ring collectives run every architecture with a shard(). If a rank crashes or hangs, two
+new ranks continue after that architecture.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from exo_mesh.bench.local_ring import free_endpoints
 from tools.tensor_groups.table import TOLERANCE, write_table
 
 DEADLINE_S = 300.0
-"""For one architecture, and the start before the first."""
+"""Time limit for one architecture, and for the start before the first."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_all(names: Sequence[str], size: int) -> Iterator[dict[str, Any]]:
-    """An answer for each architecture, in order; see rank.py."""
+    """Returns an answer for each architecture, in order; see rank.py."""
     left = list(names)
     while left:
         for answer in _run(left, size):
@@ -48,13 +49,13 @@ def check_all(names: Sequence[str], size: int) -> Iterator[dict[str, Any]]:
             yield answer
             left.remove(answer["architecture"])
         if left:
-            lost = {"architecture": left.pop(0), "failed": "a rank crashed, or did not come back"}
+            lost = {"architecture": left.pop(0), "failed": "a rank crashed or hung"}
             print(json.dumps(lost), flush=True)
             yield lost
 
 
 def _run(names: Sequence[str], size: int) -> Iterator[dict[str, Any]]:
-    """What one set of processes answers, until it ends or is silent for too long."""
+    """Returns the answers of one set of processes, until it ends or is silent for too long."""
     endpoints = json.dumps(free_endpoints(size))
     with tempfile.TemporaryDirectory() as folder:
         processes = [

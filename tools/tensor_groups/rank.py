@@ -1,6 +1,6 @@
-"""`python -m tools.tensor_groups.rank RANK ENDPOINTS FOLDER ARCHITECTURE...`: one rank, through all of them in turn.
+"""`python -m tools.tensor_groups.rank RANK ENDPOINTS FOLDER ARCHITECTURE...`: runs one rank through all architectures.
 
-The leader computes each tiny random model by itself first. It prints a line of JSON for each architecture.
+The leader first computes each tiny random model alone. It prints a line of JSON for each architecture.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _check(name: str, directory: Path, wiring: RankWiring, ranks: Any) -> dict[s
             if not np.isfinite(expected[:, : expected.shape[1] // 2]).any() or not np.ptp(
                 expected[np.isfinite(expected)]
             ):
-                raise RuntimeError("the tiny model's logits say nothing")
+                raise RuntimeError("the tiny model's logits are useless: not a number, or all the same")
     except (Exception, SystemExit) as exc:  # noqa: BLE001 - model files of mlx-lm may do anything, exit included
         reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:200]
     # the other ranks wait here until the checkpoint is written
@@ -68,7 +68,7 @@ def _check(name: str, directory: Path, wiring: RankWiring, ranks: Any) -> dict[s
         stage = _load(directory, layers, wiring)
         check = stage.verify(CHUNK, lambda done, total: None)
         got = _run(stage)
-    except Exception as exc:  # noqa: BLE001 - goes into the table
+    except Exception as exc:  # noqa: BLE001 - the error goes into the table
         return {**answer, "failed": f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]}
     if expected is not None:
         answer["difference"] = float(np.abs(np.where(np.isfinite(expected), got - expected, 0.0)).max())
@@ -92,7 +92,7 @@ def _load(directory: Path, layers: int, rank: RankWiring | None) -> Any:
 
 
 def _run(stage: Any) -> np.ndarray:
-    """Logits of every position, `[tokens, vocab]`."""
+    """Returns logits of every position, `[tokens, vocab]`."""
     stage.insert(1, CONTEXT)
     logits, begin = [], 0
     for n in FRAMES:

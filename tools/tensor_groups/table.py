@@ -1,4 +1,4 @@
-"""The table of architectures in docs/how-it-works/tensor-groups.md."""
+"""Writes the table of architectures in docs/how-it-works/tensor-groups.md."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ DOCUMENT = Path("docs/how-it-works/tensor-groups.md")
 BEGIN, END = "<!-- architectures: python -m tools.tensor_groups --write -->", "<!-- end of architectures -->"
 
 TOLERANCE = 1e-4
-"""Between logits of a group and of one process, in float32; those of the tiny models are of size 1 to 10."""
+"""Largest difference between logits of a group and of one process, in float32; logits of the tiny models are of size 1
+to 10."""
 
 
 def write_table(answers: Sequence[dict[str, Any]], size: int, document: Path = DOCUMENT) -> None:
-    """Put the table between its marks."""
+    """Writes the table between its marks."""
     text = document.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -24,7 +25,7 @@ def write_table(answers: Sequence[dict[str, Any]], size: int, document: Path = D
 
 
 def table(answers: Sequence[dict[str, Any]], size: int) -> str:
-    """Markdown."""
+    """Returns the table as Markdown."""
     done = [answer for answer in answers if "difference" in answer]
     right = sum(answer["difference"] <= TOLERANCE for answer in done)
     lines = [
@@ -53,6 +54,6 @@ def _line(answer: dict[str, Any]) -> str:
 
 
 def _short(kind: str) -> str:
-    """`self_attn.q_norm` of `self_attn.q_norm.weight`, without list indexes."""
+    """Shortens `self_attn.q_norm.weight` to `self_attn.q_norm`, without list indexes."""
     parts = [part for part in kind.split(".") if not part.isdigit()]
     return ".".join(parts[:-1] if parts[-1] in ("weight", "bias", "scales", "biases") and len(parts) > 1 else parts)

@@ -1,1 +1,1 @@
-"""Which architectures of transformers the torch engine splits: tiny models of many families, and a table."""
+"""Finds the architectures of transformers that the torch engine splits: tiny models of many families, and a table."""

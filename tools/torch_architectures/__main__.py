@@ -1,4 +1,4 @@
-"""`python -m tools.torch_architectures [--quick] [--write] --all | FAMILY…`: check families of transformers.
+"""`python -m tools.torch_architectures [--quick] [--write] --all | FAMILY…`: checks families of transformers.
 
 A FAMILY: every legal cut in two and in three, prefill in two chunks and six decode steps, float32, against the model of
 transformers; then three rows of different lengths that decode together. --quick tries three splits. --all tries three
@@ -19,7 +19,7 @@ from tools.workers import check_all
 
 
 def main(argv: list[str]) -> int:
-    """0 if no family failed."""
+    """Returns 0 if no family failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.torch_architectures", description=__doc__)
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     parser.add_argument("--all", action="store_true", help="every causal family of the installed transformers")

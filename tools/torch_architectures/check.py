@@ -1,4 +1,4 @@
-"""Compare a torch ring, cut in every way, with transformers' own model on the same random checkpoint."""
+"""Compares a torch ring, cut in every way, with transformers' own model on the same random checkpoint."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tools.torch_architectures.configs import tiny_settings
 from tools.torch_architectures.families import NUM_LAYERS, VOCAB
 
 TOLERANCE = 1e-4
-"""Of float32 logits; a ring computes the same operations as the whole model, so 0.0 is what one sees."""
+"""Largest difference of float32 logits; a ring computes the same operations as the whole model, so 0.0 is expected."""
 
 IDS = np.random.default_rng(11).integers(3, VOCAB, 47).astype(np.int32)
 SCHEDULE = [(0, 23), (23, 18), *((41 + i, 1) for i in range(6))]
 """Prefill in two chunks, then six decode steps, as (pos0, n)."""
 
 MAX_PARAMETERS = 50_000_000
-"""Of a model that takes seconds to check."""
+"""Most parameters of a tiny model, which then takes seconds to check."""
 
 SHORTER = (0, 5, 14)
-"""In the test of several rows, how many tokens less of the prompt each of them has."""
+"""In the test of several rows: how many tokens each row's prompt is shorter."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """worst: of all cuts; rows: of several rows of different lengths that decode together."""
+    """The result. worst: of all cuts; rows: of several rows of different lengths that decode together."""
 
     cuts: tuple[int, ...]
     splits: int
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def write_random_model(directory: Path, family: str) -> Path:
-    """A checkpoint as transformers saves it, float32, with noise on every parameter so that no two layers are alike."""
+    """Writes a checkpoint with transformers, float32, with noise on every parameter so that no two layers are alike."""
     torch.manual_seed(3)
     config = CONFIG_MAPPING[family](**tiny_settings(family))
     with torch.device("meta"):
@@ -66,10 +66,10 @@ def write_random_model(directory: Path, family: str) -> Path:
 def whole_model_logits(
     directory: Path, ids: np.ndarray = IDS, schedule: Sequence[tuple[int, int]] = SCHEDULE
 ) -> np.ndarray:
-    """float32 logits of every position by transformers alone, with its own cache."""
+    """Returns float32 logits of every position by transformers alone, with its own cache."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     for parameter in model.parameters():
-        parameter.data = parameter.data.clone()  # where a weight lies in memory can change the last bit of a product
+        parameter.data = parameter.data.clone()  # the address of a weight can change the last bit of a product
     cache: Any = DynamicCache(config=model.config)
     taken = signature(model.forward).parameters
     name = "cache_params" if "cache_params" in taken else "past_key_values"
@@ -77,14 +77,14 @@ def whole_model_logits(
     with torch.inference_mode():
         for pos0, n in schedule:
             tokens = torch.from_numpy(ids[None, pos0 : pos0 + n].astype(np.int64))
-            # as generate does: without positions, some models (bamba) count each chunk from 0
+            # like generate: without positions, some models (bamba) count each chunk from 0
             more = {"position_ids": torch.arange(pos0, pos0 + n)[None]} if "position_ids" in taken else {}
             parts.append(model(tokens, use_cache=True, **{name: cache}, **more).logits[0].float().numpy())
     return np.concatenate(parts)
 
 
 def split_logits(stages: Sequence[StageEngine]) -> np.ndarray:
-    """Logits of every position by a ring, in the same schedule."""
+    """Returns logits of every position by a ring, in the same schedule."""
     insert(stages, [1], 64)
     parts = [forward(stages, [Row(1, pos0, n, n)], IDS[pos0 : pos0 + n]) for pos0, n in SCHEDULE]
     remove(stages, [1])
@@ -92,7 +92,8 @@ def split_logits(stages: Sequence[StageEngine]) -> np.ndarray:
 
 
 def rows_logits(stages: Sequence[StageEngine]) -> tuple[np.ndarray, list[int]]:
-    """Logits of three rows with prompts of different lengths, which decode in common frames: `[row, step, vocab]`."""
+    """Returns logits of three rows with prompts of different lengths, which decode in shared frames: `[row, step,
+    vocab]`."""
     starts = [41 - less for less in SHORTER]
     insert(stages, range(len(starts)), 64)
     for sequence, start in enumerate(starts):
@@ -106,7 +107,7 @@ def rows_logits(stages: Sequence[StageEngine]) -> tuple[np.ndarray, list[int]]:
 
 
 def check_rows(directory: Path, stages: Sequence[StageEngine]) -> float:
-    """Largest difference of several rows from each of them alone in transformers."""
+    """Returns the largest difference of several rows from each of them alone in transformers."""
     got, starts = rows_logits(stages)
     worst = 0.0
     for row, start in zip(got, starts, strict=True):
@@ -117,16 +118,16 @@ def check_rows(directory: Path, stages: Sequence[StageEngine]) -> float:
 
 
 def check_family(directory: Path, family: str, *, quick: bool = False) -> Outcome:
-    """Every legal cut, in two and in three; quick: the whole, one cut and a pair. Raises what the engine does."""
+    """Checks every legal cut, in two and in three; quick: the whole, one cut and a pair. Raises the engine's errors."""
     write_random_model(directory, family)
     return check_written(directory, quick=quick)
 
 
 def check_written(directory: Path, *, quick: bool = False) -> Outcome:
-    """The same of a checkpoint that is there."""
+    """The same for an existing checkpoint."""
     cuts = provider.survey(directory, {}).legal_cuts
     want = whole_model_logits(directory)
-    assert np.ptp(want) > 0.1, "the logits are all alike: this proves little"
+    assert np.ptp(want) > 0.1, "the logits are all equal, so the comparison proves little"
     stages = Stages(provider, directory, NUM_LAYERS)
     splits: list[tuple[int, ...]] = [(), *((cut,) for cut in cuts), *combinations(cuts, 2)]
     if quick and len(cuts) > 1:

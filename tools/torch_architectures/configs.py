@@ -1,4 +1,5 @@
-"""A tiny config for every causal family of the installed transformers: from a table, else from its settings' names."""
+"""Makes a tiny config for every causal family of the installed transformers, from a table or from its settings'
+names."""
 
 from __future__ import annotations
 
@@ -27,27 +28,27 @@ _LAYER_NAMES = {name for name, value in BY_NAME.items() if value == LAYERS and "
 
 
 def causal_families() -> list[str]:
-    """Every `model_type` that transformers has a causal language model for."""
+    """Lists every `model_type` for which transformers has a causal language model."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, key=str.lower)
 
 
 def tiny_settings(family: str) -> dict[str, Any]:
-    """Arguments of the family's config class."""
+    """Returns arguments for the family's config class."""
     if family in FAMILIES:
         return {name: value for name, value in {**COMMON, **FAMILIES[family]}.items() if value is not None}
     return _by_name(CONFIG_MAPPING[family])
 
 
 def _by_name(config_class: Any) -> dict[str, Any]:
-    """Small values for the settings that a config class has, also for those of the models inside."""
+    """Returns small values for the settings of a config class, also for those of the models inside."""
     names = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
     names -= set(config_class.attribute_map.values())
     sizes = {**BY_NAME, **_MORE, **dict.fromkeys(_LAYER_NAMES, NUM_LAYERS), **COMMON}
     settings = {name: sizes[name] for name in sorted(names & set(sizes))}
-    if {"kv_lora_rank", "num_key_value_heads"} <= names:  # every head has its own part of what is latent
+    if {"kv_lora_rank", "num_key_value_heads"} <= names:  # every head has its own part of the latent
         settings["num_key_value_heads"] = COMMON["num_attention_heads"]
     for name in config_class.sub_configs:
-        inner = getattr(config_class(), name, None)  # of a class that the family itself picks
+        inner = getattr(config_class(), name, None)  # of a class that the family itself chooses
         if inner is not None:
             settings[name] = {"model_type": inner.model_type} | _by_name(type(inner))
     return settings

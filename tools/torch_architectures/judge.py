@@ -1,4 +1,4 @@
-"""What becomes of one family of transformers: exact, whole only, refused, not judged, or failed."""
+"""Judges one family of transformers: exact, whole only, refused, not judged, or failed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tools.torch_architectures.check import TOLERANCE, Outcome, check_written, w
 
 @dataclass(frozen=True)
 class Judgement:
-    """state: exact, whole (cannot be cut), refused (by the engine), absent (transformers itself cannot run the tiny
-    model here) or failed; every state but exact has a reason."""
+    """The result. state: exact, whole (cannot be cut), refused (by the engine), absent (transformers itself cannot run
+    the tiny model here) or failed; every state but exact has a reason."""
 
     family: str
     state: str
@@ -26,7 +26,7 @@ class Judgement:
 
 
 def judge(family: str, *, quick: bool = True) -> Judgement:
-    """Never raises. quick: three splits, if the family can be cut; else all."""
+    """Judges a family. Never raises. quick: three splits, if the family can be cut; else all."""
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -43,7 +43,7 @@ def failed(family: str, reason: str) -> Judgement:
 def _judge(directory: Path, family: str, quick: bool) -> Judgement:
     try:
         write_random_model(directory, family)
-    except Exception as exc:  # noqa: BLE001 - configs and models of any kind
+    except Exception as exc:  # noqa: BLE001 - configs and models may raise anything
         return Judgement(family, "absent", _sentence(exc))
     try:
         survey = provider.survey(directory, {})

@@ -1,4 +1,5 @@
-"""`python -m tools.torch_architectures.speed [DTYPE] [THREADS] [PROMPT]`: the engine beside transformers' own generate.
+"""`python -m tools.torch_architectures.speed [DTYPE] [THREADS] [PROMPT]`: compares the engine with transformers'
+generate.
 
 A random 125 M Llama, one process, the two in turns, so that other work on the machine hits both alike. With one thread
 the time is that of the thread on a core, else what a clock shows. Prints tokens per second, medians of the turns.
@@ -31,7 +32,7 @@ JOINED = (1, 4, 8)
 
 
 def ours(stage: StageEngine, ids: np.ndarray, rows: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """(prompt, new) tokens per second of so many sequences that decode together."""
+    """Returns (prompt, new) tokens per second of this many sequences that decode together."""
 
     def step(pos0: int, tokens: list[list[int]], sequences: list[int]) -> list[int]:
         parts = tuple(Row(s, pos0, len(t), 1) for s, t in zip(sequences, tokens, strict=True))
@@ -54,7 +55,7 @@ def ours(stage: StageEngine, ids: np.ndarray, rows: int, clock: Callable[[], flo
 
 
 class _Times:
-    """A streamer that only looks at the clock."""
+    """A streamer that only records the time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -64,11 +65,11 @@ class _Times:
         self.at.append(self._clock())
 
     def end(self) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
 
 def theirs(model: Any, ids: np.ndarray, clock: Callable[[], float]) -> tuple[float, float]:
-    """(prompt, new) tokens per second of transformers' forward and generate."""
+    """Returns (prompt, new) tokens per second of transformers' forward and generate."""
     tokens = torch.from_numpy(ids[None].astype(np.int64))
     times = _Times(clock)
     with torch.inference_mode():
@@ -78,7 +79,7 @@ def theirs(model: Any, ids: np.ndarray, clock: Callable[[], float]) -> tuple[flo
         mask = torch.ones_like(tokens)
         settings = {"max_new_tokens": NUM_NEW + 1, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         model.generate(tokens, attention_mask=mask, streamer=times, **settings)
-    # the prompt comes first, then the token that its forward gave
+    # the prompt comes first, then the token from its forward
     return len(ids) / (end - begin), NUM_NEW / (times.at[-1] - times.at[1])
 
 
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> int:
         stage.load(request, lambda done, total: None)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
     for parameter in model.parameters():
-        parameter.data = parameter.data.clone()  # out of the mapped file, to places as good as ours
+        parameter.data = parameter.data.clone()  # out of the mapped file, into memory like our engine's
     ours(stage, ids, 1, clock), theirs(model, ids, clock)
     turns = [(*ours(stage, ids, 1, clock), *theirs(model, ids, clock)) for _ in range(TURNS)]
     prefill, decode, their_prefill, their_decode = np.median(turns, 0)

@@ -1,4 +1,4 @@
-"""The part of docs/reference/architectures.md about transformers: one line for each of its causal families."""
+"""Writes the part of docs/reference/architectures.md about transformers: one line for each of its causal families."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.torch_architectures.judge import Judgement
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "architectures.md"
 TRANSFORMERS = "\n## Families of transformers\n"
-"""The heading of this part; tools.architectures.table has the part before."""
+"""The heading of this part; tools.architectures.table writes the part before."""
 
 _HEAD = (
     TRANSFORMERS
@@ -45,13 +45,13 @@ _MAX_REASON = 200
 
 
 def line(judgement: Judgement) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     result = _TEXT[judgement.state].format(reason=_short(judgement.reason))
     return f"| {judgement.family} | {_figures(judgement.outcome)} | {result} |"
 
 
 def write(judgements: Iterable[Judgement], page: Path = PAGE) -> None:
-    """Put rows into the page. A row of the same libraries with more splits stays if the family still is exact."""
+    """Writes rows into the page. A row of the same libraries with more splits stays if the family is still exact."""
     text = page.read_text(encoding="utf-8")
     before, _, after = text.partition(TRANSFORMERS)
     known = rows(after) if versions() in after else {}
@@ -65,19 +65,19 @@ def write(judgements: Iterable[Judgement], page: Path = PAGE) -> None:
 
 
 def rows(text: str) -> dict[str, str]:
-    """{family: its line}"""
+    """Returns {family: its line}."""
     found = {row.split("|")[1].strip(): row for row in text.splitlines() if row.startswith("| ")}
     return {name: row for name, row in found.items() if name != "family" and "`" not in name}
 
 
 def state_of(row: str) -> str:
-    """Judgement.state again, from the last cell; "" for no row."""
+    """Reads Judgement.state back from the last cell; "" for no row."""
     result = row.rstrip("| \n").rpartition(" | ")[2]
     return next((state for state, text in _TEXT.items() if row and result.startswith(text.partition("{")[0])), "")
 
 
 def versions() -> str:
-    """The libraries that the table is of."""
+    """Returns the versions of the libraries in the table."""
     return ", ".join(f"{name} {metadata.version(name).partition('+')[0]}" for name in ("torch", "transformers"))
 
 
@@ -103,5 +103,5 @@ def _splits(row: str) -> int:
 
 
 def _short(reason: str) -> str:
-    """Fit for a cell of a table, and without the names of temporary folders."""
+    """Shortens a text for a table cell, without names of temporary folders."""
     return re.sub(r"/[\w./\-]*tmp\w*/?", "", reason).replace("|", "/").replace("<", "")[:_MAX_REASON]

@@ -1,7 +1,7 @@
 """Mutated bodies of chats and completions: tools, schemas, grammars, prompts, and fields of the wrong kind.
 
-Every body is JSON, so that most get past the decoder. Any 5xx but 503 (the ring is full), and no answer within 30 s, is
-harm.
+Every body is JSON, so that most pass the decoder. Any 5xx except 503 (the ring is full), or no answer within 30 s,
+counts as harm.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def body_of(rng: random.Random) -> tuple[str, bytes]:
-    """A path and a body with up to four changes."""
+    """Returns a path and a body with up to four changes."""
     is_chat = rng.random() < 0.75
     body = copy.deepcopy(rng.choice(CHATS if is_chat else COMPLETIONS))
     body = {"model": MODEL, "max_tokens": 4, **body}
@@ -79,7 +79,7 @@ def body_of(rng: random.Random) -> tuple[str, bytes]:
 
 
 def _change(rng: random.Random, body: Any) -> None:
-    """Replace, drop, repeat or nest a value somewhere in it; now and then put in what another body has."""
+    """Replaces, drops, repeats or nests a value somewhere in it; sometimes inserts a value of another body."""
     place = _place(rng, body)
     if isinstance(place, dict):
         kind = rng.random()
@@ -105,7 +105,7 @@ def _change(rng: random.Random, body: Any) -> None:
 
 
 def _place(rng: random.Random, value: Any) -> Any:
-    """A dict or list somewhere in the value."""
+    """Returns a dict or list somewhere in the value."""
     while True:
         inner = [one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, dict | list)]
         if not inner or rng.random() < 0.4:
@@ -114,7 +114,7 @@ def _place(rng: random.Random, value: Any) -> Any:
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Answers how the requests ended."""
+    """Sends the requests; returns their outcomes."""
 
     async def one(number: int) -> str:
         path, data = body_of(rng)
@@ -135,7 +135,7 @@ async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
 
 
 async def _ask(port: int, path: str, data: bytes) -> str:
-    """The status, after the whole answer; "cut" for a stream that ends with an error of ours."""
+    """Returns the status after the whole answer; "cut" for a stream that ends with our error."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"

@@ -33,10 +33,11 @@ FLAGS = ("--discovery", "none")
 ANSWER_S = 5.0
 INCOMPLETE_S = 0.3
 FETCH_S = 3.0
-"""After that a request to the fetcher is cancelled: it has a back-off for sources that may recover."""
+"""After this time a request to the fetcher is cancelled, because the fetcher backs off from sources that may
+recover."""
 
 FETCHER_SHARE = 0.2
-"""Of the messages: models that a fetcher is to fetch, each of which it asks about several times."""
+"""Share of the messages that are models for a fetcher, each of which causes several requests."""
 
 MAX_FETCHER_BYTES = 700 * MIB
 CANARY = b"nobody may write here"
@@ -49,7 +50,7 @@ async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
 
 
 def request_bytes(rng: random.Random) -> bytes:
-    """A request of a fetcher, mostly for something that is there, mutated."""
+    """Returns a mutated request of a fetcher, mostly for something that exists."""
     files = (
         "",
         WEIGHTS,
@@ -96,7 +97,7 @@ async def _ask(port: int, data: bytes) -> str:
 
 
 async def _attack_fetcher(rig: Rig, seed: int, count: int) -> Counter[str]:
-    """The node's own proxy and a real fetcher; everything is to stay below `models`."""
+    """Attacks a real fetcher; everything must stay below `models`."""
     root = rig.homes[0].parent / "fetching"
     liar = Liar(seed, true_files(root / "truth"), root)
     await liar.start()
@@ -145,7 +146,7 @@ async def _fetch(fetcher: Fetcher, liar: Liar, root: Path, seed: int, number: in
 
 
 def _hostile_directory(model_dir: Path, root: Path, liar: Liar, rng: random.Random) -> int:
-    """A model directory that somebody else has made, with a manifest; answers the size that it gives its weights."""
+    """Creates a hostile model directory with a manifest; returns the size that the manifest gives its weights."""
     shutil.copytree(root / "truth", model_dir)
     size = (model_dir / WEIGHTS).stat().st_size
     (model_dir / WEIGHTS).unlink()
@@ -179,7 +180,7 @@ def _hostile_directory(model_dir: Path, root: Path, liar: Liar, rng: random.Rand
 
 
 def _judge(rig: Rig, liar: Liar, root: Path, began_as: int | None, pid: int | None) -> None:
-    """Enter into rig.harm what the fetcher did that it must not."""
+    """Records in rig.harm what the fetcher did that it must not do."""
     if pid is None or pid != began_as:
         rig.harm.append("the fetcher has ended")
     else:
@@ -191,11 +192,11 @@ def _judge(rig: Rig, liar: Liar, root: Path, began_as: int | None, pid: int | No
             f"{process.num_threads()} threads; lies {dict(liar.lies)}; {len(liar.seen_elsewhere)} requests elsewhere"
         )
         if peak > MAX_FETCHER_BYTES:
-            rig.harm.append(f"the fetcher took {peak / MIB:.0f} MiB")
+            rig.harm.append(f"the fetcher used {peak / MIB:.0f} MiB")
     if any(TOKEN.encode() in head for head in liar.seen_elsewhere):
         rig.harm.append("the token went to another host")
     if (root / "canary").read_bytes() != CANARY:
-        rig.harm.append("a file outside of the model directory was written")
+        rig.harm.append("a file outside the model directory was written")
     strange = [str(path) for path in root.glob("*") if path.name not in ("truth", "canary", "hf", "models")]
     strange += [str(path) for path in (root / "models").glob("*") if path.name != "org"]
     strange += [str(path) for path in (root / "models" / "org").glob("*") if "evil" in path.name]

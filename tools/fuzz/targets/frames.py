@@ -24,11 +24,11 @@ COUNT, NUM_NODES, CLOSED = 20_000, 2, False
 FLAGS = ("--discovery", "none")
 MESSAGES_PER_STREAM = 5
 DEADLINE_S = 0.5
-"""A stream that is well stays open for ever."""
+"""A healthy stream stays open for ever, so it is cut after this time."""
 
 
 def good_messages(ballot: Ballot, step: int) -> list[bytes]:
-    """A frame with rows, ops, a tensor and a fault."""
+    """Returns a hello and a frame with rows, ops, a tensor and a fault."""
     hidden = Tensor.from_numpy(np.ones((2, 16), dtype=np.float32))
     frame = Frame(
         ballot, step, 0, (Row(1, 0, 2, 1),), (5, 6), (Insert(1, 4),), {HIDDEN: hidden}, (Fault(9, 0, "x", "y"),)
@@ -37,7 +37,8 @@ def good_messages(ballot: Ballot, step: int) -> list[bytes]:
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Half of the streams have a hello of another ballot or one that is mutated; the others are let in."""
+    """Attacks the ring. Half of the streams have a hello of another ballot or a mutated one; the others are
+    admitted."""
     instance = rig.instance()
     ballot = Ballot(*instance["ballot"])
     endpoints = [stage["endpoint"] for stage in instance["stages"]]

@@ -17,7 +17,7 @@ FLAGS = ("--discovery", "none")
 
 
 def good_request(rig: Rig) -> pb.GenerateRequest:
-    """One that the driver answers."""
+    """Returns a request that the driver answers."""
     instance = rig.instance()
     counter, proposer = instance["ballot"]
     return pb.GenerateRequest(
@@ -31,7 +31,7 @@ def good_request(rig: Rig) -> pb.GenerateRequest:
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Mutations of a good request, and senseless requests with the right ballot."""
+    """Sends mutations of a good request, and senseless requests with the right ballot."""
     good = good_request(rig)
     endpoint = rig.instance()["stages"][-1]["endpoint"]
     async with grpc.aio.insecure_channel(endpoint) as channel:

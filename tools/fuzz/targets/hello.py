@@ -1,4 +1,4 @@
-"""Forged hellos: each in the name of another peer. A node keeps at most MAX_PEERS of them."""
+"""Forged hellos, each in the name of another peer. A node keeps at most MAX_PEERS of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = ("--discovery", "none")
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Four of five are well-formed; their addresses are closed ports of this machine."""
+    """Sends hellos. Four of five are well-formed; their addresses are closed ports of this machine."""
     most = 0
     async with grpc.aio.insecure_channel(rig.control) as channel:
 

@@ -1,4 +1,4 @@
-"""Mutated HTTP requests to every route. Those answered 500, or not within 12 s, are listed with the node's state."""
+"""Mutated HTTP requests to every route. Requests answered 500, or not within 12 s, are listed with the node's state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = ("--discovery", "none")
 ANSWER_S = 12.0
 INCOMPLETE_S = 0.5
 REST_S = 2.0
-"""For the rest of an answer that has begun: where "Connection: close" was mutated, the connection stays open."""
+"""For the rest of an answer that has begun: if "Connection: close" was mutated, the connection stays open."""
 MAX_LISTED = 20
 
 _MESSAGES = [{"role": "user", "content": "Count from 7 to 9."}]
@@ -48,7 +48,7 @@ _HEADERS = ("Content-Encoding", "Expect", "Idempotency-Key", "x-request-id", "Or
 
 
 def request_bytes(rng: random.Random, number: int, token: str = "") -> bytes:
-    """A request with a wrong body, a strange header, or mutated as a whole; half of them with local rights."""
+    """Returns a request with a wrong body, a strange header, or mutated as a whole; half of them with local rights."""
     method, path, body = ROUTES[rng.randrange(len(ROUTES))]
     data = b"" if body is None else json.dumps(body).encode()
     data = mutated(rng, data) if data and number % 3 == 0 else data
@@ -63,7 +63,8 @@ def request_bytes(rng: random.Random, number: int, token: str = "") -> bytes:
 
 
 def is_complete(data: bytes) -> bool:
-    """Whether a server knows that nothing more comes: the head has ended, and the body has the bytes it announces."""
+    """Whether a server can tell that the request is complete: the head has ended, and the body has the announced
+    bytes."""
     head, end, body = data.partition(b"\r\n\r\n")
     lengths = re.findall(rb"(?im)^content-length:[ \t]*(\d+)[ \t]*\r?$", head)
     is_plain = len(lengths) == 1 and b"transfer-encoding" not in head.lower() and b"expect" not in head.lower()
@@ -71,7 +72,8 @@ def is_complete(data: bytes) -> bool:
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """A request that is cut short has no answer until its deadline in the node: it is given up after INCOMPLETE_S."""
+    """Sends the requests. A truncated request has no answer until the node's deadline: it is dropped after
+    INCOMPLETE_S."""
     token = read_token(rig.homes[0])
 
     async def one(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Forged mDNS answers on the loopback: nodes that do not exist, and packets that are broken."""
+"""Forged mDNS answers on the loopback: nodes that do not exist, and broken packets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GROUP = ("224.0.0.251", 5353)
 
 
 def forged(rng: random.Random, namespace: str) -> bytes:
-    """An announcement of a node of this namespace at a closed port."""
+    """Returns an announcement of a node of this namespace at a closed port."""
     node_id = rng.randbytes(16).hex()
     name, server = f"exo-mesh-{node_id[:16]}.{SERVICE_TYPE}", f"exo-mesh-{node_id[:16]}.local."
     out = DNSOutgoing(_FLAGS_QR_RESPONSE | _FLAGS_AA)
@@ -44,7 +44,7 @@ def forged(rng: random.Random, namespace: str) -> bytes:
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Half are mutated."""
+    """Sends announcements; half of them are mutated."""
     outcomes: Counter[str] = Counter()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
@@ -53,5 +53,5 @@ async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
             sock.sendto(data if number % 2 else mutated(rng, data)[:8900], GROUP)
             outcomes["forged" if number % 2 else "mutated"] += 1
             if number % 20 == 0:
-                await asyncio.sleep(0.005)  # else the kernel drops most before the node has seen them
+                await asyncio.sleep(0.005)  # otherwise the kernel drops most before the node reads them
     return outcomes

@@ -1,4 +1,4 @@
-"""A member of a closed mesh that has gone mad: malformed messages on its control and data ports, by its certificate."""
+"""A hostile member of a closed mesh: malformed messages on its control and data ports, with its certificate."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DEADLINE_S = 2.0
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Control"]
 LEFT_OUT = ("DescribeModel", "SelfTest")
-"""They start a child process for each call with an engine in it."""
+"""Calls that are not sent, because each one that names an engine starts a child process."""
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Nine of ten messages go to the control port."""
+    """Sends the messages; nine of ten go to the control port."""
     credentials = issue(rig.secret, "mad", ["127.0.0.1"], datetime.datetime.now(datetime.UTC))
     control = open_channel(rig.control, credentials)
     data = open_channel(rig.instance()["stages"][-1]["endpoint"], credentials)

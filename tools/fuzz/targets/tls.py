@@ -1,4 +1,4 @@
-"""TLS connections of junk to the control port, the data port and the file server of a closed mesh."""
+"""TLS connections with junk to the control port, the data port and the file server of a closed mesh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_S = 0.3
 
 
 def client_hello() -> bytes:
-    """What a TLS client says first."""
+    """Returns a TLS client's first message."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -29,7 +29,7 @@ def client_hello() -> bytes:
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Mutated client hellos, whole handshakes without a certificate, HTTP/2 in the clear, and noise."""
+    """Sends mutated client hellos, whole handshakes without a certificate, HTTP/2 in the clear, and noise."""
     hello = client_hello()
     data_port = int(rig.instance()["stages"][-1]["endpoint"].rpartition(":")[2])
     ports = (int(rig.control.rpartition(":")[2]), data_port, rig.files_port)
@@ -51,7 +51,8 @@ async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
 
 
 async def _handshake(port: int, context: ssl.SSLContext) -> str:
-    """With TLS 1.3 the server refuses a client without a certificate after the client's side of the handshake."""
+    """Does a handshake. With TLS 1.3 the server refuses a client without a certificate after the client's side has
+    finished."""
     try:
         async with asyncio.timeout(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
