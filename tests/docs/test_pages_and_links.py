@@ -79,3 +79,17 @@ def test_the_readme_has_one_test_command_between_its_markers() -> None:
     marked = re.search(r"<!-- test-command -->\n```sh\n(.*)\n```\n<!-- end -->", (ROOT / "README.md").read_text())
     assert marked is not None
     assert marked[1] == 'pip install ".[mlx,test]" && pytest -n 2'
+
+
+def test_every_current_figure_has_a_command_a_date_and_says_whether_the_machine_was_quiet() -> None:
+    page = (DOCS / "how-it-works" / "benchmarks.md").read_text()
+    table = page.partition("## Current figures")[2].partition("\n\nAims")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")][
+        1:
+    ]
+    assert len(rows) >= 15
+    for what, figure, _, command, recorded, quiet in rows:
+        assert re.search(r"\d", figure), what
+        assert re.match(r"`(exo-mesh|pytest|python -m) |\[below\]|the same$", command), what
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", recorded), what
+        assert quiet in ("yes", "no", "not recorded"), what
