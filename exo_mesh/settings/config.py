@@ -1,4 +1,4 @@
-"""The settings of a node, and where each value came from.
+"""The settings of a node, with the origin of each value.
 
 Flags > EXO_MESH_* environment > aliases of older programs > config.toml > defaults.
 A setting has one name in three spellings: flag `--api-port`, variable `EXO_MESH_API_PORT`, key `api_port`.
@@ -28,7 +28,7 @@ from exo_mesh.settings.store_table import store_keys
 
 PREFIX = "EXO_MESH_"
 SECRET_FILE_NAME = "mesh.secret"
-"""In the home; `exo-mesh join` writes it. It is read if no other secret is named."""
+"""A file in the home, written by `exo-mesh join` and read if no other secret is set."""
 SECRET_VARIABLE = "EXO_MESH_SECRET"
 """The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
 CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY", "EXO_MESH_API_CA"})
@@ -43,7 +43,7 @@ RETIRED = {"no_loopback_exemption": "being on this machine gives no rights any m
 
 
 class ConfigError(InputError):
-    """A setting cannot be used. The message begins with its source: the flag, the variable or the file and key."""
+    """A setting is invalid. The message begins with its source: the flag, the variable, or the file and key."""
 
     code = "bad_setting"
 
@@ -576,7 +576,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    """The keys of config.toml; empty if there is none."""
+    """Reads the keys of config.toml; empty if there is none. Raises ConfigError."""
     try:
         keys = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""Prometheus metrics of power, temperature, load and energy (docs/reference/metrics.md). Unknown values have no series."""
+"""Prometheus metrics of power, temperature, load and energy: docs/reference/metrics.md.
+
+Unknown values have no series.
+"""
 
 from __future__ import annotations
 

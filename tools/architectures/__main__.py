@@ -1,4 +1,4 @@
-"""`python -m tools.architectures [--write docs/reference/architectures.md] --all | NAME …`: checks architectures, writes a table.
+"""`python -m tools.architectures [--write PAGE] --all | NAME …`: checks architectures, writes a table.
 
 `--all`: every architecture of the installed mlx-lm, about ten minutes of one core. Exit status 1 if one failed.
 """

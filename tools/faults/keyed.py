@@ -1,5 +1,7 @@
-"""Clients that resend a request with its Idempotency-Key until they have the whole answer, as docs/how-it-works/continuation.md
-describes."""
+"""Clients that resend a request with its Idempotency-Key until they have the whole answer.
+
+docs/how-it-works/continuation.md describes what they rely on.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`python -m tools.tensor_groups [--write] [ARCHITECTURE...]`: measures the table of docs/how-it-works/tensor-groups.md on this
-machine.
+"""`python -m tools.tensor_groups [--write] [ARCHITECTURE...]`: measures a table on this machine.
 
 Two ranks on loopback over MLX's ring collectives run every architecture with a shard(). If a rank crashes or hangs, two
 new ranks continue after that architecture.
