@@ -12,7 +12,7 @@ from zeroconf import DNSQuestionType, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf import Error as ZeroconfError
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import Interface, LinkKind, advertised, dialable, joined, split

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 from exo_mesh.discovery.hostfile import hosts_in, is_host, is_hostfile, wrong
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import joined

@@ -6,7 +6,7 @@ import datetime
 import logging
 from collections.abc import Callable
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine
 from exo_mesh.membership.service import Membership

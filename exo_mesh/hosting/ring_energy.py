@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 from exo_mesh.domain.power.ring_energy import MachineEnergy, RingCounts, RingEnergy
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.membership.service import Membership

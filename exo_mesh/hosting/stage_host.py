@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from exo_mesh.clock import Clock, monotonic, next_beat
+from exo_mesh.beat import next_beat
+from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.footprint import gigabytes

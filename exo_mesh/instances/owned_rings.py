@@ -14,7 +14,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rdma_links import broken_cable

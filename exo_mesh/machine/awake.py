@@ -15,7 +15,8 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exo_mesh.clock import Clock, monotonic, next_beat
+from exo_mesh.beat import next_beat
+from exo_mesh.clock import Clock, monotonic
 
 LOOK_EVERY_S = 1.0
 LINGER_S = 30.0

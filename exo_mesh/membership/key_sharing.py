@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership

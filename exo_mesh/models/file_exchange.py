@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.fetcher.wire import Tls
 from exo_mesh.files.server import FileServer

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from exo_mesh.clock import Clock, next_beat
+from exo_mesh.beat import next_beat
+from exo_mesh.clock import Clock
 from exo_mesh.domain.thunderbolt import rdma_ports
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine

@@ -1,6 +1,7 @@
 """The Prometheus metrics of a node; docs/reference/metrics.md lists them.
 
-The registry is passed as an argument, never global. Names begin with `exo_mesh_`, and labels never contain a request id, a prompt or a token.
+The registry is passed as an argument, never global. Names begin with `exo_mesh_`, and labels never contain a request
+id, a prompt or a token.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo_mesh.clock import next_beat
+from exo_mesh.beat import next_beat
 
 PATIENCE_S = 5.0
 LOOK_EVERY_S = 1.0
