@@ -10,14 +10,9 @@ from typing import NamedTuple
 
 import psutil
 
-from exo_mesh.clock import Clock, monotonic
-
 HEADROOM_SHARE = 0.1
 MAX_HEADROOM_BYTES = 2**30
 """Left free for the rest of the machine: a tenth of its memory, but no more than 1 GiB."""
-
-RECENT_S = 0.25
-"""Nothing that is decided by memory is decided faster than this."""
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CGROUP_FILES = {  # by version: (limit, usage, entry of memory.stat for cache that the kernel gives back at once)
@@ -52,23 +47,6 @@ def read_memory() -> MemoryReading:
     system = psutil.virtual_memory()
     found = MemoryReading(int(system.total), int(system.available), why="the system's memory")
     return tightest(found, _read_cgroups())
-
-
-class RecentMemory:
-    """Reads the memory at most once in max_age_s: an idle node asks several times in one turn of its loop, and each
-    reading opens a dozen files. Raises what `read` raises. From any thread."""
-
-    def __init__(self, read: MemoryReader, max_age_s: float = RECENT_S, clock: Clock = monotonic) -> None:
-        self._read = read
-        self._max_age_s = max_age_s
-        self._clock = clock
-        self._last: tuple[float, MemoryReading] | None = None
-
-    def __call__(self) -> MemoryReading:
-        now, last = self._clock(), self._last
-        if last is None or now - last[0] >= self._max_age_s:
-            self._last = last = now, self._read()
-        return last[1]
 
 
 def tightest(system: MemoryReading, groups: Iterable[tuple[int, int]]) -> MemoryReading:

@@ -7,9 +7,10 @@ from functools import partial
 
 from exo_mesh.machine.accelerator_readings import DeviceMemory, read_machine
 from exo_mesh.machine.disk import Disk
-from exo_mesh.machine.memory import MemoryReader, RecentMemory
+from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.power.meter import HardwareMeter
 from exo_mesh.machine.power.nvidia import NvidiaReader
+from exo_mesh.machine.recent_memory import RecentMemory
 from exo_mesh.settings.config import Settings
 
 

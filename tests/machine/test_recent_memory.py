@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from exo_mesh.machine.memory import MemoryReading, RecentMemory
+from exo_mesh.machine.memory import MemoryReading
+from exo_mesh.machine.recent_memory import RecentMemory
 
 
 def test_a_reading_serves_for_a_moment() -> None:
