@@ -392,13 +392,14 @@ class Instances:
         """Wait while the owner of a ring that failed here may still recover it. True if a usable ring of this instance
         exists afterwards."""
         give_up_at = asyncio.get_running_loop().time() + OWNER_S
-        while self._owned.is_awaited(instance_id):
-            if self._is_there_again(instance_id):
-                return True
-            is_late = asyncio.get_running_loop().time() > give_up_at or self._is_ready_elsewhere(instance_id)
-            if is_late and not self._owned.is_recovering(instance_id):  # two would end each other
-                return False
-            await self._membership.changed.wait(0.1)
+        with self._owned.wanted(instance_id):
+            while self._owned.is_awaited(instance_id):
+                if self._is_there_again(instance_id):
+                    return True
+                is_late = asyncio.get_running_loop().time() > give_up_at or self._is_ready_elsewhere(instance_id)
+                if is_late and not self._owned.is_recovering(instance_id):  # two would end each other
+                    return False
+                await self._membership.changed.wait(0.1)
         return self._is_there_again(instance_id)
 
     def _is_there_again(self, instance_id: str) -> bool:

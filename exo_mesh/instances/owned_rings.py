@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Collection, Coroutine, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +79,9 @@ class OwnedRings:
     ) -> None:
         """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
+        self.own_requests: Callable[[], Mapping[str, int]] | None = None
+        """Counts the running requests of clients of this node by instance; None: unknown."""
+        self._wanted: Counter[str] = Counter()
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._relinked_hops: dict[str, float] = {}
@@ -448,16 +452,35 @@ class OwnedRings:
         return self._silent[key]
 
     def _is_idle(self, instance: InstanceInfo) -> bool:
-        """Whether the owner of a ring has been dead for TAKE_OVER_S and no request uses the stage here.
+        """Whether no request of a living peer uses a ring, whose owner has been dead for TAKE_OVER_S or which a request
+        here waits for.
 
         Then continuing without the dead members loses nothing. New requests could not use the ring, because no live
         peer publishes it.
         """
         instance_id = instance.plan.instance_id
-        is_used = self._members.stages_here().get((instance_id, instance.ballot), False)
         now = asyncio.get_running_loop().time()
         _, lapsed_at = self._lapsed.get(instance_id, (None, now))
-        return not is_used and now - lapsed_at >= TAKE_OVER_S
+        is_due = instance_id in self._wanted or now - lapsed_at >= TAKE_OVER_S
+        return is_due and not self._is_used(instance)
+
+    def _is_used(self, instance: InstanceInfo) -> bool:
+        """Whether a living peer may have requests on a ring. If this node is the only living one, it knows its own;
+        the runners may still compute an answer for a client of the dead owner."""
+        if not self._membership.peers and self.own_requests is not None:
+            return self.own_requests().get(instance.plan.instance_id, 0) > 0
+        return self._members.stages_here().get((instance.plan.instance_id, instance.ballot), False)
+
+    @contextlib.contextmanager
+    def wanted(self, instance_id: str) -> Iterator[None]:
+        """While a request here waits for a ring whose owner is dead."""
+        self._wanted[instance_id] += 1
+        self._membership.changed.beat()
+        try:
+            yield
+        finally:
+            self._wanted[instance_id] -= 1
+            self._wanted += Counter()  # drops what is 0
 
     async def _keep_looking(self) -> None:
         """Check the stages of rings that may have to be taken over, before the mesh agrees that their owner is dead."""
