@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,20 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(document: Path) -> 
     for target, anchor in links(document):
         assert target.exists(), f"{document.name}: {target}"
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{target.name}#{anchor}"
+
+
+def test_every_page_that_a_message_a_comment_or_a_test_names_exists() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip(f"this is no git checkout: {listed.stderr.strip()}")
+    named = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.md\b")
+    found = {}
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        if path.is_file() and path.suffix not in (".webp", ".safetensors", ".woff2", ".gz"):
+            text = path.read_text(encoding="utf-8", errors="ignore")
+            found |= {page: name for page in named.findall(text) if not (ROOT / page).exists()}
+    assert not found
 
 
 def test_the_index_has_a_line_for_every_page() -> None:
