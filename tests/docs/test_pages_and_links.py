@@ -50,7 +50,7 @@ def test_every_page_that_a_message_a_comment_or_a_test_names_exists() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip(f"this is no git checkout: {listed.stderr.strip()}")
-    named = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.md\b")
+    named = re.compile(r"(?<![\w/.-])docs/[a-z0-9/-]+\.md\b")
     found = {}
     for name in listed.stdout.split("\0"):
         path = ROOT / name
