@@ -120,3 +120,11 @@ def test_every_current_figure_has_a_command_a_date_and_says_whether_the_machine_
         assert re.match(r"`(exo-mesh|pytest|python -m) |\[below\]|the same$", command), what
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", recorded), what
         assert quiet in ("yes", "no", "not recorded"), what
+
+
+def test_the_glossary_defines_each_term_once() -> None:
+    terms = re.findall(r"^\| ([\w -]+) \| (?!meaning)", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    wanted = """ballot stage driver reserve hop lap rank ring frame plan seat owner runner peer node placement instance
+    namespace engine card survey continuation drain fence row op chunk journal view mesh home"""
+    assert {*wanted.split(), "entry peer", "tensor group"} <= {*terms}
+    assert len(terms) == len({*terms})
