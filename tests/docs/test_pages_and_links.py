@@ -51,7 +51,7 @@ def test_every_page_that_a_message_a_comment_or_a_test_names_exists() -> None:
     if listed.returncode:
         pytest.skip(f"this is no git checkout: {listed.stderr.strip()}")
     named = re.compile(r"(?<![\w/.-])docs/[a-z0-9/-]+\.md\b")
-    found = {}
+    found: dict[str, str] = {}
     for name in listed.stdout.split("\0"):
         path = ROOT / name
         if path.is_file() and path.suffix not in (".webp", ".safetensors", ".woff2", ".gz"):
