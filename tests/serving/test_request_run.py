@@ -130,7 +130,7 @@ class ScriptedRings:
     def redial(self, instance: InstanceInfo) -> Any:
         return self
 
-    def door(self, endpoint: str) -> str:
+    def address(self, endpoint: str) -> str:
         return endpoint
 
     def heard(self) -> None:
@@ -140,7 +140,7 @@ class ScriptedRings:
         if (error := self._redials.pop(0)) is not None:
             raise error
 
-    def call(self, door: str, instance: InstanceInfo, request: GenerateRequest, *rest: Any) -> ScriptedCall:
+    def call(self, address: str, instance: InstanceInfo, request: GenerateRequest, *rest: Any) -> ScriptedCall:
         self.asked.append(request)
         self.calls.append(ScriptedCall(self._scripts.pop(0)))
         return self.calls[-1]
