@@ -36,7 +36,7 @@ def test_only_known_texts_with_known_marks_are_served_and_the_rest_is_said_once(
     languages = PageLanguages((), tmp_path)
     assert languages.texts("fr") == languages.texts("fr") == {"nav.chat": "Causerie"}
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "unknown to this version: 1 keys (password)" in said and "lacks: 2 keys (key.why, nav.mesh)" in said
+    assert "unknown to this version: 1 keys (password)" in said and "does not have: 2 keys (key.why, nav.mesh)" in said
     assert f"not translated: {len(built_in()['en']) - 3} keys (" in said
 
 
