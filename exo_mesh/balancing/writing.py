@@ -71,7 +71,7 @@ def upstream_text(nodes: Sequence[Upstream], variant: str) -> str:
     for node, weight in zip(nodes, weights, strict=True):
         share = f" weight={weight}" if variant == "weights" else ""
         state = " down" if not node.takes_new else ""
-        remark = node.name + ("" if node.takes_new else ", takes nothing new")
+        remark = node.name + ("" if node.takes_new else ", accepts no new requests")
         lines.append(f"    server {node.address} {_PASSIVE}{share}{state};" + (f"  # {remark}" if remark else ""))
     if variant != "ip-hash":
         lines += [

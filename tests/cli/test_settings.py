@@ -264,7 +264,7 @@ def test_the_table_of_the_model_store_stands_for_its_settings(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[model_store]\nport = 58080", "no setting 'model_store.port'; there are: enabled, host, path"),
+        ("[model_store]\nport = 58080", "no setting 'model_store.port'; the table has: enabled, host, path"),
         ("model_store = 1", "model_store must be a table"),
         ("[model_store]\nstaging = 1", "model_store.staging must be a table"),
         ("[model_store]\nenabled = 'yes'", "a value like true is needed"),

@@ -100,7 +100,12 @@ def test_a_node_with_nothing_wrong_says_so() -> None:
         (World(peers=[a_peer("o", offset_s=-9.0)]), "clock_skew", "ok", "-9 s off"),
         (World(peers=[a_peer("o", offset_s=9.0)], settings={"secret": "x"}), "clock_skew", "degraded", "certificates"),
         (World(peers=[a_peer("o", version="0.2.0")]), "version_mix", "degraded", "o 0.2.0"),
-        (World(peers=[a_peer("o", rtt_ms=85.0)], instances=[ring("me", "o")]), "slow_link", "degraded", "takes 85 ms"),
+        (
+            World(peers=[a_peer("o", rtt_ms=85.0)], instances=[ring("me", "o")]),
+            "slow_link",
+            "degraded",
+            "round trip of 85 ms",
+        ),
         (World(peers=[a_peer("o", mb_per_s=1.2)], instances=[ring("o", "me")]), "slow_link", "degraded", "1.2 MB/s"),
         (World(refusals=["x: other namespace"]), "peer_refused", "ok", "other namespace"),
         (World(disk=Reason("disk_full", HealthLevel.DEGRADED, "full", "make room")), "disk_full", "degraded", "full"),
@@ -207,7 +212,7 @@ def test_a_node_that_waited_for_peers_in_vain_is_ready_and_says_who_is_missing_u
 def test_a_long_lived_task_that_ended_is_named() -> None:
     shown = World(peers=[a_peer("other")], ended={"housekeeping": "KeyError"}).shown()
     assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "task_ended")
-    assert "'housekeeping'" in shown["reasons"][0]["message"] and "KeyError" in shown["reasons"][0]["message"]
+    assert '"housekeeping"' in shown["reasons"][0]["message"] and "KeyError" in shown["reasons"][0]["message"]
 
 
 def test_a_peer_whose_machine_sleeps_is_asleep_and_can_be_woken() -> None:
