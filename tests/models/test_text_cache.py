@@ -67,5 +67,5 @@ async def test_without_room_it_is_kept_elsewhere_and_that_is_said(tmp_path: Path
 async def test_without_any_room_the_error_is_ours(tmp_path: Path) -> None:
     texts, _, _ = cache(tmp_path, [10**6])
     (tmp_path / "spare").write_text("a file, not a directory")
-    with pytest.raises(ModelError, match="the tokenizer of .* cannot be stored"):
+    with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be stored"):
         await texts.directory("m")
