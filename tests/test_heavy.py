@@ -76,6 +76,6 @@ def test_the_preflight_says_ok_or_refuses_and_can_be_overruled(capsys: pytest.Ca
     refused = capsys.readouterr().err
     assert refused.startswith("refused: 1000000.0 GB of memory are needed, and ") and "--force" in refused
     assert main(["--need-gb", too_much, "--force"], {}) == 0
-    assert capsys.readouterr().out.startswith("going on as asked, although 1000000.0 GB")
+    assert capsys.readouterr().out.startswith("continuing as requested, although 1000000.0 GB")
     assert main(["--need-gb", too_much], {FORCE: "1"}) == 0
     assert main(["--need-gb", too_much], {FORCE: "0"}) == 1

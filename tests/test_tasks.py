@@ -99,7 +99,7 @@ async def test_a_long_lived_task_survives_what_the_machine_refuses(
         async with asyncio.timeout(10):
             await settled.wait()
     assert not task.done() and not owner.ended
-    assert [record.getMessage().partition(" again: ")[2] for record in caplog.records] == [
+    assert [record.getMessage().partition(" retried: ")[2] for record in caplog.records] == [
         "[Errno 24] Too many open files", "TimeoutError", "no way",
     ], "each kind of failure is logged once"  # fmt: skip
     await owner.close()

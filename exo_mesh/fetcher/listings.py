@@ -8,7 +8,7 @@ from typing import Any
 
 from exo_mesh.errors import FetchError
 from exo_mesh.files.listing import FileInfo, Listing
-from exo_mesh.printable import quoted
+from exo_mesh.model_files import shown
 
 MAX_FILES = 100_000
 """Most files of a repository. The largest have some thousands; a listing of this length takes about 50 MB."""
@@ -64,6 +64,5 @@ def _is_name(name: Any) -> bool:
 
 def _checked_file(name: str, info: FileInfo) -> FileInfo:
     if not isinstance(info.size, int) or not 0 <= info.size <= MAX_FILE_BYTES:
-        size = quoted(str(info.size), 40)
-        raise FetchError(f"the source gave {name} an impossible size: {size}", is_final=True)
+        raise FetchError(f"the source gave {name} an impossible size: {shown(info.size)}", is_final=True)
     return info if _SHA256.fullmatch(str(info.sha256)) else FileInfo(info.size)

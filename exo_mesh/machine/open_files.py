@@ -9,8 +9,7 @@ ENOUGH = 65_536
 """The systemd unit's figure: 1,000 concurrent requests take about 2,000 files."""
 
 STEPS = (ENOUGH, 24_576, 10_240)
-"""Limits to try in order. macOS reports no hard limit, but refuses more than kern.maxfilesperproc; 10,240
-is OPEN_MAX."""
+"""Limits to try in order. macOS reports no hard limit, but refuses more than kern.maxfilesperproc. OPEN_MAX: 10,240."""
 
 
 def limit() -> int:

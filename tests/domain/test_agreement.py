@@ -52,11 +52,11 @@ def test_the_difference_is_relative_to_the_typical_value() -> None:
     for odd in (np.nan, np.inf):
         assert difference(np.array([1, odd], np.float32), np.array([1, 1], np.float32)) == NOT_NUMBERS
     broken = compare(report("a", float("nan")), report("b"), KINDS)
-    assert "no numbers in layer 4" in broken.reason and broken.difference == NOT_NUMBERS
+    assert "not finite in layer 4" in broken.reason and broken.difference == NOT_NUMBERS
 
 
 def test_other_tensors_other_sizes_and_other_layers_are_refused() -> None:
-    assert "400 and b 0 values of 'hidden'" in compare(report("a"), report("b", name="v_first"), KINDS).reason
+    assert '400 and b 0 values for "hidden"' in compare(report("a"), report("b", name="v_first"), KINDS).reason
     assert "not tested with the same layers" in compare(report("a"), report("b", start=5), KINDS).reason
     wide, narrow = (("hidden", (64,)),), (("hidden", (64,)), ("v_first", (64,)))
     reason = compare(report("a", given=wide), report("b", given=narrow), KINDS).reason

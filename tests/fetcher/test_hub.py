@@ -225,7 +225,7 @@ def test_the_token_goes_to_the_hub_alone_and_into_no_message(tmp_path: Path, hub
         ("*.safetensors*", {}, "consolidated.safetensors", r"\(consolidated\.safetensors\) are not in", "layout"),
         ("tokenizer.json", {}, "", r"has no tokenizer\.json", "save_pretrained"),
         ("config.json", {}, "", r"has no config\.json", "config.json"),
-        ("", {"quantization_config": {"quant_method": "eetq"}}, "", "quantisation 'eetq' is not supported", ""),
+        ("", {"quantization_config": {"quant_method": "eetq"}}, "", 'quantisation "eetq" is not supported', ""),
         ("", {"model_file": "mine.py"}, "", r'asks to run code of its own \("mine\.py"\)', "support themselves"),
         ("model-00003*", {}, "", r"has no model-00003-of-00003\.safetensors", ""),
     ],
@@ -327,7 +327,7 @@ def test_one_quantisation_of_a_gguf_repository_is_fetched(
     assert (tmp_path / "sharded" / shards[1]).read_bytes() == (directory / "Q4_K_M" / shards[1]).read_bytes()
     assert [file.name for file in (tmp_path / "single").glob("*.gguf*")] == ["tiny-Q8_0.gguf"]
     answer = failed(child.resolve("org/gguf:Q4_K", tmp_path / "none"))
-    assert answer.message.endswith("has no GGUF file of 'Q4_K'; it has Q4_K_M, Q4_K_S, Q8_0"), answer
+    assert answer.message.endswith('has no GGUF file of "Q4_K"; it has Q4_K_M, Q4_K_S, Q8_0'), answer
 
 
 @pytest.mark.extended
@@ -376,9 +376,9 @@ def test_a_hub_that_is_not_there_or_says_nothing_is_given_up_in_seconds(tmp_path
         (lambda info: "hello", "gave an answer that is not a hub's"),
         (lambda info: info | {"sha": "../../.."}, "an invalid repository or commit"),
         (lambda info: info | {"siblings": [{"rfilename": None}]}, "it has no weights"),
-        (lambda info: info | {"siblings": [one | {"size": -1} for one in info["siblings"]]}, "has -1 bytes"),
-        (lambda info: info | {"siblings": [one | {"size": 2**70} for one in info["siblings"]]}, f"has {2**70} bytes"),
-        (lambda info: info | {"siblings": [one | {"size": "big"} for one in info["siblings"]]}, "has 'big' bytes"),
+        (lambda info: info | {"siblings": [one | {"size": -1} for one in info["siblings"]]}, "impossible size: -1"),
+        (lambda info: info | {"siblings": [one | {"size": 2**70} for one in info["siblings"]]}, f"size: {2**70}"),
+        (lambda info: info | {"siblings": [one | {"size": "big"} for one in info["siblings"]]}, 'size: "big"'),
         (lambda info: info | {"padding": " " * 17 * 2**20}, "more than 16777216 bytes"),
     ],
     ids=["no object", "revision", "no name", "negative size", "huge size", "no size", "17 MiB"],

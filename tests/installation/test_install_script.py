@@ -98,7 +98,7 @@ def test_it_chooses_the_engine_by_the_mac(home: Path, version: str, machine: str
 @pytest.mark.parametrize(("glibc", "noted"), [("2.28", True), (None, True), ("2.31", False), ("2.36", False)])
 def test_where_libraries_must_be_compiled_it_says_so(home: Path, glibc: str | None, noted: bool) -> None:
     linux(home, glibc)
-    assert ("which takes a C and a Rust compiler" in install(home, "--dry-run").stdout) is noted
+    assert ("needs a C and a Rust compiler" in install(home, "--dry-run").stdout) is noted
 
 
 def test_mlx_on_an_old_glibc_is_refused_with_one_sentence(home: Path) -> None:

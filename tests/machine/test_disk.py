@@ -44,7 +44,7 @@ def test_nothing_is_written_below_the_floor_and_it_says_so_until_there_is_room(t
     assert not disk.write(file, "two", "an answer")
     problem = disk.problem()
     assert problem is not None and problem.code == "disk_full" and problem.level == "degraded"
-    assert "62.9 MB" in problem.message and "make room" in problem.remedy
+    assert "62.9 MB" in problem.message and "free space" in problem.remedy
     assert file.read_text() == "one" and list(file.parent.iterdir()) == [file], "whole or not at all"
     volume.free_bytes, now[0] = 10**11, 5.0
     disk.check()
@@ -137,7 +137,7 @@ def test_a_node_serves_on_a_full_disk_says_so_and_recovers(small_volume: Path, t
         filler = fill(small_volume)
         assert eventually(lambda: "disk_full" in reasons(api))
         assert answers(api), "the model is placed, its engine asked and a runner started without a byte written"
-        assert "make room" in reasons(api)["disk_full"]["remedy"]
+        assert "free space" in reasons(api)["disk_full"]["remedy"]
         shown = run(["status", "--api-url", api.url], tmp_path / "elsewhere").stdout
         assert "degraded: " in shown and "-> free space on that volume" in shown
         assert api.get("/health")["status"] == "degraded" and api.get("/readyz")["ready"]

@@ -95,7 +95,7 @@ async def test_a_model_that_is_unusable_here_is_used_from_a_peer_and_said_once(
         for _ in range(3):
             assert not await catalogue.rescan()
         assert caplog.text.count("cannot be used") == 1
-        assert guest.unusable_models() == {"tiny": "tiny: config.json has no usable num_hidden_layers: None"}
+        assert guest.unusable_models() == {"tiny": "tiny: config.json has no usable num_hidden_layers: null"}
         await until(lambda: "tiny" in [entry.name for entry in guest.models()])
         assert (await guest.model("tiny")).peers == (holder.node_id,)
         assert (await guest.text_files("tiny")).is_relative_to(tmp_path / "b" / "home")

@@ -438,7 +438,7 @@ async def test_files_of_no_model_in_the_place_of_one_are_named_as_the_reason(
     monkeypatch.setattr(bench.fetcher, "resolve", resolve)
     (tmp_path / "models" / "other").mkdir()
     (tmp_path / "models" / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(FetchError, match="the place of other "):
+    with pytest.raises(FetchError, match="the directory of other "):
         await bench.downloads.resolve("other", "org/other", "main")
 
 

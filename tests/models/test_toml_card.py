@@ -52,9 +52,9 @@ def test_all_cards_of_a_file_share_its_defaults() -> None:
         ('[[cards]]\nfamily = "x"', "f.toml: cards[0]: id: this field is required"),
         (
             '[[cards]]\nid = "a/b"\naliases = ["x"]\n[[cards]]\nid = "a/c"\naliases = ["X"]',
-            "f.toml: x is a name of a/b",
+            "f.toml: x is a name of both a/b",
         ),
-        ('extra = 1\n[[cards]]\nid = "a/b"', "f.toml: unknown field 'extra' beside [[cards]]"),
+        ('extra = 1\n[[cards]]\nid = "a/b"', 'f.toml: unknown field "extra" beside [[cards]]'),
         ("cards = 1", "f.toml: `cards` must be a list"),
         ("id = ", "f.toml is not valid TOML"),
     ],

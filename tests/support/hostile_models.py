@@ -156,7 +156,7 @@ HARM: dict[str, tuple[Callable[[Path], None], str]] = {
     "device-config": (with_link("config.json", "/dev/zero"), "leads out"),
     "device-template": (with_link("chat_template.jinja", "/dev/zero"), "leads out"),
     "directory": (as_directory, "a directory"),
-    "loop": (with_link("config.json", "config.json"), "circle"),
+    "loop": (with_link("config.json", "config.json"), "form a loop"),
     "to-nowhere": (with_link("tokenizer.json", "missing.json"), "does not exist"),
     "secret-text": (with_link("special_tokens_map.json", "../../secret"), "leads out"),
     "secret-weights": (with_link("model.safetensors", "../../secret"), "leads out"),

@@ -184,7 +184,7 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     assert found({"chat_template": "plain"}) == "plain"
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert found({"chat_template": named}) == "d"
-    with pytest.raises(ModelError, match=r"\['tool_use'\]"):
+    with pytest.raises(ModelError, match=r'\["tool_use"\]'):
         found({"chat_template": named[:1]})
     with pytest.raises(ModelError, match="7, not a string"):
         found({"chat_template": 7})

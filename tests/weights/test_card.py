@@ -173,7 +173,7 @@ def test_layers_past_the_last_are_not_counted(tmp_path: Path) -> None:
         ({"vocab_size": -1}, "no usable vocab_size"),
         ({"max_position_embeddings": None}, "no usable max_position_embeddings"),
         ({"model_type": None}, "no model_type"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantisation 'bitsandbytes' is not supported"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, 'quantisation "bitsandbytes" is not supported'),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_large_checkpoint_is_read_in_a_child_and_says_the_same(
     monkeypatch.setattr(card_child, "read_card", None)  # this process must not
     assert card_child.read_card_within_limits(tmp_path / "m", "tiny") == read_card(tmp_path / "m", "tiny")
     (tmp_path / "m" / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"^m: config\.json has no usable num_hidden_layers: None$"):
+    with pytest.raises(ModelError, match=r"^m: config\.json has no usable num_hidden_layers: null$"):
         card_child.read_card_within_limits(tmp_path / "m", "tiny")
 
 

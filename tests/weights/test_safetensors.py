@@ -55,7 +55,7 @@ def test_the_table_agrees_with_the_reference_reader(tmp_path: Path) -> None:
         ({"t": entry([3], 0, 8)}, b"12345678", "t of F32.* needs 12 bytes, it has 8"),
         ({"t": entry([2], 4, 12)}, b"x" * 12, "t starts at byte"),
         ({"t": entry([1], 0, 4), "u": entry([1], 0, 4)}, b"1234", "u starts at byte"),
-        ({"t": entry([1], 0, 4, "Q7")}, b"1234", "t has unknown dtype 'Q7'"),
+        ({"t": entry([1], 0, 4, "Q7")}, b"1234", 't has unknown dtype "Q7"'),
         ({"t": entry([-1], 0, 4)}, b"1234", "t has bad shape"),
         ({"t": entry([True], 0, 4)}, b"1234", "t has bad shape"),
         ({"t": entry([1], 4, 0)}, b"1234", "t has bad shape"),

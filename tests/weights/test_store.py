@@ -179,7 +179,7 @@ def test_a_model_that_cannot_be_used_is_read_once_until_it_changes(models_dir: P
         with pytest.raises(ModelError) as caught:
             store.card("flat")
         reasons.append(str(caught.value))
-    assert reasons == ["flat: config.json has no usable num_hidden_layers: None"] * 2
+    assert reasons == ["flat: config.json has no usable num_hidden_layers: null"] * 2
     write_checkpoint(models_dir / "flat", TinyModel(layers=2))
     assert store.card("flat").num_layers == 2
 

@@ -193,9 +193,8 @@ def _tables(document: Mapping[str, Any], file: str) -> Iterator[tuple[dict[str, 
         yield dict(document), ""
         return
     if unknown := sorted(document.keys() - {"cards", "defaults"}):
-        raise ModelError(
-            f"{file}: unknown field {quoted(unknown[0], 64)} beside [[cards]]; [defaults] has what all cards share"
-        )
+        extra = quoted(unknown[0], 64)
+        raise ModelError(f"{file}: unknown field {extra} beside [[cards]]; [defaults] has what all cards share")
     cards, defaults = document.get("cards"), document.get("defaults", {})
     if not isinstance(cards, list) or not isinstance(defaults, dict) or len(cards) > MAX_CARDS_PER_FILE:
         raise ModelError(
