@@ -69,7 +69,7 @@ class DemoScreen:
 
 def ring_picture(stages: list[dict[str, Any]], names: dict[str, str]) -> Text:
     """Draws one line per stage with its layers as blocks, in the order in which a token passes them."""
-    picture = Text("tokens in ─► embed\n", style="dim")
+    picture = Text.assemble(("tokens in ─► embed\n", "dim"))
     name_width = max(len(names.get(stage["peer"], stage["peer"][:8])) for stage in stages)
     total = stages[-1]["layers"][1]
     unit = max(1, 32 // total)
