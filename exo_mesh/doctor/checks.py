@@ -21,7 +21,7 @@ MAX_NAMED = 8
 
 
 class Severity(StrEnum):
-    """The level of a finding. fail: a node with these settings cannot work. warn: it works, but badly or not for long."""
+    """The level of a finding. fail: a node with these settings cannot work. warn: it works, but badly or not long."""
 
     OK = "ok"
     WARN = "warn"
