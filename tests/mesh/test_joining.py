@@ -62,7 +62,7 @@ def test_a_machine_joins_by_a_code_and_is_a_member(tmp_path: Path) -> None:
 
 def test_join_refuses_before_it_calls_anybody(tmp_path: Path) -> None:
     for argv, said in [
-        (["join", "192.168.1.5:52415/abc"], "no code"),
+        (["join", "192.168.1.5:52415/abc"], "not a code"),
         (["join", "abcd-efgh-jkmn"], "--peer"),
     ]:
         done = run(argv, tmp_path)

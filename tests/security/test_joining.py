@@ -220,7 +220,7 @@ def test_codes_are_random_and_forgive_how_they_are_typed() -> None:
     assert len(ALPHABET) ** 12 > 2**58
     assert parse_password(" ABCD efgh-jkmn\n") == parse_password("abcd-efgh-jkmn")
     for wrong in ("", "abcd-efgh", "abcd-efgh-jkm1", "abcd-efgh-jkmnp", "abcd_efgh_jkmn"):
-        with pytest.raises(InputError, match="no code"):
+        with pytest.raises(InputError, match="not a code"):
             parse_password(wrong)
 
 

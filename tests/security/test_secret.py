@@ -60,7 +60,12 @@ def test_others_are_refused_without_being_quoted(text: str, complaint: str) -> N
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"x" * 5000)
     (tmp_path / "binary").write_bytes(b"\xff" * 64)
-    for name, complaint in [("none", "No such file"), ("", "directory"), ("large", "at most"), ("binary", "printable")]:
+    for name, complaint in [
+        ("none", "No such file"),
+        ("", "directory"),
+        ("large", "than 4096"),
+        ("binary", "printable"),
+    ]:
         with pytest.raises(ValueError, match=complaint):
             read_secret_file(tmp_path / name)
 

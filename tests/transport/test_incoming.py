@@ -48,7 +48,7 @@ def one_peer_with_devices(count: int) -> pb.ExchangeRequest:
 
 def test_bytes_above_the_limit_are_refused() -> None:
     data = pb.HelloRequest(peer=pb.PeerInfo(name="x" * STRANGER_BYTES)).SerializeToString()
-    with pytest.raises(OversizedError, match="longer than 262144"):
+    with pytest.raises(OversizedError, match="longer than the allowed 262144"):
         read_message(pb.HelloRequest, data, STRANGER_BYTES)
 
 

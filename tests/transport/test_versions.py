@@ -200,7 +200,7 @@ def test_states_of_a_newer_version_are_steps_on_the_way() -> None:
 
 
 def test_an_end_of_an_answer_that_is_unknown_is_no_good_end() -> None:
-    with pytest.raises(PeerVersionError, match="'filtered'"):
+    with pytest.raises(PeerVersionError, match='"filtered"'):
         event_from_proto(driver_pb2.TokenEvent(index=3, finish="filtered"))
 
 
