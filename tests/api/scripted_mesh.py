@@ -149,7 +149,7 @@ class ScriptedMesh:
     async def model_at(self, path: Path) -> str:
         if path == self.directory:
             return self.names[0]
-        raise UnknownModelError(f"{path} is no model directory of this node", param="model")
+        raise UnknownModelError(f"{path} is not a model directory of this node", param="model")
 
     @property
     def streams(self) -> StreamDesk:

@@ -41,4 +41,4 @@ def test_what_cannot_be_read_cannot_be_run(tmp_path: Path) -> None:
 def test_an_engine_without_opinion_says_so(tmp_path: Path) -> None:
     assert isinstance(provider("mlx"), Surveyor) and not isinstance(provider("dummy"), Surveyor)
     code, answer = ask("dummy", tmp_path)
-    assert code == 1 and "anywhere" in str(answer["error"])
+    assert code == 1 and "at any layer" in str(answer["error"])

@@ -33,7 +33,7 @@ FOUR_BIT = {"quantization": {"group_size": 64, "bits": 4}}
         (FOUR_BIT, 4, ""),
         # 14336 / 16 = 896 = 14 groups of 64, but 896 is seven groups of 128
         ({"quantization": {"group_size": 128, "bits": 4}, "num_key_value_heads": 32}, 16, ""),
-        (FOUR_BIT | {"intermediate_size": 11008 + 64}, 4, "over 4 ranks are 2768 each, which is no multiple of"),
+        (FOUR_BIT | {"intermediate_size": 11008 + 64}, 4, "over 4 ranks are 2768 each, which is not a multiple of"),
         (FOUR_BIT | {"head_dim": 80}, 32, "32 ranks cannot share out evenly: 8 KV heads"),
         (FOUR_BIT | {"head_dim": 80, "num_key_value_heads": 32}, 16, "outputs of attention (num_attention_heads)"),
         # keys and values of latent attention are whole on every rank

@@ -130,7 +130,7 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path, model_type: str) -> 
     write_checkpoint(tmp_path, SMALL)
     edit_config(tmp_path, model_type=model_type)
     assert not provider.supports(model_type)
-    says = rf"config\.json: model_type {re.escape(repr(model_type))} is not supported"
+    says = rf"config\.json: model_type {re.escape(json.dumps(model_type))} is not supported"
     with pytest.raises(ModelError, match=says):
         load(tmp_path, 0, 2, 4)
 

@@ -119,7 +119,7 @@ def test_activations_travel_in_the_dtype_that_was_agreed(tmp_path: Path) -> None
         logits.append(last.forward(StageInput((Row(1, 0, 5, 1),), (1, 2, 3, 4, 5), sent)).logits)
     assert sent["hidden"].num_bytes == 5 * 64 * 2
     assert 0 < np.abs(logits[0] - logits[1]).max() < 0.05
-    with pytest.raises(EngineError, match="activation_dtype 'int8'"):
+    with pytest.raises(EngineError, match='activation_dtype "int8"'):
         load(model_dir, 0, 2, 4, "int8")
 
 

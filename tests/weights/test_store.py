@@ -91,7 +91,7 @@ def test_a_path_stands_for_the_model_in_that_directory_and_for_nothing_else(mode
     assert store.name_at(models_dir / "org" / ".." / "org" / "nested") == "org/nested"
     assert store.name_at(models_dir / "models--hub-org--some-model" / "snapshots" / "aaa") == "hub-org/some-model"
     for path in (models_dir, models_dir / "empty", models_dir.parent / "secret", Path("/etc"), Path("/\0")):
-        with pytest.raises(UnknownModelError, match="no model directory"):
+        with pytest.raises(UnknownModelError, match="not a model directory"):
             store.name_at(path)
 
 
