@@ -21,7 +21,10 @@ MAX_NAMED = 8
 
 
 class Severity(StrEnum):
-    """The level of a finding. fail: a node with these settings cannot work. warn: it works, but badly or not long."""
+    """The level of a finding.
+
+    fail: a node with these settings cannot work. warn: it works, but worse than it could, or not for long.
+    """
 
     OK = "ok"
     WARN = "warn"
