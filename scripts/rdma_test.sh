@@ -3,9 +3,9 @@
 #
 # usage: scripts/rdma_test.sh [--dry-run] [--hostfile FILE] [--ranks N] [--sizes 4K,64K,1M,16M] [--seconds S] [--no-stress]
 #
-# With --hostfile the sweep runs on those Macs through `mlx.launch`, which needs SSH between them and this checkout at the same
-# path on each; the file sets the backend, such as jaccl over Thunderbolt 5. Without it N ranks (2) run on this machine
-# over TCP: this tests that the collectives compute correctly, but not a cable.
+# With --hostfile the sweep runs on those Macs through `mlx.launch`, which needs SSH between them and this checkout at the
+# same path on each; the file sets the backend, such as jaccl over Thunderbolt 5. Without it N ranks (2) run on this
+# machine over TCP: this tests that the collectives compute correctly, but not a cable.
 # The stress (`python -m tools.bench group`) compares the answers of a group on this machine with those of one process.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -175,7 +175,7 @@ class PeerFiles:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Translates errors of sockets into SourceError, or FetchError if the other end belongs to another mesh."""
+        """Translates errors of sockets into SourceError, or FetchError if the other end is not of this mesh."""
         try:
             yield
         except SourceError:
@@ -183,7 +183,7 @@ class PeerFiles:
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as exc:
             raise SourceError(f"peer {self.peer} closed the connection") from exc
         except ssl.SSLError as exc:
-            raise FetchError(f"peer {self.peer} belongs to another mesh: {exc.reason}", is_final=True) from exc
+            raise FetchError(f"peer {self.peer} is not a member of this mesh: {exc.reason}", is_final=True) from exc
         except (OSError, http.client.HTTPException) as exc:
             raise SourceError(f"peer {self.peer} did not answer: {exc or type(exc).__name__}") from exc
 

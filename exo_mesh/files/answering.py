@@ -86,7 +86,7 @@ class Answerer:
         has_begun = bool(rest)
         while END_OF_HEAD not in rest:
             if len(rest) > MAX_HEAD_BYTES:
-                raise OSError("the head of a request is larger than {MAX_HEAD_BYTES} bytes")
+                raise OSError(f"the head of a request is larger than {MAX_HEAD_BYTES} bytes")
             connection.sock.settimeout(max(0.001, end - monotonic()))
             piece = connection.sock.recv(MAX_HEAD_BYTES)
             if not piece:

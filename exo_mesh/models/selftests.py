@@ -91,7 +91,7 @@ class SelfTests:
         if provider is None or not provider.availability().available:
             raise EngineError(f"engine {request.engine} cannot run here")
         if self._waiting >= MAX_WAITING:
-            raise EngineError("{self._waiting} self-tests wait here already; try again later")
+            raise EngineError(f"{self._waiting} self-tests wait here already; try again later")
         # the child writes these layers in float32, usually twice their size on disk
         need = 2 * sum(card.shard_bytes(start, stop) for start, stop in ranges)
         if not await asyncio.to_thread(self._disk.has_room, need):

@@ -195,7 +195,7 @@ def test_the_first_address_that_answers_is_used_from_then_on(tmp_path: Path) -> 
 def test_a_peer_of_another_mesh_is_not_believed(tmp_path: Path) -> None:
     with serving(tmp_path / "m", credentials_of(new_secret())) as served:
         model = open_peer(served.source(), NAME, tls_of(credentials_of(SECRET)))
-        with pytest.raises(FetchError, match="belongs to another mesh"):
+        with pytest.raises(FetchError, match="not a member of this mesh"):
             model.listing()
 
 
