@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(document: Path) -> 
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{target.name}#{anchor}"
 
 
+def test_every_page_that_a_message_a_comment_or_a_test_names_exists() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip(f"this is no git checkout: {listed.stderr.strip()}")
+    named = re.compile(r"(?<![\w/.-])docs/[a-z0-9/-]+\.md\b")
+    found: dict[str, str] = {}
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        if path.is_file() and path.suffix not in (".webp", ".safetensors", ".woff2", ".gz"):
+            text = path.read_text(encoding="utf-8", errors="ignore")
+            found |= {page: name for page in named.findall(text) if not (ROOT / page).exists()}
+    assert not found
+
+
 def test_the_index_has_a_line_for_every_page() -> None:
     rows = [line for line in INDEX.read_text().splitlines() if line.startswith("| [")]
     described = {(DOCS / target).resolve() for row in rows for target in re.findall(r"\]\(([^)#\s]+)\)", row)[:1]}
@@ -59,6 +74,18 @@ def test_every_page_belongs_to_a_part() -> None:
 
 def test_the_readme_leads_to_the_index() -> None:
     assert INDEX in {target for target, _ in links(ROOT / "CONTRIBUTING.md")}
+
+
+def test_pages_use_no_words_of_our_dialect() -> None:
+    """Words in code style, such as names of tests, do not count."""
+    dialect = re.compile(r"\b(told|whoever|anew|of late)\b", re.IGNORECASE)
+    found = [
+        f"{page.relative_to(ROOT)}: {line.strip()[:80]}"
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for line in text_without_code(page).splitlines()
+        if dialect.search(re.sub(r"`[^`]*`", "", line))
+    ]
+    assert not found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
@@ -93,3 +120,11 @@ def test_every_current_figure_has_a_command_a_date_and_says_whether_the_machine_
         assert re.match(r"`(exo-mesh|pytest|python -m) |\[below\]|the same$", command), what
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", recorded), what
         assert quiet in ("yes", "no", "not recorded"), what
+
+
+def test_the_glossary_defines_each_term_once() -> None:
+    terms = re.findall(r"^\| ([\w -]+) \| (?!meaning)", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    wanted = """ballot stage driver reserve hop lap rank ring frame plan seat owner runner peer node placement instance
+    namespace engine card survey continuation drain fence row op chunk journal view mesh home"""
+    assert {*wanted.split(), "entry peer", "tensor group"} <= {*terms}
+    assert len(terms) == len({*terms})

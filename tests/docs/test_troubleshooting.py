@@ -1,4 +1,4 @@
-"""docs/tasks/troubleshooting.md has a row for every error code, health reason and route that the other pages name."""
+"""docs/tasks/troubleshooting.md has a row for every error code, reason of health and class of faults."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def test_every_reason_of_health_is_a_symptom() -> None:
     }
     assert len(reasons) > 20
     assert not reasons - FINE - named
+
+
+def test_every_class_of_faults_has_a_row() -> None:
+    faults = (DOCS / "how-it-works" / "faults.md").read_text()
+    classes = set(re.findall(r"^\| (F\d+) \|", faults, re.MULTILINE))
+    assert len(classes) == 26
+    assert classes == {word for row in ROWS for word in re.findall(r"\bF\d+\b", " ".join(row))}
 
 
 def test_every_row_has_a_cause_and_something_to_do() -> None:
