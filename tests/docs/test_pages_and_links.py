@@ -72,7 +72,7 @@ def test_every_page_belongs_to_a_part() -> None:
     assert {path.relative_to(DOCS).parts[0] for path in PAGES if path.parent != DOCS} == {*PARTS}
 
 
-def test_the_readme_leads_to_the_index() -> None:
+def test_the_page_for_contributors_leads_to_the_index() -> None:
     assert INDEX in {target for target, _ in links(ROOT / "CONTRIBUTING.md")}
 
 
