@@ -28,6 +28,7 @@ PACKAGES = {
 MODULES = {
     "__init__.py",
     "errors.py",
+    "beat.py",
     "clock.py",
     "model_files.py",
     "printable.py",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.machine.memory import MemoryReader, MemoryReading
 
-RECENT_S = 0.25
-"""Nothing that is decided by memory is decided faster than this."""
+RECENT_S = 0.05
+"""Long enough for one turn of the event loop, in which several parts of a node ask; a reservation after it reads again."""
 
 
 class RecentMemory:

@@ -128,3 +128,8 @@ def test_the_glossary_defines_each_term_once() -> None:
     namespace engine card survey continuation drain fence row op chunk journal view mesh home"""
     assert {*wanted.split(), "entry peer", "tensor group"} <= {*terms}
     assert len(terms) == len({*terms})
+
+
+def test_no_page_has_marks_of_a_merge() -> None:
+    found = [str(page) for page in PAGES if "\n<<<<<<< " in page.read_text()]
+    assert not found

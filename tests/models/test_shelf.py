@@ -58,7 +58,7 @@ async def test_a_card_that_is_not_there_cannot_be_deleted_and_near_ones_are_name
     async with mesh(tmp_path, 1) as (node,):
         assert not await node.delete_card("org/nam"), "there are no custom cards at all"
         await shelf(node).add_card(CARD)
-        with pytest.raises(UnknownModelError, match=r"no custom card org/nam; near: org/name$"):
+        with pytest.raises(UnknownModelError, match=r"no custom card org/nam; similar names: org/name$"):
             await node.delete_card("org/nam")
 
 
