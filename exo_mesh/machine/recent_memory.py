@@ -6,7 +6,7 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.machine.memory import MemoryReader, MemoryReading
 
 RECENT_S = 0.05
-"""Long enough for one turn of the event loop, in which several parts of a node ask; a reservation after it reads again."""
+"""Long enough for one turn of the event loop, in which several parts of a node ask."""
 
 
 class RecentMemory:
