@@ -212,7 +212,7 @@ async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) 
         host = one._hosting.host if plan.stages[0].peers[1] == one.node_id else two._hosting.host
         assert (await host.reserve(plan, 0)).granted
         for wiring in (None, RankWiring("ring", 0, ("127.0.0.1:1", "127.0.0.1:2"))):
-            with pytest.raises(InputError, match="not that of its rank here"):
+            with pytest.raises(InputError, match="does not fit the rank of this node"):
                 await anext(host.commit(plan.instance_id, plan.ballot, wiring=wiring))
 
 
@@ -258,10 +258,10 @@ def test_a_wiring_is_held_against_the_group() -> None:
     right = RankWiring("ring", 1, ("10.0.0.1:7", "10.0.0.2:7"))
     assert wiring_fault(GROUP, 1, right) == ""
     assert wiring_fault(None, 0, None) == ""
-    assert wiring_fault(GROUP, 0, right) == "it is of rank 1 of 2 by ring, not of rank 0 of 2"
+    assert wiring_fault(GROUP, 0, right) == "it is for rank 1 of 2 over ring, not for rank 0 of 2"
     assert "missing" in wiring_fault(GROUP, 0, None)
-    assert "the stage is none" in wiring_fault(None, 0, right)
-    assert "no IPv4 address" in wiring_fault(GROUP, 1, RankWiring("ring", 1, ("10.0.0.1:7", "mac.local:7")))
+    assert "the stage is not one" in wiring_fault(None, 0, right)
+    assert "is not an IPv4 address" in wiring_fault(GROUP, 1, RankWiring("ring", 1, ("10.0.0.1:7", "mac.local:7")))
 
 
 def test_only_those_listen_whom_others_dial() -> None:
