@@ -151,7 +151,7 @@ def test_the_command_prints_a_line_for_each_engine_and_says_why_not(tmp_path: Pa
     ours, library = json.loads(done.stdout)["engines"]
     assert (ours["name"], ours["reason"]) == ("dummy", "")
     assert ours["decode_tokens_per_s"] > 0
-    assert "no loop of its own library" in library["reason"]
+    assert "no library loop to compare with" in library["reason"]
     refused = run(["bench", "engines", "--engines", "nope"], tmp_path)
     assert refused.returncode != 0 and 'no engine "nope"' in refused.stderr
 

@@ -260,8 +260,8 @@ def test_a_wiring_is_held_against_the_group() -> None:
     assert wiring_fault(None, 0, None) == ""
     assert wiring_fault(GROUP, 0, right) == "it is for rank 1 of 2 over ring, not for rank 0 of 2"
     assert "missing" in wiring_fault(GROUP, 0, None)
-    assert "the stage is none" in wiring_fault(None, 0, right)
-    assert "no IPv4 address" in wiring_fault(GROUP, 1, RankWiring("ring", 1, ("10.0.0.1:7", "mac.local:7")))
+    assert "the stage is not one" in wiring_fault(None, 0, right)
+    assert "is not an IPv4 address" in wiring_fault(GROUP, 1, RankWiring("ring", 1, ("10.0.0.1:7", "mac.local:7")))
 
 
 def test_only_those_listen_whom_others_dial() -> None:
