@@ -99,7 +99,7 @@ def shared_value(name: str, text: str) -> Any:
         raise InputError(message, param=name)
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise InputError(
-            f"{name}: the text is longer than {MAX_TEXT_BYTES} bytes, the limit of a shared setting", param=name
+            f"{name}: a shared setting may have at most {MAX_TEXT_BYTES} bytes", param=name
         )
     if name == "default_model" and text.startswith(("/", "~")):
         raise InputError(
