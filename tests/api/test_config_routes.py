@@ -95,7 +95,7 @@ async def test_what_is_shared_takes_effect_at_once_and_can_be_taken_back(
         ({"default_temp": True}, "default_temp", "not 'true'"),
         ({"default_temp": [1]}, "default_temp", "expected"),
         ({"default_model": "/etc/passwd"}, "default_model", "a path is valid on one machine"),
-        ({"system_prompt": "é" * 4000}, "system_prompt", "longer than 4096 bytes"),
+        ({"system_prompt": "é" * 4000}, "system_prompt", "at most 4096 bytes"),
         ({"placement": "random"}, "placement", "must be one of memory, latency, throughput"),
         ({"secret_file": None}, "secret_file", "is a setting of each node"),
         ([], None, "expected"),

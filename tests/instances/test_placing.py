@@ -174,6 +174,7 @@ async def test_a_peer_whose_memory_is_gone_since_it_was_last_heard_refuses_and_t
         own = nodes[0].membership.own.id
         held = {own: nodes[0].membership.telemetry[own]}
         machines[0].usable_bytes = 0
+        await until(lambda: nodes[0]._hosting.host.usable_bytes() == 0)
         instance = await nodes[0].create_instance(InstanceSpec(MODEL))
         assert held and [stage["peer"] for stage in instance["stages"]] == [nodes[1].node_id]
     finally:
