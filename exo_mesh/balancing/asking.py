@@ -16,6 +16,7 @@ from exo_mesh.balancing.members import LiveMembers
 from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError, MeshError
+from exo_mesh.printable import quoted
 
 EVERY_S = 2.0
 _HEAD = "# Written by `exo-mesh nginx-config`. Changes are lost if it runs with --watch.\n"
@@ -146,7 +147,7 @@ def _site_of(args: argparse.Namespace) -> Site | None:
     }
     for name, (value, rule) in rules.items():
         if not re.fullmatch(rule, value):
-            raise InputError(f"--{name} {value!r} cannot be written into a configuration of nginx", param=name)
+            raise InputError(f"--{name} {quoted(value)} cannot be written into a configuration of nginx", param=name)
     if not 0 < args.status_port < 65536 or args.status_port == 8080:
         raise InputError(
             f"--status-port {args.status_port} must be 1 to 65535, and not 8080, which is RKLLAMA's",

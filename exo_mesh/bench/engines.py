@@ -22,6 +22,7 @@ from exo_mesh.bench.result import BenchResult
 from exo_mesh.engine.measure import decode_bytes
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.printable import quoted
 from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
@@ -192,7 +193,7 @@ def parse_size(text: str) -> int:
     """Parses a number of weights such as "150M" or "1.5B". Raises InputError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBG])", text.strip().upper())
     if found is None:
-        raise InputError(f"{text!r} is not a size like 150M or 1.5B", param="random")
+        raise InputError(f"{quoted(text)} is not a size like 150M or 1.5B", param="random")
     return round(float(found[1]) * _UNITS[found[2]])
 
 

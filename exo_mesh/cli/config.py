@@ -14,6 +14,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.printable import quoted
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import (
     GROUPS,
@@ -67,7 +68,7 @@ def _mesh(args: argparse.Namespace) -> int:
     """Shows the settings of the mesh, after making the changes if any. Raises MeshErrors."""
     changes = {name: value or None for name, _, value in (change.partition("=") for change in args.changes)}
     if wrong := [change for change in args.changes if "=" not in change]:
-        raise ConfigError(f"{wrong[0]!r} is not of the form NAME=VALUE; NAME= removes a setting")
+        raise ConfigError(f"{quoted(wrong[0])} is not of the form NAME=VALUE; NAME= removes a setting")
     homes = node_flags(args).get("home")
     client = ApiClient(args.api_url, homes[-1] if homes else None)
     texts: dict[str, str] = (client.put("/config", changes) if changes else client.get("/config"))["mesh"]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from exo_mesh.printable import quoted
 from exo_mesh.settings.config import GROUPS, SETTINGS, ConfigError, Setting, did_you_mean
 from exo_mesh.settings.foreign import FLAGS
 from exo_mesh.settings.places import DEFAULT_API_URL
@@ -38,7 +39,7 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
-            raise ConfigError(f"unexpected argument {word!r}; see {self.prog} --help")
+            raise ConfigError(f"unexpected argument {quoted(word)}; see {self.prog} --help")
         hint = did_you_mean(flag, self._option_string_actions) or f"; see {self.prog} --help"
         raise ConfigError(f"unknown flag {flag}{hint}")
 

@@ -35,6 +35,7 @@ from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
 from exo_mesh.models.profiles import facts_in
+from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Bound
 from exo_mesh.weights.card import read_json
@@ -334,5 +335,5 @@ def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
     found = found or [peer.id for peer in peers if len(name) >= 4 and peer.id.startswith(name)]
     if len(found) != 1:
         known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
-        raise InputError(f"{name!r} matches {len(found) or 'no'} peers; there are: {known}", param="peers")
+        raise InputError(f"{quoted(name)} matches {len(found) or 'no'} peers; there are: {known}", param="peers")
     return found[0]

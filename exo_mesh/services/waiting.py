@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
+from exo_mesh.printable import quoted
 from exo_mesh.settings.config import ConfigError
 
 _TRY_EVERY_S = 0.25
@@ -15,7 +16,7 @@ def wait_for_port(address: str, for_s: float) -> bool:
     """Waits up to for_s for "host:port" to accept a connection; returns whether it did."""
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit():
-        raise ConfigError(f"{address!r} is not of the form HOST:PORT")
+        raise ConfigError(f"{quoted(address)} is not of the form HOST:PORT")
     end = time.monotonic() + for_s
     while True:
         left_s = end - time.monotonic()

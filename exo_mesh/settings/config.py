@@ -20,6 +20,7 @@ from typing import Any
 from exo_mesh.domain.addresses import LINK_WORDS
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
+from exo_mesh.printable import quoted
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings import values as values
 from exo_mesh.settings.aliases import alias_texts
@@ -599,5 +600,5 @@ def _file(path: Path) -> dict[str, Any]:
         if key not in SETTINGS:
             known = {**KEYS, **RETIRED}
             hint = f": {known[key]}" if key in known else did_you_mean(key, SETTINGS)
-            raise ConfigError(f"{path}: no setting {key!r}{hint}")
+            raise ConfigError(f"{path}: no setting {quoted(key)}{hint}")
     return keys

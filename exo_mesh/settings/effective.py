@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from exo_mesh.domain.shared.settings import MAX_TEXT_BYTES
 from exo_mesh.errors import InputError
+from exo_mesh.printable import quoted
 from exo_mesh.settings.config import SETTINGS, Settings, did_you_mean
 
 SHARED = (
@@ -95,12 +96,10 @@ def shared_value(name: str, text: str) -> Any:
                 "and restart the node"
             )
         else:
-            message = f"there is no setting {name!r}{did_you_mean(name, SHARED)}"
+            message = f"there is no setting {quoted(name)}{did_you_mean(name, SHARED)}"
         raise InputError(message, param=name)
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
-        raise InputError(
-            f"{name}: a shared setting may have at most {MAX_TEXT_BYTES} bytes", param=name
-        )
+        raise InputError(f"{name}: a shared setting may have at most {MAX_TEXT_BYTES} bytes", param=name)
     if name == "default_model" and text.startswith(("/", "~")):
         raise InputError(
             "default_model: a path is valid on one machine only; the mesh needs the name of a model", param=name
@@ -108,7 +107,7 @@ def shared_value(name: str, text: str) -> Any:
     try:
         return SETTINGS[name].from_texts([text])
     except ValueError as exc:
-        raise InputError(f"{name}: {exc}, not {text[:80]!r}", param=name) from exc
+        raise InputError(f"{name}: {exc}, not {quoted(text, 80)}", param=name) from exc
 
 
 def shared_text(name: str, raw: object) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from exo_mesh.printable import quoted
+
 _KEYS = {
     "enabled": "no_store",
     "host": "store_host",
@@ -29,7 +31,7 @@ def store_keys(table: Any) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, value in given.items():
         if key not in _KEYS:
-            raise ValueError(f"no setting 'model_store.{key}'; the table has: {', '.join(_KEYS)}")
+            raise ValueError(f"no setting {quoted(f'model_store.{key}')}; the table has: {', '.join(_KEYS)}")
         name = _KEYS[key]
         keys[name] = not value if name.startswith("no_") and isinstance(value, bool) else value
     return keys

@@ -92,7 +92,7 @@ async def test_what_is_shared_takes_effect_at_once_and_can_be_taken_back(
         ({"api_port": 1}, "api_port", "api_port is a setting of each node: use --api-port"),
         ({"trace_sampel": 1}, "trace_sampel", "did you mean trace_sample?"),
         ({"default_temp": 3}, "default_temp", "a number from 0 to 2 is needed"),
-        ({"default_temp": True}, "default_temp", "not 'true'"),
+        ({"default_temp": True}, "default_temp", 'not "true"'),
         ({"default_temp": [1]}, "default_temp", "expected"),
         ({"default_model": "/etc/passwd"}, "default_model", "a path is valid on one machine"),
         ({"system_prompt": "é" * 4000}, "system_prompt", "at most 4096 bytes"),

@@ -24,7 +24,7 @@ from tests.support.checkpoints import TinyModel, write_checkpoint
         (["--rate", "0"], "--rate 0: must be requests per second"),
         (["--rate", "1,fast"], "--rate 1,fast"),
         (["--streams", "0"], "--streams 0: must be whole numbers"),
-        (["--random", "lots"], "'lots' is not a size"),
+        (["--random", "lots"], '"lots" is not a size'),
         (["--url", "http://x", "--against-one"], "--url measures a running mesh"),
         (["--url", "http://x", "--compare", "single"], "--url measures a running mesh"),
         (["--compare", "single,double"], "--compare single,double: must be some of single, group, ring"),

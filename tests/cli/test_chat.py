@@ -58,7 +58,7 @@ def test_settings_become_fields_of_a_request(commands: Commands, line: str, para
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("/set temperature hot", "temperature must be 0 to 2, or default; 'hot' is not"),
+        ("/set temperature hot", 'temperature must be 0 to 2, or default; "hot" is not'),
         ("/set temperature nan", "temperature must be"),
         ("/set top_p 1.5", "top_p must be 0 to 1"),
         ("/set stop []", "stop must be"),

@@ -77,7 +77,7 @@ def test_a_section_of_other_programs_is_refused_with_the_file_and_what_to_use(ke
     (tmp_path / "config.toml").write_text(f"[{key}]\nenabled = true\n")
     with pytest.raises(ConfigError) as caught:
         load_settings({"home": [str(tmp_path)]}, {})
-    assert str(caught.value) == f"{tmp_path / 'config.toml'}: no setting '{key}': {KEYS[key]}"
+    assert str(caught.value) == f'{tmp_path / "config.toml"}: no setting "{key}": {KEYS[key]}'
 
 
 def test_the_keys_that_stand_for_sections_exist() -> None:

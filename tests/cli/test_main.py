@@ -129,7 +129,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--disable-tui"], "`exo-mesh top` shows the mesh live"),
         (["mlx.launch"], "start `exo-mesh` on each machine"),
         (["mlx.distributed_config"], "`exo-mesh doctor rdma` what is missing"),
-        (["ps", "extra"], "unexpected argument 'extra'; see exo-mesh ps --help"),
+        (["ps", "extra"], 'unexpected argument "extra"; see exo-mesh ps --help'),
         (["--api-p", "1"], "unknown flag --api-p; did you mean --api-port?"),
         (["--api-port"], "--api-port/--port: expected one argument"),
         (["--api-port", "x"], "--api-port x: a whole number from 0 to 65535 is needed"),

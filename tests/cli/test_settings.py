@@ -264,7 +264,7 @@ def test_the_table_of_the_model_store_stands_for_its_settings(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[model_store]\nport = 58080", "no setting 'model_store.port'; the table has: enabled, host, path"),
+        ("[model_store]\nport = 58080", 'no setting "model_store.port"; the table has: enabled, host, path'),
         ("model_store = 1", "model_store must be a table"),
         ("[model_store]\nstaging = 1", "model_store.staging must be a table"),
         ("[model_store]\nenabled = 'yes'", "a value like true is needed"),
@@ -365,9 +365,9 @@ def test_a_bad_value_names_its_source_and_what_is_needed(tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("api_prot = 1", "no setting 'api_prot'; did you mean api_port?"),
-        ("api-port = 1", "no setting 'api-port'; did you mean api_port?"),
-        ("zzz = 1", "no setting 'zzz'"),
+        ("api_prot = 1", 'no setting "api_prot"; did you mean api_port?'),
+        ("api-port = 1", 'no setting "api-port"; did you mean api_port?'),
+        ("zzz = 1", 'no setting "zzz"'),
         ("no_loopback_exemption = true", "being on this machine gives no rights any more; leave it out"),
         ("home = '/x'", "home cannot be set in here"),
         ("api_port = 'x", "not valid TOML"),

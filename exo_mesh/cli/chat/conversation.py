@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.errors import InputError
+from exo_mesh.printable import quoted
 
 FOLDER = "chats"
 """The directory of saved conversations, in the home of the node."""
@@ -96,6 +97,6 @@ class SavedChats:
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise InputError(
-                f"{name!r} cannot name a conversation: use up to 64 letters, digits, _ . or -, not . or - first"
+                f"{quoted(name)} cannot name a conversation: use up to 64 letters, digits, _ . or -, not . or - first"
             )
         return self._folder / f"{name}.json"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.errors import InputError
+from exo_mesh.printable import quoted
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63
@@ -106,7 +107,7 @@ def read_knob(name: str, text: str) -> tuple[str, Any]:
     try:
         return knob.field, knob.read(text)
     except (ValueError, KeyError) as exc:
-        raise InputError(f"{name} must be {knob.values}, or {DEFAULT}; {text!r} is not", param=name) from exc
+        raise InputError(f"{name} must be {knob.values}, or {DEFAULT}; {quoted(text)} is not", param=name) from exc
 
 
 def shown_knobs(parameters: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.inspection.otlp.encoding import JSON, PROTOBUF, Origin, PeerName, has_messages
 from exo_mesh.inspection.otlp.exporter import CollectorTarget, TraceExporter
 from exo_mesh.membership.service import Membership
+from exo_mesh.printable import quoted
 from exo_mesh.settings.config import ConfigError, Settings
 from exo_mesh.telemetry.metrics import Metrics
 
@@ -41,7 +42,7 @@ def checked(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the headers. Raises ConfigError if one is not valid in HTTP."""
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
-            raise ConfigError(f"--otlp-header: {name[:64]!r} is not a valid header name", param="otlp_header")
+            raise ConfigError(f"--otlp-header: {quoted(name, 64)} is not a valid header name", param="otlp_header")
         if not re.fullmatch(r"[\x20-\x7e]*", value):
             raise ConfigError(f"--otlp-header: the value of {name} must be printable ASCII", param="otlp_header")
     return headers
