@@ -80,9 +80,11 @@ def test_24_starved_nodes_that_start_at_once_become_a_mesh() -> None:
 
 
 @pytest.mark.extended
-def test_a_peer_of_a_large_mesh_sends_no_more_than_one_of_a_small_one() -> None:
+def test_a_peer_of_a_large_mesh_sends_hardly_more_than_one_of_a_small_one() -> None:
+    """A probe of a larger mesh carries more readings of other peers."""
     small, large = simulated(8), simulated(20)
-    assert large.steady_bytes < min(5000, small.steady_bytes)
+    assert large.steady_messages <= small.steady_messages < 4
+    assert small.steady_bytes < large.steady_bytes < 2000
     assert large.busiest_bytes < 2 * large.steady_bytes, "and nobody carries the others"
 
 

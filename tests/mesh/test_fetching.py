@@ -201,7 +201,7 @@ async def test_a_pull_brings_what_the_card_names_besides_the_model(
             await shelf.add_card(TomlCard(id="org/tiny", runtime=runtime))
             await a.start_download("org/tiny")
             await until(lambda: is_completed(a, a, "org/tiny") and is_completed(a, a, "org/small"))
-            assert "org/none (runtime.mtp_sidecar_repo of the card of org/tiny) cannot be fetched" in caplog.text
+            assert "org/none (runtime.mtp_sidecar_repo of the card of org/tiny) cannot be downloaded" in caplog.text
             await a.delete_model("org/tiny")
             await shelf.add_card(TomlCard(id="org/tiny", vision=VisionSection(weights_repo="org/none")))
             with pytest.raises(FetchError, match=r"org/none \(vision.weights_repo of the card of org/tiny\) cannot be"):

@@ -28,7 +28,7 @@ async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path)
             leaving.observation.drain_state()["drained"] is False
             and leaving.observation.health()["status"] == "draining"
         )
-        with pytest.raises(NotReadyError, match="ask another peer"):
+        with pytest.raises(NotReadyError, match="send the request to another peer"):
             await tokens(leaving, a_request("late"))
         async with asyncio.timeout(20):
             await running
