@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-from exo_mesh.printable import escaped_json
+from exo_mesh import printable
 
 MAX_QUOTED_CHARS = 80
 
 
 def quoted(text: str) -> str:
     """A client's text as a JSON string: at most MAX_QUOTED_CHARS of it, with unprintable characters escaped."""
-    shown = text if len(text) <= MAX_QUOTED_CHARS else text[: MAX_QUOTED_CHARS - 1] + "…"
-    return escaped_json(json.dumps(shown, ensure_ascii=False))
+    is_short = len(text) <= MAX_QUOTED_CHARS
+    return printable.quoted(text if is_short else text[: MAX_QUOTED_CHARS - 1] + "…")
