@@ -71,7 +71,6 @@ async def keep_house(
         show_downloads(metrics, downloads.tally)
         show_mesh(metrics, membership)
         metrics.draining.set(host.draining)
-        metrics.hardware.refresh()
         metrics.ready.set(phase() == "ok" and not host.draining)
         await membership.changed.wait(ROUND_S)
 

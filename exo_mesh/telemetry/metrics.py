@@ -45,6 +45,7 @@ class Metrics:
         self._init_models()
         self._init_node()
         self.registry = CollectorRegistry()
+        self.registry.register(self.hardware)  # first: it sets the series of the families below
         self._families: list[MetricFamily[Any]] = []
         for part in (self.requests, self.stages, self.hardware, self):
             for family in vars(part).values():

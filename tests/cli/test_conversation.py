@@ -67,8 +67,7 @@ def test_a_chat_keeps_what_was_said_over_stops_and_runs(slow_mesh: LocalMesh, tm
         chat.send("/sa\tfirst\r")
         chat.wait_for("saved as")
         chat.wait_for(">>> ")
-        chat.send("\x03")
-        chat.wait_for("Use Ctrl-D")
+        chat.interrupt("Use Ctrl-D")
         chat.wait_for(">>> ")
         chat.send("\x04")
         assert chat.wait_end() == 0

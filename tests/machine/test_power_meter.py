@@ -32,7 +32,6 @@ def shown(meter: HardwareMeter) -> str:
     meter.start(metrics.hardware)
     assert eventually(lambda: meter.last != NO_HARDWARE)
     meter.close()
-    metrics.hardware.refresh()
     return generate_latest(metrics.registry).decode()
 
 

@@ -51,6 +51,18 @@ class Terminal:
         self._at = raw_end
         return seen
 
+    def interrupt(self, text: str, deadline_s: float = 30.0) -> str:
+        """Press Ctrl-C until the program answers with text: while Python waits in readline, the first may go unheard
+        until the next key (the signal comes between its check and its select)."""
+        end = time.monotonic() + deadline_s
+        while True:
+            self.send("\x03")
+            try:
+                return self.wait_for(text, min(3.0, deadline_s))
+            except AssertionError:
+                if self.process.poll() is not None or time.monotonic() >= end:
+                    raise
+
     def wait_end(self, deadline_s: float = 15.0) -> int:
         """The exit code."""
         end = time.monotonic() + deadline_s
