@@ -33,8 +33,11 @@ def trace_of(parents: Sequence[str], states: Sequence[str], sample: float) -> Tr
         if not int(found[4], 16) & 1:
             return None
         return TraceContext(found[2], secrets.token_hex(8), found[3], _state(states))
-    if random.random() >= sample:
-        return None
+    return None if random.random() >= sample else new_trace()
+
+
+def new_trace() -> TraceContext:
+    """The place of a request that begins a trace."""
     return TraceContext(secrets.token_hex(16), secrets.token_hex(8))
 
 

@@ -22,6 +22,50 @@ MAX_TOKENS = 4096
 
 
 @dataclass(slots=True)
+class LapSums:
+    """Where the time of all laps of one ring went. Laps of one request can overlap (chunks of its prompt): the time in
+    which several are on their way counts once, and each takes its parts of the time that it adds.
+
+    prefill_s, decode_s: stages computed. waited_s: its frames waited at a stage behind others. hops_s: the rest of the
+    laps. first_s, until_s: begin of the first lap and end of the last one, as FrameTrace.sent_s counts.
+    """
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    waited_s: float = 0.0
+    hops_s: float = 0.0
+    first_s: float = 0.0
+    until_s: float = 0.0
+    prefill_laps: int = 0
+    decode_laps: int = 0
+
+    @property
+    def covered_s(self) -> float:
+        """Seconds in which at least one lap was on its way."""
+        return self.prefill_s + self.decode_s + self.waited_s + self.hops_s
+
+    def add(self, frame: FrameTrace) -> None:
+        """Add the next lap; frames do not overtake each other."""
+        if not self.prefill_laps + self.decode_laps:
+            self.first_s = self.until_s = frame.sent_s
+        end_s = frame.sent_s + frame.lap_s
+        new_s = max(0.0, end_s - max(frame.sent_s, self.until_s))
+        self.until_s = max(self.until_s, end_s)
+        compute_s = sum(stage.compute_s for stage in frame.stages)
+        waited_s = sum(stage.waited_s for stage in frame.stages)
+        whole_s = max(frame.lap_s, compute_s + waited_s)
+        share = new_s / whole_s if whole_s > 0 else 0.0
+        if frame.is_prefill:
+            self.prefill_laps += 1
+            self.prefill_s += share * compute_s
+        else:
+            self.decode_laps += 1
+            self.decode_s += share * compute_s
+        self.waited_s += share * waited_s
+        self.hops_s += share * (whole_s - compute_s - waited_s)
+
+
+@dataclass(slots=True)
 class Leg:
     """The part of a request that one ring did. began_s: since the request entered; frames: their sent_s count from
     there. peers: names of the stages in ring order."""
@@ -30,9 +74,13 @@ class Leg:
     peers: tuple[str, ...]
     began_s: float
     frames: Sequence[FrameTrace] = ()
+    sums: LapSums = field(default_factory=LapSums)
+    """Of all laps, also of those that are not kept."""
 
     def add(self, frames: Sequence[FrameTrace]) -> None:
         """Add laps. Of many, the first and the last ones are kept."""
+        for frame in frames:
+            self.sums.add(frame)
         kept = [*self.frames, *frames]
         self.frames = [*kept[:FIRST_LAPS], *kept[FIRST_LAPS:][-LAST_LAPS:]]
 
@@ -57,6 +105,7 @@ class RequestTrace:
     names: tuple[str, ...] = ()
     num_tokens: int = 0
     """Number of all output tokens; tokens_s has the times of the first MAX_TOKENS."""
+    last_token_s: float = 0.0
     span_id: str = ""
     parent_span_id: str = ""
     trace_state: str = ""
@@ -83,6 +132,7 @@ class RequestTrace:
 
     def token(self, now: float) -> None:
         self.num_tokens += 1
+        self.last_token_s = now - self.entered_at
         if len(self.tokens_s) < MAX_TOKENS:
             self.tokens_s.append(now - self.entered_at)
 

@@ -15,6 +15,7 @@ from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.model_names import find_model
+from exo_mesh.clock import monotonic
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
 from exo_mesh.errors import ContextLengthError, InputError
@@ -61,6 +62,9 @@ class PreparedRequest:
     starts_in_reasoning: bool = False
     num_kept: int = 1
     num_drawn: int = 1
+    template_s: float = 0.0
+    tokenizer_s: float = 0.0
+    """Seconds for the chat template and for the tokens of all prompts."""
     chosen_bound: int | None = None
     """The most tokens of an answer; None if this is the number that the client asked for."""
 
@@ -101,8 +105,10 @@ async def prepare(
     if isinstance(asked.subject, Prompts):
         if asked.grammar is not None:
             await texts.check_grammar(asked.grammar, asked.names.grammar)
+        began = monotonic()
         encoded = [await _encode_prompt(one, asked, entry, text, limit, texts) for one in asked.subject.prompts]
-        return _prepared(asked, asker, entry, text, encoded, asked.grammar)
+        tokenizer_s = monotonic() - began
+        return replace(_prepared(asked, asker, entry, text, encoded, asked.grammar), tokenizer_s=tokenizer_s)
     return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts, options)
 
 
@@ -117,13 +123,17 @@ async def _prepare_conversation(
     options: PromptOptions,
 ) -> PreparedRequest:
     names, tools = asked.names, offered_tools(conversation)
+    began = monotonic()
     prompt = await conversation_prompt(conversation, text, texts, names, moves_agent_lines=options.moves_agent_lines)
+
+    rendered_at = monotonic()
 
     def encode() -> list[int]:
         text.check_length(prompt, limit, names.messages)
         return text.encode_prompt(prompt)
 
     ids = await texts.work(encode)
+    encoded_at = monotonic()
     max_tokens = _room(asked, entry, len(ids), limit, names.messages)
     starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
     grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
@@ -137,6 +147,8 @@ async def _prepare_conversation(
         tools=tools,
         parallel_calls=conversation.parallel_tool_calls,
         starts_in_reasoning=starts_in_reasoning,
+        template_s=rendered_at - began,
+        tokenizer_s=encoded_at - rendered_at,
     )
 
 

@@ -26,13 +26,20 @@ from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
 from exo_mesh.api.openai.recipes import StreamRecipe, recipe_of
 from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
-from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody, G, GenerationBody, decode_generation_body
 from exo_mesh.api.openai.streaming import stream_answer
+from exo_mesh.api.openai.timed import (
+    HandlerClock,
+    TimedChatCompletion,
+    TimedTextCompletion,
+    check_is_timeable,
+    timed_reply,
+)
 from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.stream_secret import new_secret
-from exo_mesh.api.tracing import TRACE, trace_of
+from exo_mesh.api.tracing import TRACE, new_trace, trace_of
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
 from exo_mesh.serving.streams import StreamCard, hash_of_secret
@@ -72,6 +79,16 @@ class OpenAIRoutes:
                 body=CompletionBody, reply=TextCompletion, errors=GENERATION_ERRORS, events=True,
             ),
             Route(
+                "POST", ("/bench/chat/completions",), self.timed_chat, USE,
+                "Answer a conversation, and say what each part of it took",
+                body=ChatBody, reply=TimedChatCompletion, errors=GENERATION_ERRORS,
+            ),
+            Route(
+                "POST", ("/bench/completions",), self.timed_completion, USE,
+                "Continue a prompt, and say what each part of it took",
+                body=CompletionBody, reply=TimedTextCompletion, errors=GENERATION_ERRORS,
+            ),
+            Route(
                 "GET", ("/v1/models", "/models"), self.models, USE, "The models of the mesh",
                 errors=(400,), query={"status": "downloaded, loaded, known or unusable"},
             ),
@@ -82,15 +99,27 @@ class OpenAIRoutes:
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
-        check_body(body)
+        body = await self._body(request, ChatBody)
         return await self._answer(request, body, neutral_chat(body), ChatReply, "chatcmpl-")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
-        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), CompletionBody)
-        check_body(body)
+        body = await self._body(request, CompletionBody)
         return await self._answer(request, body, neutral_completion(body), CompletionReply, "cmpl-")
+
+    async def timed_chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /bench/chat/completions: the same request as /v1/chat/completions, always traced and not streamed."""
+        clock = HandlerClock()
+        body = await self._body(request, ChatBody)
+        check_is_timeable(body)
+        return await self._answer(request, body, neutral_chat(body), ChatReply, "chatcmpl-", clock)
+
+    async def timed_completion(self, request: web.Request) -> web.StreamResponse:
+        """POST /bench/completions: the same for a bare prompt."""
+        clock = HandlerClock()
+        body = await self._body(request, CompletionBody)
+        check_is_timeable(body)
+        return await self._answer(request, body, neutral_completion(body), CompletionReply, "cmpl-", clock)
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance.
@@ -129,6 +158,11 @@ class OpenAIRoutes:
             return plain_error("not_found", f"no request {given} is running", "id")
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
 
+    async def _body(self, request: web.Request, kind: type[G]) -> G:
+        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), kind)
+        check_body(body)
+        return body
+
     async def _answer(
         self,
         request: web.Request,
@@ -136,7 +170,9 @@ class OpenAIRoutes:
         asked: NeutralRequest,
         kind: type[Reply],
         prefix: str,
+        clock: HandlerClock | None = None,
     ) -> web.StreamResponse:
+        """Answer a request. clock: measures its parts, which the reply then has."""
         delivery = delivery_of(body)
         changing = {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
         can_resume = delivery.stream and asked.num_choices == 1 and not has_several_prompts(asked)
@@ -145,9 +181,13 @@ class OpenAIRoutes:
         asked = with_defaults(asked, defaults, is_unlimited=asks_for_no_limit(body))
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
         request_id = prefix + (secrets.token_hex(12) if key is None else key.reply_id)
-        asker = self._asker(request, request_id, asked.priority, key)
+        asker = self._asker(request, request_id, asked.priority, key, is_traced=clock is not None)
         options = PromptOptions(not defaults.keep_agent_lines)
+        if clock is not None:
+            clock.asked()
         prepared = await prepare(asked, asker, self._service, self._context.texts, options)
+        if clock is not None:
+            clock.prepared(prepared)
         if prepared.chosen_bound is not None:
             request[OUTPUT_BOUND] = prepared.chosen_bound
         created = int(self._context.now())
@@ -162,7 +202,16 @@ class OpenAIRoutes:
                 while not answer.finished:
                     await answer.wait()
                     steps += answer.steps()
-                return json_response(reply.whole(steps))
+                whole = reply.whole(steps)
+        return json_response(whole if clock is None else await self._timed(request, request_id, whole, clock))
+
+    async def _timed(
+        self, request: web.Request, request_id: str, whole: ChatCompletion | TextCompletion, clock: HandlerClock
+    ) -> Any:
+        """The reply with the parts of its time; call it after the request has ended, which completes its trace."""
+        times = clock.ended()
+        trace = await self._service.inspection.trace(request_id, request[CALLER].limited_to)
+        return timed_reply(whole, trace, times)
 
     def _card(self, request: web.Request, recipe: StreamRecipe) -> StreamCard:
         """The card by which others find the running request. A caller without a key gets a secret for this."""
@@ -186,8 +235,11 @@ class OpenAIRoutes:
         caller = request[CALLER]
         return "" if caller == LOCAL and self._context.options.access.is_open else caller.key_id
 
-    def _asker(self, request: web.Request, request_id: str, priority: int, key: Idempotency | None) -> Asker:
-        """The caller as the mesh sees it. Raises InputError for a priority that the caller may not use.
+    def _asker(
+        self, request: web.Request, request_id: str, priority: int, key: Idempotency | None, *, is_traced: bool
+    ) -> Asker:
+        """The caller as the mesh sees it. is_traced: trace the request in any case. Raises InputError for a priority
+        that the caller may not use.
 
         Without keys, each address counts as one client. Behind a proxy such as nginx all callers without keys are one
         client, because anybody could forge a header with the caller's address.
@@ -198,6 +250,8 @@ class OpenAIRoutes:
         sample = self._context.options.defaults().trace_sample
         headers = request.headers
         trace = trace_of(headers.getall("traceparent", ()), headers.getall("tracestate", ()), sample)
+        if trace is None and is_traced:
+            trace = new_trace()
         if trace is not None:
             request[TRACE] = trace
             current_trace.set(trace.trace_id)
