@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import aiohttp
@@ -109,6 +110,34 @@ async def open_loop(urls: Sequence[str], question: Question, per_s: float, reque
             tasks.append(group.create_task(_ask(session, urls[number % len(urls)], question.body(number), start)))
             await asyncio.sleep(random_.expovariate(per_s))
     return _result([task.result() for task in tasks])
+
+
+async def timed_requests(urls: Sequence[str], question: Question, streams: int, requests: int) -> dict[str, Any]:
+    """The means of what each part of a request takes, of `requests` requests, `streams` at once, without streaming.
+
+    Raises TransportError if none of them was timed.
+    """
+    numbers = iter(range(requests))
+    timed: list[dict[str, Any]] = []
+    async with _session(urls) as session:
+
+        async def client() -> None:
+            for number in numbers:
+                body = question.body(number) | {"stream": False, "stream_options": None}
+                async with session.post(f"{urls[number % len(urls)]}/bench/completions", json=body) as reply:
+                    found = (await reply.json()).get("bench") if reply.status == 200 else None
+                    if found:
+                        timed.append(found)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(streams):
+                group.create_task(client())
+    if not timed:
+        raise TransportError(f"none of {requests} requests to /bench/completions was timed")
+    names = ("total_s", "ttft_s", "hop_s", "prefill_tokens_per_s", "decode_tokens_per_s", "prefill_laps", "decode_laps")
+    means = {name: round(fmean(one[name] or 0.0 for one in timed), 7) for name in names}
+    parts = {name: round(fmean(one["parts"][name] for one in timed), 6) for name in timed[0]["parts"]}
+    return {"requests": len(timed), **means, "parts": parts}
 
 
 def _session(urls: Sequence[str]) -> aiohttp.ClientSession:

@@ -4,7 +4,8 @@ Starts a mesh of real nodes on this machine, or uses a running one with --url. F
 second in total, time to first token, time between tokens, and the share of time that each stage was busy; the rest, in
 which a stage waits for frames, is the bubble. If the nodes measure energy, it also reports joules per prompt and per
 token (docs/reference/power.md). --against-one gives the same load to one node, too. --compare single,group,ring runs
-the same model on one node, on N nodes as one tensor group, and on N nodes as stages.
+the same model on one node, on N nodes as one tensor group, and on N nodes as stages. --scenario reads all of this from
+a file; `exo-mesh bench compare` compares the JSON of two runs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +25,14 @@ from typing import Any
 
 import psutil
 
+from exo_mesh import __version__
 from exo_mesh.bench.energy import SETTLE_S, EnergyCounters, energy_per_token, read_energy
 from exo_mesh.bench.engines import parse_size
-from exo_mesh.bench.load import LoadResult, Question, closed_loop, open_loop
+from exo_mesh.bench.load import LoadResult, Question, closed_loop, open_loop, timed_requests
 from exo_mesh.bench.result import BenchResult
-from exo_mesh.bench.serve_report import NAMES, check_plot, compare, plot, table
+from exo_mesh.bench.rounds import merged
+from exo_mesh.bench.scenario import MODEL, Scenario, ServeLoad, scenario_of
+from exo_mesh.bench.serve_report import NAMES, breakdown_table, check_plot, compare, plot, table
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
@@ -36,9 +40,7 @@ from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 
 LOAD_DEADLINE_S = 600.0
-MODEL = "exo-mesh-demo"
 WARM_UP_TOKENS = 16
-MAX_CELLS = 64
 REPORTS_S = 1.2
 """Longer than two reports of a stage, which come twice a second."""
 
@@ -51,21 +53,6 @@ class BenchModel:
     name: str
     models_dir: str = ""
     directory: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ServeLoad:
-    """The load of one run: `amount` streams, or requests per second if is_rate. prompt, tokens: tokens per request."""
-
-    amount: float
-    is_rate: bool
-    prompt: int
-    tokens: int
-    requests: int
-
-    def describe(self) -> dict[str, Any]:
-        amount = {"rate": self.amount} if self.is_rate else {"streams": int(self.amount)}
-        return {**amount, "prompt": self.prompt, "tokens": self.tokens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +86,28 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the mesh, the load and the output."""
-    parser.add_argument("--peers", type=int, default=2, metavar="N", help="nodes, one stage each (default 2)")
+    """Adds the flags of the mesh, the load and the output. Those without a value leave what the scenario says."""
+    parser.add_argument(
+        "--scenario", metavar="FILE|NAME", help="a scenario file, or a shipped one; flags replace its fields"
+    )
+    parser.add_argument("--peers", type=int, metavar="N", help="nodes, one stage each (default 2)")
     parser.add_argument("--url", default="", metavar="URL", help="measure this mesh instead of starting one")
-    parser.add_argument("--engine", default="auto", metavar="NAME", help="engine of the stages")
-    parser.add_argument("--engine-option", action="append", default=[], metavar="K=V", help="an option of the engine")
+    parser.add_argument("--engine", metavar="NAME", help="engine of the stages")
+    parser.add_argument("--engine-option", action="append", metavar="K=V", help="an option of the engine")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", default=MODEL, metavar="MODEL", help=f"model or directory (default {MODEL})")
+    what.add_argument("--model", metavar="MODEL", help=f"model or directory (default {MODEL})")
     what.add_argument("--random", metavar="SIZE", help="instead: a random Llama with this many weights, such as 100M")
-    parser.add_argument("--streams", default="1,2,4,8", metavar="N,…", help="requests at once (default 1,2,4,8)")
+    parser.add_argument("--streams", metavar="N,…", help="requests at once (default 1,2,4,8)")
     parser.add_argument("--rate", metavar="R,…", help="instead: R requests per second, without waiting for answers")
     parser.add_argument("--requests", type=int, metavar="N", help="requests of a run (default: 2 per stream, or 32)")
-    parser.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt (default 32)")
-    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of an answer (default 128)")
+    parser.add_argument("--prompt", type=int, metavar="N", help="tokens of a prompt (default 32)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens of an answer (default 128)")
     parser.add_argument(
         "--grid", metavar="PxT,…", help="instead of both: prompt x answer tokens, such as 32x128,512x64"
     )
-    parser.add_argument("--policy", choices=POLICIES, default="throughput", help="placement (default throughput)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="measure each load N times, in turns (default 1)")
+    parser.add_argument("--breakdown", action="store_true", help="also measure what each part of a request takes")
+    parser.add_argument("--policy", choices=POLICIES, help="placement (default throughput)")
     parser.add_argument("--pin", action="store_true", help="pin stage i to core i (Linux)")
     parser.add_argument("--compare", metavar="WHAT,…", help="systems to measure: single, group, ring (default: ring)")
     parser.add_argument("--against-one", action="store_true", help="also measure one node, and show the ratio")
@@ -124,23 +116,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, *rivals: Rival) -> BenchResult:
-    """Measures what the flags describe, in turns with `rivals`, and draws the picture of --plot."""
-    loads = list(_loads(args))
-    _check(args, rivals)
-    with _model(args) as model:
-        result: dict[str, Any] = {"peers": args.peers, "model": args.random or model.name, "cores": os.cpu_count()}
-        result |= _measure(args, loads, model, rivals)
+    """Measures what the flags and the scenario describe, in turns with `rivals`, and draws the picture of --plot."""
+    scenario = scenario_of(args)
+    _check(args, scenario, rivals)
+    with _model(scenario, args.url) as model:
+        result: dict[str, Any] = {
+            "bench": "serve",
+            "scenario": Path(args.scenario).stem if args.scenario else "",
+            "version": __version__,
+            "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "peers": scenario.peers,
+            "engine": scenario.engine,
+            "engine_options": scenario.engine_options,
+            "model": scenario.random or model.name,
+            "cores": os.cpu_count(),
+            "rounds": scenario.rounds,
+        }
+        result |= _measure(scenario, args.url, model, rivals)
     names = NAMES | {rival.key: rival.name for rival in rivals}
     compare(result, names)
     if args.plot:
         plot(result, Path(args.plot), names)
-    return BenchResult(result, table(result, names))
+    return BenchResult(result, "\n\n".join(filter(None, [table(result, names), breakdown_table(result, names)])))
 
 
-def _check(args: argparse.Namespace, rivals: Sequence[Rival]) -> None:
+def _check(args: argparse.Namespace, scenario: Scenario, rivals: Sequence[Rival]) -> None:
     """Raises ConfigError for flags that cannot work, before anything is measured."""
-    _compared(args)
-    if args.url and (args.random or args.compare or args.against_one or rivals):
+    if args.url and (scenario.random or scenario.compare != ("ring",) or rivals):
         raise ConfigError(
             "--url measures a running mesh, while --random, --compare and --against-… start one here: use one of them"
         )
@@ -148,84 +150,72 @@ def _check(args: argparse.Namespace, rivals: Sequence[Rival]) -> None:
         check_plot(Path(args.plot))
 
 
-def _compared(args: argparse.Namespace) -> dict[str, tuple[int, bool]]:
-    """The systems to start: by key of the result (number of nodes, is a tensor group). Raises ConfigError."""
-    known = {"single": ("one", 1, False), "group": ("group", args.peers, True), "ring": ("runs", args.peers, False)}
-    named = (args.compare or "ring").split(",") + (["single"] if args.against_one else [])
-    if not set(named) <= set(known):
-        raise ConfigError(f"--compare {args.compare}: must be some of {', '.join(known)}")
-    if "group" in named and args.peers < 2:
-        raise ConfigError(f"--compare {args.compare}: a group needs at least 2 peers, not --peers {args.peers}")
-    return {key: (peers, grouped) for name, (key, peers, grouped) in known.items() if name in named}
-
-
-def _loads(args: argparse.Namespace) -> Iterator[ServeLoad]:
-    """The loads: every amount with every cell of the grid. Raises ConfigError."""
-    cells = _cells(args.grid) if args.grid else [(args.prompt, args.tokens)]
-    amounts = _rates(args.rate) if args.rate else [float(count) for count in _counts(args.streams)]
-    for prompt, tokens in cells:
-        for amount in amounts:
-            requests = args.requests or (32 if args.rate else 2 * int(amount))
-            yield ServeLoad(amount, bool(args.rate), prompt, tokens, requests)
+def _compared(scenario: Scenario) -> dict[str, tuple[int, bool]]:
+    """The systems to start: by key of the result (number of nodes, is a tensor group)."""
+    peers = scenario.peers
+    known = {"single": ("one", 1, False), "group": ("group", peers, True), "ring": ("runs", peers, False)}
+    return {key: (peers, grouped) for name, (key, peers, grouped) in known.items() if name in scenario.compare}
 
 
 @contextlib.contextmanager
-def _model(args: argparse.Namespace) -> Iterator[BenchModel]:
+def _model(scenario: Scenario, url: str) -> Iterator[BenchModel]:
     """The named model, or a random checkpoint that is deleted at the end."""
-    if args.random:
+    if scenario.random:
         with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
-            made = write_checkpoint(Path(scratch) / "random", model_of_size(parse_size(args.random)), repeat=True)
+            made = write_checkpoint(Path(scratch) / "random", model_of_size(parse_size(scenario.random)), repeat=True)
             yield BenchModel(made.name, scratch, made)
-    elif not args.url and (directory := Path(args.model).expanduser()).is_dir():
-        directory = (
-            directory.resolve()
-        )  # peers know the model by this directory's name, so it must not be "." or a link
+    elif not url and (directory := Path(scenario.model_name).expanduser()).is_dir():
+        # peers know the model by this directory's name, so it must not be "." or a link
+        directory = directory.resolve()
         yield BenchModel(directory.name, str(directory.parent), directory)
     else:
-        yield BenchModel(args.model)
+        yield BenchModel(scenario.model_name)
 
 
 def _measure(
-    args: argparse.Namespace, loads: Sequence[ServeLoad], model: BenchModel, rivals: Sequence[Rival]
+    scenario: Scenario, url: str, model: BenchModel, rivals: Sequence[Rival]
 ) -> dict[str, list[dict[str, Any]]]:
     """Measures all systems with all loads; returns the runs by key.
 
-    The systems take turns for each load, so that a slowdown of the machine affects all; the others are idle meanwhile.
+    The systems take turns for each round of a load, so that a slowdown of the machine affects all; the others are idle
+    meanwhile.
     """
+    loads = list(scenario.loads())
     with contextlib.ExitStack() as stack:
-        if args.url:
-            running = LocalMesh(ready=[{"api_url": args.url, "home": None, "tls_cert": None}])
-            systems = {"runs": System(Question(model.name, 0, 0), (args.url,), running)}
+        if url:
+            running = LocalMesh(ready=[{"api_url": url, "home": None, "tls_cert": None}])
+            systems = {"runs": System(Question(model.name, 0, 0), (url,), running)}
         else:
             systems = {
-                key: stack.enter_context(_ring(args, model, peers, grouped))
-                for key, (peers, grouped) in _compared(args).items()
+                key: stack.enter_context(_ring(scenario, model, peers, grouped))
+                for key, (peers, grouped) in _compared(scenario).items()
             }
         systems |= {rival.key: stack.enter_context(rival.start(model)) for rival in rivals}
         longest = max(load.prompt for load in loads)
         for system in systems.values():
             warm_up = replace(system.question, prompt=longest, tokens=WARM_UP_TOKENS)
             asyncio.run(closed_loop(system.urls, warm_up, 2, 4))
-        runs: dict[str, list[dict[str, Any]]] = {key: [] for key in systems}
-        for load in loads:
-            for key, system in systems.items():
-                runs[key].append(_run(system, load))
-        return runs
+        rounds: dict[str, list[list[dict[str, Any]]]] = {key: [[] for _ in loads] for key in systems}
+        for index, load in enumerate(loads):
+            for _ in range(scenario.rounds):
+                for key, system in systems.items():
+                    rounds[key][index].append(_run(system, load, with_parts=scenario.breakdown and bool(system.mesh)))
+        return {key: [merged(figures) for figures in of_loads] for key, of_loads in rounds.items()}
 
 
 @contextlib.contextmanager
-def _ring(args: argparse.Namespace, model: BenchModel, peers: int, grouped: bool) -> Iterator[System]:
-    flags = ["--engine", args.engine, *(["--group-backend", "ring"] if grouped else [])]
+def _ring(scenario: Scenario, model: BenchModel, peers: int, grouped: bool) -> Iterator[System]:
+    flags = ["--engine", scenario.engine, *(["--group-backend", "ring"] if grouped else [])]
     if model.models_dir:
         flags += ["--models-dir", model.models_dir]
-    for option in args.engine_option:
-        flags += ["--engine-option", option]
+    for name, value in scenario.engine_options.items():
+        flags += ["--engine-option", f"{name}={value}"]
     with local_mesh(peers, flags, f"bench-{peers}", api_port=0) as mesh:
         mesh.wait_until_joined()
-        wish = {"model": model.name, "min_peers": peers, "policy": args.policy}
+        wish = {"model": model.name, "min_peers": peers, "policy": scenario.policy}
         wish |= {"tensor_group": peers} if grouped else {}
         instance = mesh.client().post("/instance", wish, LOAD_DEADLINE_S)
-        if args.pin:
+        if scenario.pin:
             _pin(_ranks(mesh) if grouped else [stage["pid"] for stage in instance["stages"]])
         num_layers = sum(stop - start for start, stop in (stage["layers"] for stage in instance["stages"]))
         num_reduces = REDUCES_PER_LAYER * num_layers if grouped else 0
@@ -249,7 +239,9 @@ def _pin(pids: Sequence[int]) -> None:
             os.sched_setaffinity(int(thread), {cores[index % len(cores)]})
 
 
-def _run(system: System, load: ServeLoad) -> dict[str, Any]:
+def _run(system: System, load: ServeLoad, *, with_parts: bool) -> dict[str, Any]:
+    """One round of a load. with_parts: then send it again without streaming, to measure the parts of each request;
+    tracing every request costs the driver time, so this does not change the other figures."""
     asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
     before = _readings(system.mesh)
     if load.is_rate:
@@ -266,6 +258,9 @@ def _run(system: System, load: ServeLoad) -> dict[str, Any]:
         figures["memory_bytes"] = after.memory_bytes
     if after.all_reduce_s and (itl_s := figures["itl_s"].get("p50")):
         figures["all_reduce_share"] = round(system.num_reduces * after.all_reduce_s[0] / itl_s, 3)
+    if with_parts:
+        streams = load.requests if load.is_rate else int(load.amount)
+        figures["breakdown"] = asyncio.run(timed_requests(system.urls, asked, streams, load.requests))
     return figures
 
 
@@ -305,25 +300,3 @@ def _values(text: str, name: str) -> list[float]:
     """All values of an exo_mesh_ metric in the text of /metrics."""
     lines = [line for line in text.splitlines() if line.startswith(f"exo_mesh_{name}{{")]
     return [float(line.rsplit(" ", 1)[1]) for line in lines]
-
-
-def _counts(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(re.fullmatch(r"[0-9]{1,4}", part) and 1 <= int(part) <= 1024 for part in parts):
-        raise ConfigError(f"--streams {text}: must be whole numbers from 1 to 1024, separated by commas")
-    return [int(part) for part in parts]
-
-
-def _rates(text: str) -> list[float]:
-    parts = text.split(",")
-    if not all(re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4})?", part) and float(part) > 0 for part in parts):
-        raise ConfigError(f"--rate {text}: must be requests per second, separated by commas, such as 0.5,2")
-    return [float(part) for part in parts]
-
-
-def _cells(text: str) -> list[tuple[int, int]]:
-    """Parses the grid: (prompt tokens, answer tokens) of each cell. Raises ConfigError."""
-    parts = text.lower().split(",")
-    if len(parts) > MAX_CELLS or not all(re.fullmatch(r"[1-9][0-9]{0,5}x[1-9][0-9]{0,5}", part) for part in parts):
-        raise ConfigError(f"--grid {text}: must be up to {MAX_CELLS} pairs PROMPTxANSWER, such as 32x128,512x64")
-    return [(int(prompt), int(tokens)) for prompt, _, tokens in (part.partition("x") for part in parts)]

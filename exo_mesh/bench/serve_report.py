@@ -54,6 +54,21 @@ def _row(key: str, run: Mapping[str, Any], names: Mapping[str, str]) -> list[obj
     return [*row, run["failed"], ", ".join(ratios)]
 
 
+def breakdown_table(result: Mapping[str, Any], names: Mapping[str, str] = NAMES) -> str:
+    """What each part of a request took, in ms, with a line for each run; "" if that was not measured."""
+    runs = [(key, run) for key in names for run in result.get(key, ()) if "breakdown" in run]
+    if not runs:
+        return ""
+    parts = list(runs[0][1]["breakdown"]["parts"])
+    header = ["ms of a request", "prompt x output", "streams", "whole", *(part.removesuffix("_s") for part in parts)]
+    rows = []
+    for key, run in runs:
+        found = run["breakdown"]
+        load = [names[key], f"{run['prompt']} x {run['tokens']}", run.get("streams", f"{run.get('rate')}/s")]
+        rows.append([*load, *(f"{1e3 * seconds:.1f}" for seconds in (found["total_s"], *found["parts"].values()))])
+    return columns(header, rows)
+
+
 def compare(result: dict[str, Any], names: Mapping[str, str] = NAMES) -> None:
     """Adds to each run of the ring (mutates) its tokens per second divided by those of other systems at the same
     load."""

@@ -13,12 +13,13 @@ from exo_mesh.cli.tables import print_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds a subparser for each benchmark."""
-    from exo_mesh.bench import engines, ring, serve  # imports gRPC and NumPy, which other verbs do not need
+    from exo_mesh.bench import engines, fairness, ring, serve  # imports gRPC and NumPy, which other verbs do not need
 
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     ring.add_parser(subparsers)
     serve.add_parser(subparsers)
     engines.add_parser(subparsers)
+    fairness.add_parser(subparsers)
 
 
 def run(args: argparse.Namespace) -> int:

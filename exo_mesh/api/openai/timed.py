@@ -34,8 +34,8 @@ class PartsObject(msgspec.Struct):
 
 
 class BenchTimes(msgspec.Struct):
-    """Where the time of a request went. ttft_s: from its arrival to its first token. prefill_tokens_per_s: tokens of the
-    prompt over the time from the first frame to the first token. decode_tokens_per_s: of the tokens after the first.
+    """Where the time of a request went. ttft_s: from its arrival to its first token. prefill_tokens_per_s: tokens of
+    the prompt over the time from the first frame to the first token. decode_tokens_per_s: of the tokens after it.
     hop_s: mean time of a lap per stage without computing and waiting. stages: as in /v1/traces/{id}/stats."""
 
     total_s: float
