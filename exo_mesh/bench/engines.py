@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> BenchResult:
                 lines = [line for name in names for line in measure_engine(name, model_dir, work)]
                 result = {"model": label, "work": asdict(work), "engines": [asdict(line) for line in lines]}
                 text = _lines_text(label, work, lines)
-    return BenchResult(result, text)
+    return BenchResult({"bench": "engines", **result}, text)
 
 
 def real_engines() -> list[str]:

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> BenchResult:
 async def measure(peers: int, engine: str, payload_bytes: int, *, with_tls: bool = False) -> dict[str, Any]:
     """Measures the ring and TCP in turns; medians of ROUNDS rounds each. `tls`: the same over mutual TLS, with TCP
     rounds of its own."""
-    result = {
+    result: dict[str, Any] = {
+        "bench": "ring",
         "peers": peers,
         "engine": engine,
         "payload_bytes": payload_bytes,
