@@ -30,6 +30,10 @@ FIRST_CHUNK = 64
 RECONSIDER_AFTER = 8
 """Frames between two decisions how many frames should be on the ring, once some have come round: one takes 0.1 ms."""
 
+STREAM_SHARE, PROMPT_SHARE = 0.8, 0.5
+"""Chunks leave running streams STREAM_SHARE of their speed where the prompt then keeps PROMPT_SHARE of its own: a step
+that reads all weights takes hardly longer with a small chunk than with one row."""
+
 MAX_BATCHES_PER_STAGE = 4
 """Links that are slow beside the stages need more frames than stages; with more than this each row waits for long."""
 
@@ -104,7 +108,14 @@ class Pace:
         self._chunks = Curve()
         self._narrowest = 1.0
         """The part of a chunk's lap in which it delays the chunk that follows it."""
+        self._lap_s = 0.0
+        """A decode lap without waiting."""
+        self._step_s = 0.0
+        """The part of it at the slowest stage, or on the links if they take longer."""
         self._chosen: dict[int, int] = {}
+        self._num_batches = 1
+        """The last answer of `batches`."""
+        self._chosen_chunks: dict[tuple[float, int, int], tuple[int, int]] = {}
         self._num_decoded = 0
 
     def decoded(self, rows: int, lap_s: float, compute_s: Sequence[float], waited_s: float) -> None:
@@ -117,8 +128,12 @@ class Pace:
         self._num_decoded += 1
         if self._num_decoded < RECONSIDER_AFTER**2 or self._num_decoded % RECONSIDER_AFTER == 0:
             self._chosen.clear()
+            self._chosen_chunks.clear()
         hops_s = max(0.0, lap_s - sum(compute_s) - waited_s)
+        weight = SMOOTHING if self._lap_s else 1.0
         self._hops_s += (SMOOTHING if self._hops_s else 1.0) * (hops_s - self._hops_s)
+        self._lap_s += weight * (lap_s - waited_s - self._lap_s)
+        self._step_s += weight * (max(*compute_s, hops_s) - self._step_s)
 
     def prefilled(self, tokens: int, lap_s: float, waited_s: float, compute_s: Sequence[float] = ()) -> None:
         """Note a prefill chunk that came round. The lap includes the links, because a slow link is a reason for small
@@ -126,6 +141,7 @@ class Pace:
         single one."""
         moved_s = max(0.0, lap_s - waited_s)
         self._chunks.add(tokens, moved_s)
+        self._chosen_chunks.clear()
         if moved_s and len(compute_s) == self._num_stages:
             narrowest_s = max(*compute_s, moved_s - sum(compute_s))
             self._narrowest += SMOOTHING * (min(1.0, narrowest_s / moved_s) - self._narrowest)
@@ -151,7 +167,7 @@ class Pace:
     def batches(self, rows: int) -> int:
         """The useful number of decode frames on the ring when `rows` sequences decode: the number of stages, unless
         measurements show that another number is faster."""
-        usual = max(1, min(rows, self._num_stages))
+        usual = self._num_batches = max(1, min(rows, self._num_stages))
         if rows <= 1 or not self._stages[0]:
             return usual
         if rows not in self._chosen:
@@ -160,7 +176,8 @@ class Pace:
             enough = (1 - TOLERANCE) * max(rates.values())
             fast = (count for count in counts if rates[count] >= enough)
             self._chosen[rows] = min(fast, key=lambda count: abs(count - usual))
-        return self._chosen[rows]
+        self._num_batches = self._chosen[rows]
+        return self._num_batches
 
     def chunk(self, budget_s: float, longest: int, tokens: int = 0) -> int:
         """Size of a prefill chunk whose lap should take no longer than budget_s, at most `longest`.
@@ -186,12 +203,19 @@ class Pace:
 
     def chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
         """The number of prefill chunks on the ring beside running streams, and their tokens: the pair that
-        computes most tokens and delays a stream by no more than budget_s. One chunk while nothing is known.
+        computes most tokens and delays a stream by no more than budget_s. One chunk while nothing is known. A pair that
+        hardly delays the streams is better if the prompt does not lose too much by it: see STREAM_SHARE.
 
         Frames do not overtake each other. A stream therefore waits for the lap of the chunk before it, or for the time
         that all chunks take at the bottleneck, whichever is more; up to 1.6 times that (tests/runner/test_pace.py)
         where chunks that come together after a pause delay it at more than one stage.
         """
+        asked = budget_s, longest, self._num_batches
+        if asked not in self._chosen_chunks:
+            self._chosen_chunks[asked] = self._choose_chunks(budget_s, longest)
+        return self._chosen_chunks[asked]
+
+    def _choose_chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
         best = 1, self.chunk(budget_s, longest)
         if not self._chunks:
             return best
@@ -199,7 +223,34 @@ class Pace:
             size = self.chunk(budget_s / max(1.0, count * self._narrowest), longest)
             if self._prefill_rate(count, size) > (1 + TOLERANCE) * self._prefill_rate(*best):
                 best = count, size
+        gentle = self._gentle_chunks(longest)
+        if gentle is not None and self._rate_beside(*gentle) >= PROMPT_SHARE * self._rate_beside(*best):
+            return gentle
         return best
+
+    def _gentle_chunks(self, longest: int) -> tuple[int, int] | None:
+        """The fastest pair that leaves running streams STREAM_SHARE of their speed; None if there is none."""
+        longest_lap_s = self._lap_s / STREAM_SHARE
+        found, fastest = None, 0.0
+        for size in CHUNKS:
+            chunk_s = self._chunks.proportional(size)
+            if size > longest or chunk_s > longest_lap_s:
+                break
+            for count in range(1, self._num_stages + 1):
+                lap_s = self._lap_beside(count, chunk_s)
+                if lap_s <= longest_lap_s and count * size > fastest * lap_s:
+                    found, fastest = (count, size), count * size / lap_s
+        return found
+
+    def _lap_beside(self, count: int, chunk_s: float) -> float:
+        """Seconds of a lap with `count` chunks and the streams' frames on the ring. Frames do not overtake each other,
+        so all take the longest of a lap of either, and of all at the slowest stage. chunk_s: the lap of a chunk."""
+        frames = max(1, self._num_batches + 1 - count)
+        return max(chunk_s, self._lap_s, count * chunk_s * self._narrowest + frames * self._step_s)
+
+    def _rate_beside(self, count: int, size: int) -> float:
+        """Tokens of prompts a second beside the streams."""
+        return count * size / max(1e-9, self._lap_beside(count, self._chunks.proportional(size)))
 
     def _prefill_rate(self, count: int, size: int) -> float:
         """Tokens a second of `count` chunks on the ring at the same time, no more than stages."""
