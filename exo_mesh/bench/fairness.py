@@ -166,7 +166,7 @@ async def measure(
             await client.together(NUM_EQUAL, load.prompt, load.tokens)
             await client.ask(load.long, 2)
         for _ in range(rounds):
-            await _round(*clients, load, found)
+            await _round(clients[0], clients[1], load, found)
     bars = BARS | {"eight_requests": ("<=", round(SLACK * max(1.0, NUM_EQUAL / peers), 3))}
     return {name: _summary(values, *bars[name]) for name, values in found.items()}
 

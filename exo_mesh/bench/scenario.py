@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -195,7 +195,7 @@ def _of_flags(args: argparse.Namespace, base: Scenario) -> dict[str, Any]:
     return found | _compared(args, base)
 
 
-def _compared(args: argparse.Namespace, base: Scenario) -> Mapping[str, Any]:
+def _compared(args: argparse.Namespace, base: Scenario) -> dict[str, Any]:
     named = args.compare.split(",") if args.compare else list(base.compare)
     known = ("single", "group", "ring")
     if not set(named) <= set(known):

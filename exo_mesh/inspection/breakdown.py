@@ -1,4 +1,4 @@
-"""Divides the time of one request into parts that add up to it, from its trace and the times of its handler. Pure."""
+"""Divides the time of one request into parts that add up to it, from its trace and the times of its handler."""
 
 from __future__ import annotations
 
