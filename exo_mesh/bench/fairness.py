@@ -29,7 +29,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import split_layers
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import error_from_code
+from exo_mesh.errors import TransportError, error_from_code
 from exo_mesh.proto import driver_pb2, driver_pb2_grpc
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.telemetry.tables import columns
@@ -107,13 +107,19 @@ class RingClient:
             sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
         )
         call.sent = time.perf_counter()
+        try:
+            await self._read(request, call)
+        except grpc.aio.AioRpcError as exc:
+            raise TransportError(f"the driver's stream broke: {exc.details()}") from exc
+        return call
+
+    async def _read(self, request: driver_pb2.GenerateRequest, call: Call) -> None:
         async for message in self._stub.Generate(request, timeout=CALL_DEADLINE_S):
             if message.error_code:
                 raise error_from_code(message.error_code, message.error_message)
             call.came += [time.perf_counter()] * len(message.events)
             if len(call.came) >= SETTLED:
                 call.settled.set()
-        return call
 
     async def together(self, count: int, prompt: int, tokens: int) -> list[Call]:
         """Runs `count` requests at once."""
