@@ -103,20 +103,24 @@ class Redial:
         self._pause_s = REDIAL_FIRST_S
         self._tokens = 0
         self._in_vain = 0
-        self._unheard = 0
+        self._dialled = ""
+        self._unheard: dict[str, int] = {}
+        """Dials without an answer since the driver was last heard, by address."""
 
     def address(self, endpoint: str) -> str:
-        """The address to dial the driver at, "host:port": the best address of its peer; after a dial without an answer
-        the next one. endpoint: as its peer reports it."""
+        """The address to dial the driver at, "host:port": of those that were dialled least often without an answer, the
+        one that is best for its peer now. So the address that the membership has just changed to comes first.
+        endpoint: as its peer reports it."""
         addresses = self._members.addresses(endpoint, self._plan.peer_ids[-1])
-        return addresses[self._unheard % len(addresses)]
+        self._dialled = min(addresses, key=lambda address: self._unheard.get(address, 0))
+        return self._dialled
 
     def heard(self) -> None:
         """Note that the driver has sent something."""
         if not self._is_answered:
             self._is_answered = True
             self._reached.note(self._plan)
-        self._unheard = 0
+        self._unheard.clear()
         self._silent_at = None
         self._pause_s = REDIAL_FIRST_S
 
@@ -134,7 +138,7 @@ class Redial:
             self._silent_at = self._clock() - self._members.unanswered_s(self._plan.peer_ids[-1])
         self._in_vain += self._is_answered
         self._is_answered = False
-        self._unheard += 1
+        self._unheard[self._dialled] = self._unheard.get(self._dialled, 0) + 1
         while True:
             if (newer := self._members.newer_plan(self._plan)) is not None:
                 raise StageLostError(f"{self._plan.instance_id} continues under ballot {newer.ballot}")
