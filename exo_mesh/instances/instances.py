@@ -392,7 +392,7 @@ class Instances:
         """Wait while the owner of a ring that failed here may still recover it. True if a usable ring of this instance
         exists afterwards."""
         give_up_at = asyncio.get_running_loop().time() + OWNER_S
-        with self._owned.wanted(instance_id):
+        with self._owned.use.awaits(instance_id):
             while self._owned.is_awaited(instance_id):
                 if self._is_there_again(instance_id):
                     return True

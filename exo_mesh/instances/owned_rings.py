@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim,
 from exo_mesh.instances.placer import BallotBeatenError
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_monitor import RingMonitor, tell_nobody
+from exo_mesh.instances.ring_use import RingUse
 from exo_mesh.instances.short_peers import short_members
 from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
@@ -55,10 +55,6 @@ ORDER_EVERY_S = 1.0
 """Longest pause between two rounds: without a change of the view, failed adoptions are retried and orphans grow
 older."""
 
-TAKE_OVER_S = 2.0
-"""After this time, an unused ring is taken over from a dead owner without its dead members, even if one of their
-runners still answers. Until then a false death verdict is often refuted."""
-
 LOOK_EVERY_S = 0.2
 CALM_LOOK_EVERY_S = 0.5
 """How often this node checks for rings of other owners that do not answer: while there is such a ring, and else."""
@@ -79,9 +75,7 @@ class OwnedRings:
     ) -> None:
         """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
-        self.own_requests: Callable[[], Mapping[str, int]] | None = None
-        """Counts the running requests of clients of this node by instance; None: unknown."""
-        self._wanted: Counter[str] = Counter()
+        self.use = RingUse(membership, members)
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._relinked_hops: dict[str, float] = {}
@@ -452,35 +446,10 @@ class OwnedRings:
         return self._silent[key]
 
     def _is_idle(self, instance: InstanceInfo) -> bool:
-        """Whether no request of a living peer uses a ring, whose owner has been dead for TAKE_OVER_S or which a request
-        here waits for.
-
-        Then continuing without the dead members loses nothing. New requests could not use the ring, because no live
-        peer publishes it.
-        """
-        instance_id = instance.plan.instance_id
+        """See RingUse.is_idle."""
         now = asyncio.get_running_loop().time()
-        _, lapsed_at = self._lapsed.get(instance_id, (None, now))
-        is_due = instance_id in self._wanted or now - lapsed_at >= TAKE_OVER_S
-        return is_due and not self._is_used(instance)
-
-    def _is_used(self, instance: InstanceInfo) -> bool:
-        """Whether a living peer may have requests on a ring. If this node is the only living one, it knows its own;
-        the runners may still compute an answer for a client of the dead owner."""
-        if not self._membership.peers and self.own_requests is not None:
-            return self.own_requests().get(instance.plan.instance_id, 0) > 0
-        return self._members.stages_here().get((instance.plan.instance_id, instance.ballot), False)
-
-    @contextlib.contextmanager
-    def wanted(self, instance_id: str) -> Iterator[None]:
-        """While a request here waits for a ring whose owner is dead."""
-        self._wanted[instance_id] += 1
-        self._membership.changed.beat()
-        try:
-            yield
-        finally:
-            self._wanted[instance_id] -= 1
-            self._wanted += Counter()  # drops what is 0
+        _, lapsed_at = self._lapsed.get(instance.plan.instance_id, (None, now))
+        return self.use.is_idle(instance, now - lapsed_at)
 
     async def _keep_looking(self) -> None:
         """Check the stages of rings that may have to be taken over, before the mesh agrees that their owner is dead."""
@@ -490,6 +459,8 @@ class OwnedRings:
                 await self._silent.pop(key).close()
             for instance in rings.values():
                 self._looks_at(instance).step({})
+            if self._ownerless and self.use.is_newly_awaited():
+                self._membership.changed.beat()
             await next_beat(LOOK_EVERY_S if rings else CALM_LOOK_EVERY_S)
 
     def _rings_of_silent_owners(self) -> dict[tuple[str, Ballot], InstanceInfo]:
