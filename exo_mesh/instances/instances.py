@@ -312,7 +312,7 @@ class Instances:
 
     def wish_idle(self, instance_id: str, idle_s: float) -> bool:
         """Like keep_alive, for an instance that this node owns; False if another node owns it."""
-        return self._owned.wish_idle(instance_id, idle_s)
+        return self._owned.unused.wish_idle(instance_id, idle_s)
 
     async def delete(self, instance_id: str) -> bool:
         """End an instance on every peer, regardless of its owner; False if it has no owner.

@@ -22,7 +22,6 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
-from exo_mesh.instances.idle import IdleClock
 from exo_mesh.instances.liveness import SilentSeats, StageLook
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
@@ -30,7 +29,7 @@ from exo_mesh.instances.placer import BallotBeatenError
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_monitor import RingMonitor, tell_nobody
 from exo_mesh.instances.ring_use import RingUse
-from exo_mesh.instances.short_peers import short_members
+from exo_mesh.instances.unloading import UnusedRings
 from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
 
@@ -47,9 +46,6 @@ MAX_LAPSED = 256
 
 LAPSED_S = 30.0
 """How long a ring without an owner is remembered; after that its stages have ended (see reservations.LEASE_S)."""
-
-SHORT_IDLE_S = 10.0
-"""How long a ring with a peer short of memory may be idle once another ring serves its model."""
 
 ORDER_EVERY_S = 1.0
 """Longest pause between two rounds: without a change of the view, failed adoptions are retried and orphans grow
@@ -76,6 +72,7 @@ class OwnedRings:
         """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
         self.use = RingUse(membership, members)
+        self.unused = UnusedRings(membership, self.monitors, idle_s)
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._relinked_hops: dict[str, float] = {}
@@ -87,8 +84,6 @@ class OwnedRings:
         self._ownerless: dict[str, InstanceInfo] = {}
         self._orphans = Orphans()
         self._silent: dict[tuple[str, Ballot], SilentSeats] = {}
-        self._idle = IdleClock(idle_s)
-        self._short = IdleClock(SHORT_IDLE_S)
         self._tasks = TaskOwner()
 
     def start(self) -> None:
@@ -301,8 +296,8 @@ class OwnedRings:
             for instance in list(self._ownerless.values()):
                 await self._adopt_if_due(instance)
             self._give_up_broken_groups()
-            self._unload_idle(asyncio.get_running_loop().time())
-            self._unload_short(asyncio.get_running_loop().time())
+            for instance_id in self.unused.due(asyncio.get_running_loop().time()):
+                self._start_end(self.monitors.pop(instance_id), for_good=True)
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
 
@@ -325,46 +320,6 @@ class OwnedRings:
         for instance_id, ballot in self._members.leased_here():
             if self._is_deleted(instance_id, ballot):
                 await self._members.release_here(instance_id, self._membership.fences.ballot(instance_id))
-
-    def wish_idle(self, instance_id: str, idle_s: float) -> bool:
-        """See IdleClock.wish. False if this node does not own the instance."""
-        if instance_id in self.monitors:
-            self._idle.wish(instance_id, idle_s)
-        return instance_id in self.monitors
-
-    def _unload_idle(self, now: float) -> None:
-        """Unload idle rings. Sets no deletion fence: a request that arrives now places the model again."""
-        if not self._idle.is_on:
-            return
-        readings, work = self._membership.telemetry, {}
-        for instance_id, monitor in self.monitors.items():
-            reading = readings.get(monitor.plan.peer_ids[-1])
-            if reading is not None:
-                work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
-        for instance_id in self._idle.due(work, now):
-            _log.info("unloading %s: unused for its idle time (--idle-unload or keep_alive)", instance_id)
-            self._start_end(self.monitors.pop(instance_id), for_good=True)
-
-    def _unload_short(self, now: float) -> None:
-        """End unused rings that have a peer short of memory, if another ring serves their model."""
-        readings = self._membership.telemetry
-        roomy = {
-            one.plan.model
-            for _, one in self._membership.view.instances()
-            if one.state is InstanceState.READY and not short_members(one.plan, readings)
-        }
-        work = {
-            instance_id: (reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0))
-            for instance_id, monitor in self.monitors.items()
-            if monitor.plan.model in roomy
-            and short_members(monitor.plan, readings)
-            and (reading := readings.get(monitor.plan.peer_ids[-1])) is not None
-        }
-        for instance_id in self._short.due(work, now):
-            _log.info(
-                "unloading %s: one of its peers is short of memory, and another ring serves its model", instance_id
-            )
-            self._start_end(self.monitors.pop(instance_id), for_good=True)
 
     def _give_up_broken_groups(self) -> None:
         """Give up rings whose tensor group lost a cable: collectives over it would hang until a timeout."""
