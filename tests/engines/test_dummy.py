@@ -118,9 +118,9 @@ def test_long_payloads_are_used_again_but_never_while_somebody_holds_them() -> N
     first[:4] = tail[:4] = b"mark"
     del first
     second = payloads.get(4096, [512])
-    assert tail[:4] == b"mark" and bytes(second) == bytes(4096 * 512)
+    assert bytes(tail[:4]) == b"mark" and bytes(second) == bytes(4096 * 512)
     del tail
-    assert payloads.get(4096, [512])[:4] == b"mark"
+    assert bytes(payloads.get(4096, [512])[:4]) == b"mark"
     del second
     assert bytes(payloads.get(4096, [256, 256])) == bytes(4096 * 512)
 
