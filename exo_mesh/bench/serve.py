@@ -37,7 +37,7 @@ from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 
 LOAD_DEADLINE_S = 600.0
 MODEL = "exo-mesh-demo"
-WARM_UP_TOKENS = 16
+WARM_UP_TOKENS, WARM_UP_REQUESTS = 16, 4
 MAX_CELLS = 64
 REPORTS_S = 1.2
 """Longer than two reports of a stage, which come twice a second."""
@@ -191,6 +191,7 @@ def _measure(
     """Measures all systems with all loads; returns the runs by key.
 
     The systems take turns for each load, so that a slowdown of the machine affects all; the others are idle meanwhile.
+    Each load has prompts of its own, so that none has been computed before.
     """
     with contextlib.ExitStack() as stack:
         if args.url:
@@ -205,11 +206,13 @@ def _measure(
         longest = max(load.prompt for load in loads)
         for system in systems.values():
             warm_up = replace(system.question, prompt=longest, tokens=WARM_UP_TOKENS)
-            asyncio.run(closed_loop(system.urls, warm_up, 2, 4))
+            asyncio.run(closed_loop(system.urls, warm_up, 2, WARM_UP_REQUESTS))
         runs: dict[str, list[dict[str, Any]]] = {key: [] for key in systems}
+        first = WARM_UP_REQUESTS
         for load in loads:
             for key, system in systems.items():
-                runs[key].append(_run(system, load))
+                runs[key].append(_run(system, load, first))
+            first += load.requests
         return runs
 
 
@@ -249,13 +252,14 @@ def _pin(pids: Sequence[int]) -> None:
             os.sched_setaffinity(int(thread), {cores[index % len(cores)]})
 
 
-def _run(system: System, load: ServeLoad) -> dict[str, Any]:
+def _run(system: System, load: ServeLoad, first: int) -> dict[str, Any]:
+    """Runs a load. first: number of its first prompt."""
     asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
     before = _readings(system.mesh)
     if load.is_rate:
-        result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests))
+        result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests, first))
     else:
-        result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests))
+        result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests, first))
     after = _readings(system.mesh)
     shares = [(now - was) / result.wall_s for was, now in zip(before.busy_s, after.busy_s, strict=False)]
     busy = [round(min(1.0, share), 3) for share in shares]
