@@ -176,6 +176,14 @@ class HopReading:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryRequests:
+    """The requests of a peer's clients. running: by instance; awaited: instances for whose recovery a request waits."""
+
+    running: Mapping[str, int] = field(default_factory=dict)
+    awaited: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     """The current figures of one peer; a higher `sequence` is newer. Never part of the agreed view.
 
@@ -188,7 +196,7 @@ class Telemetry:
     loaded; None from a peer of an older version. temperature_c, power_w: 0 where they are unknown. frames: computed so
     far, by instance whose driver runs there. is_draining: the peer accepts no new work. hops: its paths to peers with
     which it shares a ring. hardware: power, temperature and utilization of its machine and accelerators. prompt_tokens:
-    computed so far, by instance whose driver runs there.
+    computed so far, by instance whose driver runs there. entry_requests: None from a peer of an older version.
     """
 
     peer_id: str
@@ -212,3 +220,4 @@ class Telemetry:
     hops: tuple[HopReading, ...] = ()
     hardware: HardwareReading = NO_HARDWARE
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+    entry_requests: EntryRequests | None = None

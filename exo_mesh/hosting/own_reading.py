@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from exo_mesh.domain.device import HopReading, Telemetry
+from exo_mesh.domain.device import EntryRequests, HopReading, Telemetry
 from exo_mesh.domain.health import Reason
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine.parts import MachineParts
@@ -26,6 +26,7 @@ def own_reading(
     keys_digest: int,
     fetch_room_bytes: int,
     headroom_bytes: int,
+    entry_requests: EntryRequests | None,
 ) -> Telemetry:
     """The current reading of this node. Reads nothing that blocks, because each probe makes one."""
     hardware = machine.meter.last
@@ -51,6 +52,7 @@ def own_reading(
         hops=own_hops(membership, host),
         hardware=hardware,
         prompt_tokens=host.prompt_tokens,
+        entry_requests=entry_requests,
     )
 
 

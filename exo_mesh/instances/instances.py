@@ -312,7 +312,7 @@ class Instances:
 
     def wish_idle(self, instance_id: str, idle_s: float) -> bool:
         """Like keep_alive, for an instance that this node owns; False if another node owns it."""
-        return self._owned.wish_idle(instance_id, idle_s)
+        return self._owned.unused.wish_idle(instance_id, idle_s)
 
     async def delete(self, instance_id: str) -> bool:
         """End an instance on every peer, regardless of its owner; False if it has no owner.
@@ -392,7 +392,7 @@ class Instances:
         """Wait while the owner of a ring that failed here may still recover it. True if a usable ring of this instance
         exists afterwards."""
         give_up_at = asyncio.get_running_loop().time() + OWNER_S
-        with self._owned.wanted(instance_id):
+        with self._owned.use.awaits(instance_id):
             while self._owned.is_awaited(instance_id):
                 if self._is_there_again(instance_id):
                     return True

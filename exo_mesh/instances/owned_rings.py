@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +22,14 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
-from exo_mesh.instances.idle import IdleClock
 from exo_mesh.instances.liveness import SilentSeats, StageLook
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
 from exo_mesh.instances.placer import BallotBeatenError
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_monitor import RingMonitor, tell_nobody
-from exo_mesh.instances.short_peers import short_members
+from exo_mesh.instances.ring_use import RingUse
+from exo_mesh.instances.unloading import UnusedRings
 from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
 
@@ -48,16 +47,9 @@ MAX_LAPSED = 256
 LAPSED_S = 30.0
 """How long a ring without an owner is remembered; after that its stages have ended (see reservations.LEASE_S)."""
 
-SHORT_IDLE_S = 10.0
-"""How long a ring with a peer short of memory may be idle once another ring serves its model."""
-
 ORDER_EVERY_S = 1.0
 """Longest pause between two rounds: without a change of the view, failed adoptions are retried and orphans grow
 older."""
-
-TAKE_OVER_S = 2.0
-"""After this time, an unused ring is taken over from a dead owner without its dead members, even if one of their
-runners still answers. Until then a false death verdict is often refuted."""
 
 LOOK_EVERY_S = 0.2
 CALM_LOOK_EVERY_S = 0.5
@@ -79,9 +71,8 @@ class OwnedRings:
     ) -> None:
         """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
-        self.own_requests: Callable[[], Mapping[str, int]] | None = None
-        """Counts the running requests of clients of this node by instance; None: unknown."""
-        self._wanted: Counter[str] = Counter()
+        self.use = RingUse(membership, members)
+        self.unused = UnusedRings(membership, self.monitors, idle_s)
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._relinked_hops: dict[str, float] = {}
@@ -93,8 +84,6 @@ class OwnedRings:
         self._ownerless: dict[str, InstanceInfo] = {}
         self._orphans = Orphans()
         self._silent: dict[tuple[str, Ballot], SilentSeats] = {}
-        self._idle = IdleClock(idle_s)
-        self._short = IdleClock(SHORT_IDLE_S)
         self._tasks = TaskOwner()
 
     def start(self) -> None:
@@ -307,8 +296,8 @@ class OwnedRings:
             for instance in list(self._ownerless.values()):
                 await self._adopt_if_due(instance)
             self._give_up_broken_groups()
-            self._unload_idle(asyncio.get_running_loop().time())
-            self._unload_short(asyncio.get_running_loop().time())
+            for instance_id in self.unused.due(asyncio.get_running_loop().time()):
+                self._start_end(self.monitors.pop(instance_id), for_good=True)
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
 
@@ -331,46 +320,6 @@ class OwnedRings:
         for instance_id, ballot in self._members.leased_here():
             if self._is_deleted(instance_id, ballot):
                 await self._members.release_here(instance_id, self._membership.fences.ballot(instance_id))
-
-    def wish_idle(self, instance_id: str, idle_s: float) -> bool:
-        """See IdleClock.wish. False if this node does not own the instance."""
-        if instance_id in self.monitors:
-            self._idle.wish(instance_id, idle_s)
-        return instance_id in self.monitors
-
-    def _unload_idle(self, now: float) -> None:
-        """Unload idle rings. Sets no deletion fence: a request that arrives now places the model again."""
-        if not self._idle.is_on:
-            return
-        readings, work = self._membership.telemetry, {}
-        for instance_id, monitor in self.monitors.items():
-            reading = readings.get(monitor.plan.peer_ids[-1])
-            if reading is not None:
-                work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
-        for instance_id in self._idle.due(work, now):
-            _log.info("unloading %s: unused for its idle time (--idle-unload or keep_alive)", instance_id)
-            self._start_end(self.monitors.pop(instance_id), for_good=True)
-
-    def _unload_short(self, now: float) -> None:
-        """End unused rings that have a peer short of memory, if another ring serves their model."""
-        readings = self._membership.telemetry
-        roomy = {
-            one.plan.model
-            for _, one in self._membership.view.instances()
-            if one.state is InstanceState.READY and not short_members(one.plan, readings)
-        }
-        work = {
-            instance_id: (reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0))
-            for instance_id, monitor in self.monitors.items()
-            if monitor.plan.model in roomy
-            and short_members(monitor.plan, readings)
-            and (reading := readings.get(monitor.plan.peer_ids[-1])) is not None
-        }
-        for instance_id in self._short.due(work, now):
-            _log.info(
-                "unloading %s: one of its peers is short of memory, and another ring serves its model", instance_id
-            )
-            self._start_end(self.monitors.pop(instance_id), for_good=True)
 
     def _give_up_broken_groups(self) -> None:
         """Give up rings whose tensor group lost a cable: collectives over it would hang until a timeout."""
@@ -452,35 +401,10 @@ class OwnedRings:
         return self._silent[key]
 
     def _is_idle(self, instance: InstanceInfo) -> bool:
-        """Whether no request of a living peer uses a ring, whose owner has been dead for TAKE_OVER_S or which a request
-        here waits for.
-
-        Then continuing without the dead members loses nothing. New requests could not use the ring, because no live
-        peer publishes it.
-        """
-        instance_id = instance.plan.instance_id
+        """See RingUse.is_idle."""
         now = asyncio.get_running_loop().time()
-        _, lapsed_at = self._lapsed.get(instance_id, (None, now))
-        is_due = instance_id in self._wanted or now - lapsed_at >= TAKE_OVER_S
-        return is_due and not self._is_used(instance)
-
-    def _is_used(self, instance: InstanceInfo) -> bool:
-        """Whether a living peer may have requests on a ring. If this node is the only living one, it knows its own;
-        the runners may still compute an answer for a client of the dead owner."""
-        if not self._membership.peers and self.own_requests is not None:
-            return self.own_requests().get(instance.plan.instance_id, 0) > 0
-        return self._members.stages_here().get((instance.plan.instance_id, instance.ballot), False)
-
-    @contextlib.contextmanager
-    def wanted(self, instance_id: str) -> Iterator[None]:
-        """While a request here waits for a ring whose owner is dead."""
-        self._wanted[instance_id] += 1
-        self._membership.changed.beat()
-        try:
-            yield
-        finally:
-            self._wanted[instance_id] -= 1
-            self._wanted += Counter()  # drops what is 0
+        _, lapsed_at = self._lapsed.get(instance.plan.instance_id, (None, now))
+        return self.use.is_idle(instance, now - lapsed_at)
 
     async def _keep_looking(self) -> None:
         """Check the stages of rings that may have to be taken over, before the mesh agrees that their owner is dead."""
@@ -490,6 +414,8 @@ class OwnedRings:
                 await self._silent.pop(key).close()
             for instance in rings.values():
                 self._looks_at(instance).step({})
+            if self._ownerless and self.use.is_newly_awaited():
+                self._membership.changed.beat()
             await next_beat(LOOK_EVERY_S if rings else CALM_LOOK_EVERY_S)
 
     def _rings_of_silent_owners(self) -> dict[tuple[str, Ballot], InstanceInfo]:

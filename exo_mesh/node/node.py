@@ -570,6 +570,7 @@ class Node:
             keys_digest=self.keys.digest,
             fetch_room_bytes=self._models.downloads.room.num_bytes,
             headroom_bytes=self._hosting.monitor.headroom_bytes,
+            entry_requests=self._owning.owned_rings.use.own_report(),
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

@@ -162,7 +162,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes", "hardware", "prompt_tokens")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes", "hardware", "prompt_tokens", "entry_requests")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class Telemetry(_message.Message):
     HEADROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -240,7 +241,23 @@ class Telemetry(_message.Message):
     headroom_bytes: int
     hardware: HardwareReading
     prompt_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., hardware: _Optional[_Union[HardwareReading, _Mapping]] = ..., prompt_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    entry_requests: EntryRequests
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., hardware: _Optional[_Union[HardwareReading, _Mapping]] = ..., prompt_tokens: _Optional[_Mapping[str, int]] = ..., entry_requests: _Optional[_Union[EntryRequests, _Mapping]] = ...) -> None: ...
+
+class EntryRequests(_message.Message):
+    __slots__ = ("running", "awaited")
+    class RunningEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    running: _containers.ScalarMap[str, int]
+    awaited: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, running: _Optional[_Mapping[str, int]] = ..., awaited: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HardwareReading(_message.Message):
     __slots__ = ("machine", "accelerators", "machine_digest")

@@ -42,8 +42,8 @@ from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.prompt_logprobs import max_logit_rows, pieces
 from exo_mesh.runner.replays import Replays, replay_messages
+from exo_mesh.runner.sampling.prompt_logprobs import max_logit_rows, pieces
 from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
 from exo_mesh.runner.shared_prompts import SharedPrompts
 from exo_mesh.runner.turns import TurnClock

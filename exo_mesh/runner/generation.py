@@ -20,8 +20,8 @@ from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.runner.constraint import Constraint
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.prompt_logprobs import score
-from exo_mesh.runner.sampler import Draw, Sampler
+from exo_mesh.runner.sampling.prompt_logprobs import score
+from exo_mesh.runner.sampling.sampler import Draw, Sampler
 from exo_mesh.runner.scheduler import Sequence
 from exo_mesh.transport.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
 

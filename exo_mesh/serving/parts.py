@@ -48,7 +48,7 @@ class ServingParts:
         file = request_file(settings.request_log, settings.home)
         history = History(max_recent=settings.request_log_max, write=None if file is None else file.write)
         journal = Journal(history=history, used_bytes=used_bytes, clock=clock)
-        instances.owned_rings.own_requests = journal.outstanding
+        instances.owned_rings.use.own_requests = journal.outstanding
         drivers = DriverChannels(credentials)
         patience = replace(
             patience,

@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 class Patience:
     """Time limits of a request in seconds. queue_s: longest wait for a turn on a ring. first_s: longest silence before
     the first token (places in the queue and prefill are reported). next_s: between tokens. max_resumes: how often a
-    request may continue after its ring was lost. total_s: of the whole request; an answer that is running then ends
-    where it is."""
+    request may continue after its ring was lost without a new token in between. total_s: of the whole request; an
+    answer that is running then ends where it is."""
 
     queue_s: float = 120.0
     first_s: float = 120.0
@@ -95,9 +95,9 @@ class RequestRun:
         self._meter = meter
         self._ends_at = entry.entered_at + patience.total_s
         self._time_is_up = False
-        self._attempts = 0
+        self._losses = 0
+        self._emitted_at_loss = 0
         self._num_calls = 0
-        self._new_ballots = 0
         self._work: asyncio.Future[Any] | None = None
         self._call: DriverCall | None = None
         self._instance: InstanceInfo | None = None
@@ -168,7 +168,6 @@ class RequestRun:
         work, self._work = self._work, None
         self._instance = work.result()
         self._redial = self._rings.redial(self._instance)
-        self._new_ballots = 0
         self._open_call(self._instance, self._redial)
         return []
 
@@ -216,12 +215,11 @@ class RequestRun:
         return []
 
     async def _resume(self) -> Sequence[RequestEvent]:
-        """Leave a lost ring for another one. Raises the error of the loss after Patience.max_resumes times."""
+        """Leave a lost ring for another one. Raises the error of the loss after too many losses."""
         assert self._instance is not None and self._trouble is not None
         self._rings.avoid(self._instance)
-        if self._attempts == self._patience.max_resumes:
+        if self._is_lost_too_often():
             raise self._trouble
-        self._attempts += 1
         self._meter.resumed()
         _log.warning(
             "request %s: %s; resuming after %d tokens",
@@ -302,9 +300,16 @@ class RequestRun:
             ballot,
             len(self._entry.emitted),
         )
-        self._new_ballots += 1
-        if self._new_ballots > self._patience.max_resumes:
-            raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times")
+        if self._is_lost_too_often():
+            raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times in a row")
+
+    def _is_lost_too_often(self) -> bool:
+        """Count a loss of the ring; True after more than max_resumes of them without a new token in between: then the
+        request itself may be the cause."""
+        emitted = len(self._entry.emitted)
+        self._losses = self._losses + 1 if emitted == self._emitted_at_loss else 1
+        self._emitted_at_loss = emitted
+        return self._losses > self._patience.max_resumes
 
     def _interrupt(self) -> None:
         """End the current wait of the request: it was cancelled, or its time is up."""

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from itertools import accumulate, islice
 
 from exo_mesh.domain.addresses import MAX_MACS, valid_macs
-from exo_mesh.domain.device import FETCHES, Device, EngineInfo, HopReading, PeerInfo, RdmaPort, StaticRank, Telemetry
+from exo_mesh.domain.device import (
+    FETCHES,
+    Device,
+    EngineInfo,
+    EntryRequests,
+    HopReading,
+    PeerInfo,
+    RdmaPort,
+    StaticRank,
+    Telemetry,
+)
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
@@ -326,6 +336,7 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         ],
         hardware=None if reading.hardware == NO_HARDWARE else hardware_to_proto(reading.hardware),
         prompt_tokens=reading.prompt_tokens,
+        entry_requests=None if reading.entry_requests is None else _entry_requests_to_proto(reading.entry_requests),
     )
 
 
@@ -354,7 +365,18 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         ),
         hardware=hardware_from_proto(message.hardware) if message.HasField("hardware") else NO_HARDWARE,
         prompt_tokens=dict(islice(message.prompt_tokens.items(), MAX_ITEMS)),
+        entry_requests=_entry_requests_from_proto(message) if message.HasField("entry_requests") else None,
     )
+
+
+def _entry_requests_to_proto(requests: EntryRequests) -> pb.EntryRequests:
+    return pb.EntryRequests(running=requests.running, awaited=sorted(requests.awaited))
+
+
+def _entry_requests_from_proto(message: pb.Telemetry) -> EntryRequests:
+    requests = message.entry_requests
+    running = dict(islice(requests.running.items(), MAX_ITEMS))
+    return EntryRequests(running, frozenset(islice(requests.awaited, MAX_ITEMS)))
 
 
 def _reason_from_proto(message: pb.HealthReason) -> Reason:

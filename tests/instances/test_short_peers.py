@@ -20,7 +20,7 @@ FULL = -int(0.9 * 2**30)
 @pytest.fixture
 async def pressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[list[Node], list[Machine]]]:
     """Two nodes, and their machines; the model runs at the first."""
-    monkeypatch.setattr("exo_mesh.instances.owned_rings.SHORT_IDLE_S", 0.2)
+    monkeypatch.setattr("exo_mesh.instances.unloading.SHORT_IDLE_S", 0.2)
     machines = [Machine(8 * GB), Machine(8 * GB)]
     nodes: list[Node] = []
     try:

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.errors import EngineError, InputError
-from exo_mesh.runner.sampler import Sampler, largest, nucleus
-from exo_mesh.runner.weights_of_logits import uniform
+from exo_mesh.runner.sampling.sampler import Sampler, largest, nucleus
+from exo_mesh.runner.sampling.weights_of_logits import uniform
 
 LOGITS = hnp.arrays(np.float32, st.integers(1, 600), elements=st.floats(-30, 30, width=32))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
-from exo_mesh.runner.sampler import Sampler
-from exo_mesh.runner.weights_of_logits import BLOCK, index_at, uniform
+from exo_mesh.runner.sampling.sampler import Sampler
+from exo_mesh.runner.sampling.weights_of_logits import BLOCK, index_at, uniform
 
 VOCAB = 40_000
 LEVELS = st.sampled_from([-np.inf, -60.0, -1.0, 0.0, 0.5, 4.0, 9.0])

@@ -257,6 +257,13 @@ async def test_a_request_whose_rings_are_lost_again_and_again_ends_with_the_loss
     assert error is lost and states.count(RunState.RESUMING) == 3, "max_resumes is 2"
 
 
+async def test_a_request_that_gets_tokens_between_losses_continues_after_any_number_of_them() -> None:
+    rings = ScriptedRings([*([tokens(index), StageLostError("gone")] for index in range(6)), [tokens(6, end=True)]])
+    states, events, error = await follow(begin(rings)[0])
+    assert error is None and states[-1] is RunState.ENDED and states.count(RunState.RESUMING) == 6
+    assert ids(events) == [100 + index for index in range(7)]
+
+
 @pytest.mark.parametrize("error", [EngineError("no"), OverloadError("later"), DeadlineError("late")])
 async def test_what_a_driver_refuses_ends_the_request(error: MeshError) -> None:
     rings = ScriptedRings([[error]])

@@ -27,6 +27,26 @@ def test_tokens_through_an_entry_peer_are_counted_beside_another_checkout(capsys
 
 
 @pytest.mark.extended
+def test_the_health_route_is_timed_while_streams_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["entry", "--streams", "2", "--tokens", "50", "--rounds", "1", "--healthz"]) == 0
+    (this,) = capsys.readouterr().out.splitlines()
+    assert float(this.rpartition("/healthz p99 ")[2].removesuffix(" ms")) > 0
+
+
+@pytest.mark.extended
+def test_nodes_that_start_at_once_beside_a_busy_process_are_one_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["at-once", "--nodes", "3", "--busy", "1"]) == 0
+    ready, joined = capsys.readouterr().out.splitlines()
+    assert ready.startswith("3 nodes are ready after ") and joined.endswith("0 log lines take a living node for dead")
+
+
+def test_draws_are_timed_by_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sampling", "--rows", "1", "--rounds", "1"]) == 0
+    _, head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["vocabulary", "logits", "greedy"] and len(rows) == 6
+
+
+@pytest.mark.extended
 def test_copies_are_timed_beside_a_plain_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["copy", "--gb", "0.02", "--rounds", "1", "--dir", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from exo_mesh.domain.device import Device, EngineInfo, HopReading, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, EngineInfo, EntryRequests, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, HardwareReading
@@ -102,7 +102,8 @@ def test_telemetry_keeps_what_the_hardware_says_and_where_that_comes_from() -> N
     gpu = DeviceValues.of("nvml", utilization=0.25, memory_used_bytes=5, memory_total_bytes=9, clock_hz=1.5e9)
     card = AcceleratorReading("gpu0", "gpu", "nvidia", "H100", gpu)
     hardware = HardwareReading(machine, (card,), 2**64 - 1)
-    reading = Telemetry("a", 3, 10, 20, 5, hardware=hardware, prompt_tokens={"m-1": 9})
+    entry = EntryRequests({"m-1": 2}, frozenset({"m-2"}))
+    reading = Telemetry("a", 3, 10, 20, 5, hardware=hardware, prompt_tokens={"m-1": 9}, entry_requests=entry)
     assert codec.telemetry_from_proto(codec.telemetry_to_proto(reading)) == reading
     assert codec.telemetry_to_proto(Telemetry("a", 3, 10, 20, 5)).ByteSize() < 20, "no hardware, no bytes"
 
@@ -120,8 +121,11 @@ def test_what_a_peer_says_of_its_hardware_is_bounded_and_plausible() -> None:
 
 def test_a_peer_cannot_fill_another_with_readings() -> None:
     many = {f"m-{n}": n for n in range(3 * codec.MAX_ITEMS)}
-    message = codec.telemetry_to_proto(Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many))
+    entry = EntryRequests(many, frozenset(many))
+    message = codec.telemetry_to_proto(Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many, entry_requests=entry))
     message.hops.extend([pb.HopReading(peer_id="p" * 1000)] * 1000)
     there = codec.telemetry_from_proto(message)
     assert len(there.tokens) == len(there.frames) == codec.MAX_ITEMS
+    assert there.entry_requests is not None and len(there.entry_requests.running) == codec.MAX_ITEMS
+    assert len(there.entry_requests.awaited) == codec.MAX_ITEMS
     assert len(there.hops) == codec.MAX_HOPS and len(there.hops[0].peer_id) == 64

@@ -1,5 +1,6 @@
 """Benchmarks for developers of exo-mesh.
 
+python -m tools.bench at-once               how soon nodes that start together on busy cores are one mesh
 python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
 python -m tools.bench collectives           all-reduce and send between ranks, by size; with mlx.launch over cables
 python -m tools.bench copy                  copies between peers: speed beside plain TCP, what streams notice
@@ -7,6 +8,7 @@ python -m tools.bench entry                 tokens per second through one entry 
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
 python -m tools.bench grammar               what grammars cost a ring and save it, by tokens per second
 python -m tools.bench idle                  memory and CPU of nodes that have nothing to do
+python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
 """
@@ -19,7 +21,19 @@ from collections.abc import Callable, Sequence
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import setup_logging
-from tools.bench import collectives, copying, entry, first_token, grammar, group, idle, mlx_server, templates
+from tools.bench import (
+    at_once,
+    collectives,
+    copying,
+    entry,
+    first_token,
+    grammar,
+    group,
+    idle,
+    mlx_server,
+    sampling,
+    templates,
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     setup_logging(level="error")
     parser = Parser(prog="python -m tools.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    at_once.add_parser(subparsers)
     collectives.add_parser(subparsers)
     copying.add_parser(subparsers)
     entry.add_parser(subparsers)
@@ -35,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     group.add_parser(subparsers)
     idle.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
+    sampling.add_parser(subparsers)
     templates.add_parser(subparsers)
     try:
         args = parser.parse_all(argv)

@@ -1,7 +1,8 @@
 """Tokens per second through one entry peer: `python -m tools.bench entry --against OTHER_CHECKOUT`.
 
 One node with the dummy engine, one stage, and a client that only counts events. With --against the same is done with
-the code of another checkout in turns, and the medians are compared.
+the code of another checkout in turns, and the medians are compared. With --healthz the node is also asked for /healthz
+all the time while the streams start and run: how long do others wait for an answer then?
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,9 @@ from exo_mesh.client.child_node import ChildNode, client_of
 
 MODEL = "exo-mesh-demo"
 READY_S, PLACE_S, RUN_S = 60.0, 60.0, 120.0
+HEALTH_EVERY_S = 0.005
+CHILD_START_S = 1.0
+"""Time for the process that asks for /healthz to import what it needs."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Figures:
     tokens_per_s: float
     node_us: float
     runner_us: float
+    healthz_p99_ms: float = 0.0
 
 
 async def stream(host: str, port: int, tokens: int) -> int:
@@ -50,18 +59,64 @@ async def stream(host: str, port: int, tokens: int) -> int:
     return events
 
 
+async def ask_health(host: str, port: int, until: Synchronized[int]) -> list[float]:
+    """Asks for /healthz every HEALTH_EVERY_S until `until` is set; returns the milliseconds that each answer took."""
+    taken_ms: list[float] = []
+    while not until.value:
+        begin = time.perf_counter()
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        taken_ms.append((time.perf_counter() - begin) * 1e3)
+        await asyncio.sleep(HEALTH_EVERY_S)
+    return taken_ms
+
+
+def ask_health_apart(host: str, port: int, until: Synchronized[int], result: Connection) -> None:
+    """In a process of its own, which the client of a thousand streams does not hold up: asks until `until` is set,
+    then sends the 99th percentile."""
+    result.send(statistics.quantiles(asyncio.run(ask_health(host, port, until)), n=100)[98])
+
+
+@contextlib.contextmanager
+def health_watch(host: str, port: int, found: list[float]) -> Iterator[None]:
+    """While open, another process asks for /healthz; at the end `found` gets the 99th percentile in milliseconds."""
+    context = multiprocessing.get_context("spawn")
+    until, (ours, theirs) = context.Value("i", 0), context.Pipe()
+    child = context.Process(target=ask_health_apart, args=(host, port, until, theirs), daemon=True)
+    child.start()
+    time.sleep(CHILD_START_S)
+    try:
+        yield
+        until.value = 1
+        if ours.poll(RUN_S):
+            found.append(ours.recv())
+    finally:
+        child.kill()
+        child.join()
+
+
 def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
 
 
-async def measure(url: str, node: psutil.Process, streams: int, tokens: int) -> Figures:
+def measure(url: str, node: psutil.Process, streams: int, tokens: int, *, with_health: bool = False) -> Figures:
+    """Runs the streams. with_health: ask for /healthz meanwhile."""
     host, port = url.removeprefix("http://").split(":")
+    found: list[float] = []
+    with health_watch(host, int(port), found) if with_health else contextlib.nullcontext():
+        figures = asyncio.run(run_streams(host, int(port), node, streams, tokens))
+    return replace(figures, healthz_p99_ms=found[0] if found else 0.0)
+
+
+async def run_streams(host: str, port: int, node: psutil.Process, streams: int, tokens: int) -> Figures:
     runners = node.children(recursive=True)
     before = cpu_s(node), sum(map(cpu_s, runners))
     begin = time.perf_counter()
     async with asyncio.timeout(RUN_S):
-        events = await asyncio.gather(*(stream(host, int(port), tokens) for _ in range(streams)))
+        events = await asyncio.gather(*(stream(host, port, tokens) for _ in range(streams)))
     took_s = time.perf_counter() - begin
     num_tokens = streams * tokens
     assert min(events) > 2, "a stream ended at once: the node refused it"
@@ -70,7 +125,7 @@ async def measure(url: str, node: psutil.Process, streams: int, tokens: int) -> 
     return Figures(num_tokens / took_s, *used)
 
 
-def once(checkout: Path, streams: int, tokens: int) -> Figures:
+def once(checkout: Path, streams: int, tokens: int, *, with_health: bool) -> Figures:
     """Starts a node, warms it up, and measures. checkout: whose code runs."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
     environ["PYTHONPATH"] = f"{checkout}{os.pathsep}{checkout / 'engines'}"
@@ -83,8 +138,8 @@ def once(checkout: Path, streams: int, tokens: int) -> Figures:
             api = client_of({**ready, "home": home})  # the code of an older checkout does not report it
             api.post("/instance", {"model": MODEL}, PLACE_S)
             node = psutil.Process(child.pid)
-            asyncio.run(measure(ready["api_url"], node, streams, 20))
-            return asyncio.run(measure(ready["api_url"], node, streams, tokens))
+            measure(ready["api_url"], node, streams, 20)
+            return measure(ready["api_url"], node, streams, tokens, with_health=with_health)
         finally:
             child.stop()
 
@@ -95,6 +150,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--tokens", type=int, default=900, help="tokens of each stream")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measure its code in turns with this one's")
+    parser.add_argument("--healthz", action="store_true", help="ask for /healthz meanwhile")
     parser.set_defaults(run=run)
 
 
@@ -105,10 +161,11 @@ def run(args: argparse.Namespace) -> int:
     runs: dict[str, list[Figures]] = {side: [] for side in sides}
     for _ in range(args.rounds):
         for side, checkout in sides.items():
-            figures = once(checkout, args.streams, args.tokens)
+            figures = once(checkout, args.streams, args.tokens, with_health=args.healthz)
             runs[side].append(figures)
             cpu = f"node {figures.node_us:.0f} us, runner {figures.runner_us:.0f} us"
-            print(f"{side:8} {figures.tokens_per_s:8.0f} tokens/s, CPU per token: {cpu}", flush=True)
+            health = f", /healthz p99 {figures.healthz_p99_ms:.1f} ms" if args.healthz else ""
+            print(f"{side:8} {figures.tokens_per_s:8.0f} tokens/s, CPU per token: {cpu}{health}", flush=True)
     medians = {side: statistics.median(run.tokens_per_s for run in given) for side, given in runs.items()}
     if args.against:
         this, against = medians["this"], medians["against"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
@@ -272,6 +272,9 @@ class SimNode(SimPeer):
     def describe(self) -> PeerInfo:
         own = super().describe()
         return replace(own, devices=(replace(own.devices[0], engine="dummy"),), models=(MODEL,))
+
+    def _reading(self) -> Telemetry:
+        return replace(super()._reading(), entry_requests=self.owned_rings.use.own_report())
 
     def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
         super().on_leave(peer, records)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from exo_mesh.domain.request import PromptLogprob, TokenLogprob
 from exo_mesh.errors import EngineError
-from exo_mesh.runner.sampler import largest
+from exo_mesh.runner.sampling.sampler import largest
 
 MAX_LOGITS_BYTES = 64 * 2**20
 """Bytes of prompt logits in one frame: float32 rows of the whole vocabulary, which the last stage holds at once. 110

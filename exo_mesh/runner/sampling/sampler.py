@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenLogprob
 from exo_mesh.errors import EngineError, InputError
-from exo_mesh.runner.weights_of_logits import Floats, Ids, index_at, likely, uniform, weights_of
-
-NUCLEUS_START = 256  # candidates that top_p sorts at first; most nuclei are smaller than this
+from exo_mesh.runner.sampling.nucleus import from_border, nucleus, nucleus_of
+from exo_mesh.runner.sampling.weights_of_logits import Doubles, Floats, Ids, index_at, likely, uniform, weights_of
 
 
 class Draw(NamedTuple):
@@ -98,6 +97,10 @@ class Sampler:
     def _sample(self, logits: Floats, best: int, position: int) -> int:
         params = self._params
         cuts_by_sum = params.top_p < 1.0
+        if cuts_by_sum and not params.top_k:
+            ids = nucleus_of(logits, best, params.temperature, params.top_p)
+            if ids is not None:
+                return self._draw_among(ids, weights_of(logits, best, params.temperature, ids), position)
         ids = likely(logits, best, params.temperature, 0.0 if cuts_by_sum else params.min_p)
         if 0 < params.top_k < (logits.size if ids is None else ids.size):
             kept = largest(logits if ids is None else logits[ids], params.top_k)
@@ -107,6 +110,11 @@ class Sampler:
             kept = nucleus(weights, params.top_p)
             weights = weights[kept]
             ids = kept if ids is None else ids[kept]
+        return self._draw_among(ids, weights, position)
+
+    def _draw_among(self, ids: Ids | None, weights: Doubles, position: int) -> int:
+        """Apply min_p, and draw one of these tokens, of all if ids is None, by their weights."""
+        params = self._params
         if params.min_p > 0.0:
             kept = np.flatnonzero(weights >= params.min_p * weights.max())
             weights = weights[kept]
@@ -166,28 +174,7 @@ def largest(values: Floats, k: int) -> Ids:
     """Indexes, ascending, of the k largest values; among equals at the border the lowest indexes win."""
     if k >= values.size:
         return np.arange(values.size)
-    return _from_border(values, np.partition(values, values.size - k)[values.size - k], k)
-
-
-def nucleus(weights: Floats, top_p: float) -> Ids:
-    """Indexes, ascending, of the smallest set of largest weights that holds top_p of their sum; at least one. Among
-    equals at the border the lowest indexes win."""
-    wanted = top_p * weights.sum()
-    k = min(NUCLEUS_START, weights.size)
-    while True:
-        top = weights if k == weights.size else np.partition(weights, weights.size - k)[-k:]
-        falling = np.sort(top)[::-1]  # to sort values takes a tenth of what it takes to sort indexes
-        cumulative = np.cumsum(falling)
-        if cumulative[-1] >= wanted or k == weights.size:
-            count = min(int(np.searchsorted(cumulative, wanted, side="left")) + 1, k)
-            return _from_border(weights, falling[count - 1], count)
-        k = min(k * 8, weights.size)
-
-
-def _from_border(values: Floats, border: np.floating, count: int) -> Ids:
-    above = np.flatnonzero(values > border)
-    equal = np.flatnonzero(values == border)[: count - above.size]
-    return np.sort(np.concatenate([above, equal]))
+    return from_border(values, np.partition(values, values.size - k)[values.size - k], k)
 
 
 def _best(logits: Floats, what: str) -> int:
