@@ -306,14 +306,13 @@ class MlxStage:
         return StageOutput(logits=copies[0] if len(copies) == 1 else np.concatenate(copies), faults=faults)
 
     def _can_guess(self, rows: Sequence[Row], computed: Computed) -> bool:
-        """Whether this step may be followed by one that is computed ahead: the stage is the whole model, and all rows
-        decode one token, together."""
+        """Whether this step may be followed by one that is computed ahead: the stage is the whole model, and one
+        sequence decodes one token. With several, others come and go, and each wasted step delays all of them."""
         return (
             self._rolls_back
             and self._ranks is None
-            and len(computed) == 1
-            and len(computed[0][0].rows) == len(rows)
-            and all(row.n == 1 and row.num_logits == 1 for row in rows)
+            and len(rows) == len(computed) == 1
+            and rows[0].n == rows[0].num_logits == 1
             and not (self._loaded().inputs or self._loaded().outputs)
         )
 

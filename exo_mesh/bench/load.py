@@ -104,9 +104,7 @@ async def closed_loop(
     return _result(answers)
 
 
-async def open_loop(
-    urls: Sequence[str], question: Question, per_s: float, requests: int, first: int = 0
-) -> LoadResult:
+async def open_loop(urls: Sequence[str], question: Question, per_s: float, requests: int, first: int = 0) -> LoadResult:
     """Sends requests at random times (a Poisson process of `per_s` per second), without waiting for earlier answers.
 
     first: number of the first prompt.

@@ -63,19 +63,27 @@ class Decoding:
 
 
 def test_after_some_right_guesses_each_step_was_computed_ahead(stages: Stages) -> None:
+    decoding = Decoding(stages, 1)
+    for _ in range(MIN_HITS + 6):
+        logits = decoding.step(1)
+    assert decoding.ahead.num_used == 5
+    decoding.again(1, logits[0])
+
+
+def test_several_rows_are_never_computed_ahead(stages: Stages) -> None:
     decoding = Decoding(stages, 1, 2)
     for _ in range(MIN_HITS + 6):
         logits = decoding.step(1, 2)
-    assert decoding.ahead.num_used == 5
+    assert decoding.ahead.num_used == 0
     decoding.again(1, logits[0])
     decoding.again(2, logits[1])
 
 
-@pytest.mark.parametrize("company", [(1,), (2, 1), (1, 2, 3)])
+@pytest.mark.parametrize("company", [(2,), (2, 1), (1, 2, 3)])
 def test_other_rows_than_guessed_get_their_own_bits(stages: Stages, company: Sequence[int]) -> None:
     decoding = Decoding(stages, 1, 2, 3)
     for _ in range(MIN_HITS + 2):
-        decoding.step(1, 2)
+        decoding.step(1)
     logits = decoding.step(*company)
     for sequence, its in zip(company, logits, strict=True):
         decoding.again(sequence, its)
