@@ -27,7 +27,7 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.errors import CanaryError, EngineError, InputError
 from exo_mesh_dummy.model import read_dummy_model
-from exo_mesh_dummy.payload import MIN_WORDS, check_marks, kv_marks, mix, write_marks
+from exo_mesh_dummy.payload import MIN_WORDS, Payloads, check_marks, kv_marks, mix, write_marks
 
 KV_BYTES = 16
 """Reported bytes of one position of a sequence; a saved position really takes them."""
@@ -110,6 +110,7 @@ class DummyStage:
     def __init__(self) -> None:
         self._sequences: dict[int, _DummySequence] = {}
         self._request: LoadRequest | None = None
+        self._payloads = Payloads()
         self._num_forwards = 0
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
@@ -199,7 +200,7 @@ class DummyStage:
             return StageOutput(logits=np.zeros((0, self._model.vocab_size), np.float32) if shard.is_last else None)
         received = None if shard.is_first else self._received(tensors, len(token_ids))
         size = 4 * self._num_words
-        payload = None if shard.is_last else np.zeros(len(token_ids) * size, np.uint8).data
+        payload = None if shard.is_last else self._payloads.get(size, [row.n for row in rows])
         logits = np.zeros(
             (sum(row.num_logits for row in rows) if shard.is_last else 0, self._model.vocab_size), np.float32
         )

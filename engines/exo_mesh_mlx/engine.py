@@ -32,6 +32,7 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.errors import EngineError, MeshError, ModelError, RankLostError
 from exo_mesh_mlx import packets, saving, wire
+from exo_mesh_mlx.ahead import GuessedStep, LookAhead
 from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
 from exo_mesh_mlx.canary import Canary
@@ -85,6 +86,8 @@ class MlxStage:
         self.batched = False
         """Whether rows of equal length of several sequences are computed in one forward."""
         self._saved_form: saving.SavedForm = {}
+        self.ahead = LookAhead(self._drop_guess)
+        self._rolls_back = False
         self._ranks: Ranks | None = None
         self._to_verify: tuple[MlxCheckpoint, MlxTrace | None, Shard, int] | None = None
         self.shares = RankShares()
@@ -120,7 +123,8 @@ class MlxStage:
             self._stage = MlxGhostStage(self._model, trace, shard.start, shard.stop)
         read_layers(self._model, shard.start, shard.stop, progress, by_tensor=self._ranks is not None)
         self._to_verify = (checkpoint, trace, shard, request.context_limit)
-        self._warm_up(shard, request.model_dir, can_always_trim(full))
+        self._rolls_back = can_always_trim(full)
+        self._warm_up(shard, request.model_dir, self._rolls_back)
 
     def verify(self, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
         """See GroupMember."""
@@ -155,10 +159,15 @@ class MlxStage:
         if not stage_input.rows:
             return StageOutput(logits=None if stage.outputs else np.zeros((0, self._logits_width), np.float32))
         try:
+            logits = self.ahead.take(stage_input.rows, stage_input.token_ids)
+            if logits is not None:
+                return self._decoded(stage_input.rows, logits)
             faults: dict[int, Fault] = {}
             computed: Computed = []
             for wave in waves(stage_input.rows):
                 computed += self._compute(stage_input, wave, faults)
+            if self._can_guess(stage_input.rows, computed):
+                return self._decoded(stage_input.rows, self._wanted_logits(stage_input.rows, computed)[0])
             return self._output(stage_input.rows, computed, tuple(faults.values()))
         except MeshError:
             raise
@@ -167,24 +176,28 @@ class MlxStage:
             raise self._failure(f"a forward of {len(stage_input.rows)} rows", exc) from exc
 
     def remove(self, sequence: int) -> None:
+        self.ahead.drop()
         self._sequences.pop(sequence, None)
 
     def sequences(self) -> Sequence[int]:
         return list(self._sequences)
 
     def save(self, sequence: int) -> SavedSequence:
+        self.ahead.drop()
         held = self._sequences.get(sequence)
         if held is None:
             raise EngineError(f"sequence {sequence} is not known here, so it cannot be saved")
         return saving.save(held.cache)
 
     def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
+        self.ahead.drop()
         if saved.length > max_tokens:
             raise EngineError(f"{saved.length} saved positions do not fit in room for {max_tokens}")
         self._sequences[sequence] = _MlxSequence(saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
 
     def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """See SequenceCopier. Arrays are shared until one of the two sequences changes them."""
+        self.ahead.drop()
         held = self._sequences.get(source)
         defect = copy_defect(source, None if held is None else held.cache.length, upto, max_tokens)
         if defect or held is None:
@@ -203,6 +216,7 @@ class MlxStage:
         return LibraryMemory("mlx", *map(int, figures))
 
     def close(self) -> None:
+        self.ahead.drop()
         self._sequences.clear()
         if self._stage is not None:
             self._stage.close()
@@ -290,6 +304,50 @@ class MlxStage:
         self._evaluate(wanted, states, rows)
         copies = [np.array(array) for array in wanted]
         return StageOutput(logits=copies[0] if len(copies) == 1 else np.concatenate(copies), faults=faults)
+
+    def _can_guess(self, rows: Sequence[Row], computed: Computed) -> bool:
+        """Whether this step may be followed by one that is computed ahead: the stage is the whole model, and one
+        sequence decodes one token. With several, others come and go, and each wasted step delays all of them."""
+        return (
+            self._rolls_back
+            and self._ranks is None
+            and len(rows) == len(computed) == 1
+            and rows[0].n == rows[0].num_logits == 1
+            and not (self._loaded().inputs or self._loaded().outputs)
+        )
+
+    def _decoded(self, rows: Sequence[Row], logits: mx.array) -> StageOutput:
+        """Copy the logits of a decode step out. If the next step can be guessed, the device computes it meanwhile."""
+        following = tuple(Row(row.sequence, row.pos0 + 1, 1, 1) for row in rows)
+        if not (self.ahead.is_due and all(map(self._is_wanted, following))):
+            mx.eval(logits, self._states(rows))
+            copied = np.array(logits)
+            self.ahead.showed(following, copied)
+            return StageOutput(logits=copied)
+        # No variable may hold the states: MLX then copies whole caches instead of writing into them.
+        mx.async_eval(logits, self._states(rows))  # type: ignore[no-untyped-call]
+        likeliest = mx.argmax(logits, axis=-1).astype(mx.int32)
+        caches = self._together([self._sequences[row.sequence].cache for row in rows])
+        result = self._loaded().forward(likeliest[:, None], caches.full(), {}, 1)
+        caches.advance(1)
+        assert isinstance(result, mx.array), "a stage that is the whole model"
+        guessed = result[:, -1:].reshape(-1, result.shape[-1]).astype(mx.float32)
+        mx.async_eval(likeliest, guessed, self._states(rows))  # type: ignore[no-untyped-call]
+        self.ahead.begin(GuessedStep(following, likeliest, guessed))
+        return StageOutput(logits=np.array(logits))
+
+    def _is_wanted(self, row: Row) -> bool:
+        """Whether a sequence may need this position: the last token of an answer is not computed."""
+        return row.pos0 + row.n < self._sequences[row.sequence].max_tokens
+
+    def _drop_guess(self, row: Row) -> None:
+        if held := self._sequences.get(row.sequence):
+            held.cache.cut_back(row.pos0)
+
+    def _states(self, rows: Sequence[Row]) -> list[mx.array]:
+        """The contents of the caches of all rows."""
+        touched = sorted({row.sequence for row in rows})
+        return [array for sequence in touched for array in self._sequences[sequence].cache.arrays()]
 
     def _evaluate(self, results: list[mx.array], states: list[mx.array], rows: Sequence[Row]) -> None:
         """Evaluate the results. results: `[tokens, width]`. From time to time the ranks of a tensor group compare their

@@ -83,9 +83,14 @@ class LoadResult:
         }
 
 
-async def closed_loop(urls: Sequence[str], question: Question, streams: int, requests: int) -> LoadResult:
-    """Runs `streams` clients, each of which sends a request as soon as it has an answer, until `requests` were sent."""
-    numbers = iter(range(requests))
+async def closed_loop(
+    urls: Sequence[str], question: Question, streams: int, requests: int, first: int = 0
+) -> LoadResult:
+    """Runs `streams` clients, each of which sends a request as soon as it has an answer, until `requests` were sent.
+
+    first: number of the first prompt.
+    """
+    numbers = iter(range(first, first + requests))
     async with _session(urls) as session:
         start = time.perf_counter()
         answers: list[TimedAnswer] = []
@@ -100,13 +105,16 @@ async def closed_loop(urls: Sequence[str], question: Question, streams: int, req
     return _result(answers)
 
 
-async def open_loop(urls: Sequence[str], question: Question, per_s: float, requests: int) -> LoadResult:
-    """Sends requests at random times (a Poisson process of `per_s` per second), without waiting for earlier answers."""
+async def open_loop(urls: Sequence[str], question: Question, per_s: float, requests: int, first: int = 0) -> LoadResult:
+    """Sends requests at random times (a Poisson process of `per_s` per second), without waiting for earlier answers.
+
+    first: number of the first prompt.
+    """
     random_ = random.Random(0)
     async with _session(urls) as session, asyncio.TaskGroup() as group:
         start = time.perf_counter()
         tasks = []
-        for number in range(requests):
+        for number in range(first, first + requests):
             tasks.append(group.create_task(_ask(session, urls[number % len(urls)], question.body(number), start)))
             await asyncio.sleep(random_.expovariate(per_s))
     return _result([task.result() for task in tasks])

@@ -40,7 +40,7 @@ from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 
 LOAD_DEADLINE_S = 600.0
-WARM_UP_TOKENS = 16
+WARM_UP_TOKENS, WARM_UP_REQUESTS = 16, 4
 REPORTS_S = 1.2
 """Longer than two reports of a stage, which come twice a second."""
 
@@ -178,7 +178,7 @@ def _measure(
     """Measures all systems with all loads; returns the runs by key.
 
     The systems take turns for each round of a load, so that a slowdown of the machine affects all; the others are idle
-    meanwhile.
+    meanwhile. Each round has prompts of its own, so that none has been computed before.
     """
     loads = list(scenario.loads())
     with contextlib.ExitStack() as stack:
@@ -194,12 +194,15 @@ def _measure(
         longest = max(load.prompt for load in loads)
         for system in systems.values():
             warm_up = replace(system.question, prompt=longest, tokens=WARM_UP_TOKENS)
-            asyncio.run(closed_loop(system.urls, warm_up, 2, 4))
+            asyncio.run(closed_loop(system.urls, warm_up, 2, WARM_UP_REQUESTS))
         rounds: dict[str, list[list[dict[str, Any]]]] = {key: [[] for _ in loads] for key in systems}
+        first = WARM_UP_REQUESTS
         for index, load in enumerate(loads):
             for _ in range(scenario.rounds):
                 for key, system in systems.items():
-                    rounds[key][index].append(_run(system, load, with_parts=scenario.breakdown and bool(system.mesh)))
+                    with_parts = scenario.breakdown and bool(system.mesh)
+                    rounds[key][index].append(_run(system, load, first, with_parts=with_parts))
+                first += load.requests
         return {key: [merged(figures) for figures in of_loads] for key, of_loads in rounds.items()}
 
 
@@ -239,15 +242,16 @@ def _pin(pids: Sequence[int]) -> None:
             os.sched_setaffinity(int(thread), {cores[index % len(cores)]})
 
 
-def _run(system: System, load: ServeLoad, *, with_parts: bool) -> dict[str, Any]:
-    """One round of a load. with_parts: then send it again without streaming, to measure the parts of each request;
-    tracing every request costs the driver time, so this does not change the other figures."""
+def _run(system: System, load: ServeLoad, first: int, *, with_parts: bool) -> dict[str, Any]:
+    """One round of a load. first: number of its first prompt. with_parts: then send it again without streaming, to
+    measure the parts of each request; tracing every request costs the driver time, so this does not change the other
+    figures."""
     asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
     before = _readings(system.mesh)
     if load.is_rate:
-        result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests))
+        result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests, first))
     else:
-        result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests))
+        result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests, first))
     after = _readings(system.mesh)
     shares = [(now - was) / result.wall_s for was, now in zip(before.busy_s, after.busy_s, strict=False)]
     busy = [round(min(1.0, share), 3) for share in shares]

@@ -6,8 +6,8 @@
     A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
 
 The frame header is msgpack: with protobuf, encoding and decoding it took a third of a hop
-(docs/how-it-works/benchmarks.md). Tensor bytes follow unchanged, and a frame that fits one message is read without
-copying them.
+(docs/how-it-works/benchmarks.md). Tensor bytes follow unchanged. A frame that fits one message is read without copying
+them, so all but the longest frames are one message; the others are cut into pieces.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from exo_mesh.printable import printable
 from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.transport.incoming import MalformedError, read_message
 
-MAX_MESSAGE_BYTES = 1024 * 1024
-"""Longest message. 1 MiB was the fastest size between 64 KiB and 16 MiB on loopback."""
+MAX_WHOLE_BYTES = 8 * 1024 * 1024
+"""Most tensor bytes of a frame that is one message: 512 tokens of 8,192 values in 16 bits. Beyond that, the copy that
+one message saves costs as much in gRPC, whose own copies then miss the CPU's cache."""
+
+MAX_PIECE_BYTES = 1024 * 1024
+"""Longest message of a frame that is cut into pieces. 1 MiB was the fastest size between 64 KiB and 16 MiB on
+loopback."""
 
 MAX_FRAME_BYTES = 512 * 1024 * 1024
 """Most tensor bytes of one frame, and so the most memory that a peer can make another one allocate."""
@@ -47,8 +52,7 @@ def encode_frame(frame: Frame) -> Iterator[bytes]:
     header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header
     views = [memoryview(tensor.data) for tensor in frame.tensors.values()]
-    total = len(prefix) + sum(view.nbytes for view in views)
-    if total <= MAX_MESSAGE_BYTES:
+    if sum(view.nbytes for view in views) <= MAX_WHOLE_BYTES:
         yield b"".join([prefix, *views])
         return
     yield prefix
@@ -59,7 +63,7 @@ def encode_frame(frame: Frame) -> Iterator[bytes]:
 
 def _pieces(view: memoryview) -> Iterator[memoryview]:
     """Cuts a byte view into parts that fit into a message after its tag byte."""
-    size = MAX_MESSAGE_BYTES - len(_TENSOR)
+    size = MAX_PIECE_BYTES - len(_TENSOR)
     flat = view.cast("B")
     for start in range(0, flat.nbytes, size):
         yield flat[start : start + size]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exo_mesh_dummy import provider
+from exo_mesh_dummy.payload import Payloads
 
 from exo_mesh.domain.frame import HIDDEN, Row
 from exo_mesh.domain.shard import Shard
@@ -108,6 +109,20 @@ def test_the_payload_is_as_large_as_asked(tmp_path: Path) -> None:
         for asked in ("0", "4096", "1")
     }
     assert sizes == {"0": 3 * 512, "4096": 3 * 4096, "1": 3 * 16}
+
+
+def test_long_payloads_are_used_again_but_never_while_somebody_holds_them() -> None:
+    payloads = Payloads()
+    first = payloads.get(4096, [512])
+    tail = first[-8:]
+    first[:4] = tail[:4] = b"mark"
+    del first
+    second = payloads.get(4096, [512])
+    assert bytes(tail[:4]) == b"mark" and bytes(second) == bytes(4096 * 512)
+    del tail
+    assert bytes(payloads.get(4096, [512])[:4]) == b"mark"
+    del second
+    assert bytes(payloads.get(4096, [256, 256])) == bytes(4096 * 512)
 
 
 def test_the_cost_is_waited_for_per_forward_and_per_row(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from exo_mesh.domain.frame import HIDDEN, Copy, Fault, Frame, Insert, Remove, Re
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
-from exo_mesh.transport.codec import MAX_MESSAGE_BYTES, FrameAssembler, encode_frame
+from exo_mesh.transport.codec import MAX_PIECE_BYTES, MAX_WHOLE_BYTES, FrameAssembler, encode_frame
 from exo_mesh.transport.incoming import MalformedError
 
 BALLOT = Ballot(3, "proposer")
@@ -68,13 +68,36 @@ def test_a_frame_arrives_as_it_was_sent(frame: Frame) -> None:
     assert carried(frame) == frame
 
 
-def test_a_large_tensor_travels_in_bounded_messages() -> None:
-    array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
-    frame = Frame(BALLOT, 1, 0, (Row(1, 0, 1000),), tuple(range(1000)), tensors={HIDDEN: Tensor.from_numpy(array)})
+def test_a_chunk_of_a_prompt_is_one_message_whose_bytes_are_used_as_they_are() -> None:
+    payload = bytes(range(256)) * (MAX_WHOLE_BYTES // 256)
+    frame = chunk(payload)
+    (message,) = encode_frame(frame)
+    arrived = FrameAssembler().feed(message)
+    assert arrived is not None and arrived == frame
+    assert memoryview(arrived.tensors[HIDDEN].data).obj is message
+
+
+def test_a_longer_frame_travels_in_pieces_of_bounded_length() -> None:
+    frame = chunk(bytes(range(256)) * (MAX_WHOLE_BYTES // 256 + 1))
     messages = list(encode_frame(frame))
-    assert len(messages) > 3 and max(map(len, messages)) <= MAX_MESSAGE_BYTES
-    arrived = carried(frame)
-    assert arrived is not None and np.array_equal(arrived.tensors[HIDDEN].numpy(), array)
+    assert len(messages) > MAX_WHOLE_BYTES // MAX_PIECE_BYTES
+    assert max(map(len, messages)) <= MAX_PIECE_BYTES
+    assert carried(frame) == frame
+
+
+def test_a_frame_in_pieces_below_the_limit_is_read_as_older_peers_send_it() -> None:
+    frame = chunk(bytes(range(256)) * 16)
+    (message,) = encode_frame(frame)
+    header, body = message[:-4096], message[-4096:]
+    assembler = FrameAssembler()
+    assert [assembler.feed(one) for one in (header, b"T" + body[:1000])] == [None, None]
+    assert assembler.feed(b"T" + body[1000:]) == frame
+
+
+def chunk(payload: bytes) -> Frame:
+    """A frame of two tokens with this payload."""
+    tensor = Tensor("uint8", (2, len(payload) // 2), payload)
+    return Frame(BALLOT, 1, 0, (Row(1, 0, 2),), (7, 8), tensors={HIDDEN: tensor})
 
 
 def test_a_decode_frame_costs_little_more_than_its_activations() -> None:
