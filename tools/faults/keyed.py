@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from tools.faults.client_threads import ClientThreads
 from tools.faults.mesh import MODEL
-from tools.faults.stream import Question, counting
+from tools.faults.stream import Question, random_counting
 
 PATIENCE_S = 90.0
 """How long a client tries for one answer."""
@@ -68,8 +68,7 @@ class KeyedClients(ClientThreads[KeyedAnswer]):
         return Counter(trouble for answer in self.answers for trouble in answer.troubles)
 
     def ask(self, rng: random.Random, number: int) -> KeyedAnswer | str:
-        first = rng.randrange(10, 120)
-        answer = KeyedAnswer(counting(first, first + rng.randrange(5, 40)))
+        answer = KeyedAnswer(random_counting(rng))
         begin = time.monotonic()
         trouble = self._ask(answer, rng, continues=number % 2 == 0)
         answer.seconds = time.monotonic() - begin

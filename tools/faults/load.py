@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from exo_mesh.errors import MeshError
 from tools.faults.client_threads import ClientThreads
 from tools.faults.mesh import Node
-from tools.faults.stream import Stream, counting
+from tools.faults.stream import Question, Stream, random_counting
 
 NOBODY_S = 60.0
 """How long all peers may be unready at once."""
@@ -30,19 +30,18 @@ class Clients(ClientThreads[Stream]):
         super().__init__(count, seed)
 
     def ask(self, rng: random.Random, number: int) -> Stream | str:
-        first = rng.randrange(10, 120)
-        stream = self._ask(rng, first, first + rng.randrange(5, 40))
+        stream = self._ask(rng, random_counting(rng))
         if stream is None:
             return f"nobody was ready for {NOBODY_S:g} s"
         return stream if stream.is_right else f"{stream.outcome} {stream.message} after {stream.text!r}"
 
-    def _ask(self, rng: random.Random, first: int, last: int) -> Stream | None:
+    def _ask(self, rng: random.Random, question: Question) -> Stream | None:
         """Gets one answer, right or not, from a peer that accepts the request; None if none does."""
         patience = threading.Event()
         for _ in range(int(NOBODY_S / 0.1)):
             node = rng.choice(self._peers)
             if is_ready(node):
-                stream = Stream(node, counting(first, last))
+                stream = Stream(node, question)
                 stream.ended.wait(180)
                 if stream.error not in REFUSED or stream.pieces:
                     return stream
