@@ -21,6 +21,10 @@ window). In other models only the number of tokens limits the sequences."""
 MOST_SEQUENCES = 32
 """Most sequences that a driver runs at once. A ring makes room for this many, or a half, or a quarter, if cheap."""
 
+LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 16, 512
+"""Prompt tokens of a prefill frame: the smallest limit that can be set, and the default and largest one. 512 tokens of
+a 4,096-wide model are 4 MiB of activations in bf16, which 1 GbE carries in 36 ms."""
+
 CHEAP = 4
 """Fixed state of all sequences is cheap if it takes at most 1/CHEAP of the stage's weights. By arithmetic, Qwen3-Next
 80B keeps 75 MB per sequence beside 160 GB, so 32 are cheap; Gemma 3 27B keeps 430 MB beside 54 GB, so 16 are."""

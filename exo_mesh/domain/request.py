@@ -15,6 +15,10 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+FLEX_PRIORITY = -11
+"""Of requests with the service tier "flex": below every priority that a client can name."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. The driver's NumPy sampler honours every field.
@@ -59,7 +63,7 @@ class GenerateRequest:
 
     stop_ids end the request when drawn and are not emitted, unless ignore_eos; they cannot be drawn before min_tokens
     other tokens. max_tokens 0: nothing is drawn, and the request ends after its prompt_logprobs. client: whose share of
-    a ring this request uses; a higher priority goes before all lower ones.
+    a ring this request uses; a higher priority goes before all lower ones, FLEX_PRIORITY is the lowest.
     """
 
     request_id: str

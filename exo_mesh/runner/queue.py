@@ -6,12 +6,19 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
+from exo_mesh.domain.request import FLEX_PRIORITY
+
 MAX_CLIENTS = 1024
 """Clients without requests whose use of the ring is remembered."""
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 """Cost of a prompt token and of an output token; prefill computes many tokens at once, decoding one a lap. As in Sheng
 et al., Fairness in Serving Large Language Models (OSDI 2024), whose virtual token counter this is."""
+
+
+FLEX_TURNS = 32
+"""After this many other requests have had their turn while flex requests waited, one flex request has its turn, and is
+then no longer interrupted: so even under constant load a flex request is done after a bounded number of others."""
 
 
 class Waiting(Protocol):
@@ -26,9 +33,17 @@ class Waiting(Protocol):
 T = TypeVar("T", bound=Waiting)
 
 
+def is_flex(item: Waiting) -> bool:
+    """Whether a request runs only while no other request wants its place."""
+    return item.priority <= FLEX_PRIORITY
+
+
 class FairQueue(Generic[T]):
     """Orders waiting requests: first those that resume after an interruption, oldest first; then the highest priority;
     among equals the client that has used the ring least; and of one client the oldest request.
+
+    Flex requests (FLEX_PRIORITY) come last, but one has its turn after FLEX_TURNS others. They have max_waiting places
+    of their own, so that a flood of them keeps nobody out of the queue.
 
     A client that comes back after a pause starts level with the least served of the active clients: idle time earns
     nothing.
@@ -40,6 +55,8 @@ class FairQueue(Generic[T]):
         self._fresh: dict[tuple[int, str], deque[T]] = {}
         self._used: dict[str, float] = {}
         self._active: dict[str, int] = {}
+        self._passed = 0
+        """Requests that had their turn while flex requests waited."""
 
     def __len__(self) -> int:
         return len(self._resumed) + sum(map(len, self._fresh.values()))
@@ -53,9 +70,9 @@ class FairQueue(Generic[T]):
     def push(self, item: T) -> bool:
         """Add an item at its place; False, with nothing changed, if the queue is full. A resumed item is always
         taken."""
-        if item.resumed:
+        if item.resumed and not is_flex(item):
             self._resumed.append(item)
-        elif sum(map(len, self._fresh.values())) >= self._max_waiting:
+        elif not item.resumed and self._num_waiting(is_flex(item)) >= self._max_waiting:
             return False
         else:
             self._fresh.setdefault((item.priority, item.client), deque()).append(item)
@@ -63,7 +80,11 @@ class FairQueue(Generic[T]):
         return True
 
     def push_back(self, item: T) -> None:
-        """Put back an item that ran until now, before all others; its client never ceased to be active."""
+        """Put back an item that ran until now, before all others, or before all other flex requests of its client; the
+        client never ceased to be active."""
+        if is_flex(item):
+            self._fresh.setdefault((item.priority, item.client), deque()).appendleft(item)
+            return
         item.resumed = True
         self._resumed.appendleft(item)
 
@@ -75,7 +96,9 @@ class FairQueue(Generic[T]):
         return self._fresh[line][0] if line is not None else None
 
     def pop(self) -> T:
-        """Take the next item. Its client counts as active until `left`. Raises IndexError if there is none."""
+        """Take the next item. Its client counts as active until `left`. Raises IndexError if there is none.
+
+        A flex request whose turn it is gets priority 0: from now on it is like any other."""
         if self._resumed:
             return self._resumed.popleft()
         line = self._best_line()
@@ -84,13 +107,27 @@ class FairQueue(Generic[T]):
         item = self._fresh[line].popleft()
         if not self._fresh[line]:
             del self._fresh[line]
+        self._count_turn(item)
         return item
+
+    def _count_turn(self, item: T) -> None:
+        if not is_flex(item):
+            self._passed = self._passed + 1 if self._num_waiting(True) else 0
+        elif self._owes_flex:
+            item.priority, self._passed = 0, 0
+
+    @property
+    def _owes_flex(self) -> bool:
+        return self._passed >= FLEX_TURNS
+
+    def _num_waiting(self, flex: bool) -> int:
+        return sum(len(line) for (priority, _), line in self._fresh.items() if (priority <= FLEX_PRIORITY) == flex)
 
     def remove(self, item_id: int) -> T | None:
         """Take out an item that no longer waits."""
         for item in self:
             if item.id == item_id:
-                if item.resumed:
+                if item.resumed and not is_flex(item):
                     self._resumed.remove(item)
                 else:
                     line = item.priority, item.client
@@ -122,4 +159,7 @@ class FairQueue(Generic[T]):
     def _best_line(self) -> tuple[int, str] | None:
         if not self._fresh:  # this runs with every lap
             return None
+        if self._owes_flex:
+            flex = [line for line in self._fresh if line[0] <= FLEX_PRIORITY]
+            return min(flex or self._fresh, key=lambda line: (-line[0], self._used.get(line[1], 0.0)))
         return min(self._fresh, key=lambda line: (-line[0], self._used.get(line[1], 0.0)), default=None)

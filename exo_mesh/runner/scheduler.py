@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.runner.pace import Pace, shares
-from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
+from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 
-PREFILL_CHUNK = 512
-"""Most tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
+PREFILL_CHUNK = MOST_CHUNK_TOKENS
+"""Most tokens of a prefill frame, unless a setting asks for less."""
 
 PREFILL_BUDGET_S = 0.25
 """Longest delay that a chunk's lap may cause for the streams that run beside it."""
@@ -108,7 +109,7 @@ class SchedulerLimits:
     prefill_budget_s: float = PREFILL_BUDGET_S
     prefill_alone_s: float = PREFILL_ALONE_S
     max_rows: int = 32
-    max_running: int = 32
+    max_running: int = MOST_SEQUENCES
     max_waiting: int = 32
     max_tokens: int = 2**31
 
@@ -249,7 +250,8 @@ class Scheduler:
     def evict(self) -> Iterator[Sequence]:
         """Move the youngest sequences back to the head of the queue while the running ones outgrow the KV pool; parked
         ones first, then those of the lowest priority. While a machine is short of memory, evict one more from time to
-        time. Also set aside parked sequences whose places others wait for.
+        time. Also set aside parked sequences whose places others wait for, and flex requests whose places requests that
+        are not flex wait for.
 
         Yields each evicted sequence: the length of an output is not known at admission. An evicted sequence is computed
         again later: its tokens stay, and a token that is on its way round is still drawn. One sequence always runs.
@@ -259,6 +261,8 @@ class Scheduler:
             yield self._take_off(max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority)))
         while (parked := self._in_the_way()) is not None:
             yield self._take_off(parked)
+        while (flex := self._giving_way()) is not None:
+            yield self._take_off(flex)
 
     def _take_off(self, sequence: Sequence) -> Sequence:
         del self._running[sequence.id]
@@ -279,6 +283,19 @@ class Scheduler:
         parked = [one for one in self._running.values() if one.parked]
         all_are = len(parked) == len(self._running)
         return next((one for one in parked if all_are or self._turn - one.last_turn >= EVICTION_TURNS), None)
+
+    def _giving_way(self) -> Sequence | None:
+        """The youngest running flex request, if a request that is not flex needs its place, and would fit without all
+        flex requests."""
+        first = self._queue.first()
+        if first is None or is_flex(first) or self.pressure or self._fits(first):
+            return None
+        flex = [one for one in self._running.values() if is_flex(one)]
+        others = len(self._running) - len(flex)
+        held = self._held - sum(len(one.tokens) for one in flex)
+        has_place = others < self.limits.max_running
+        fits = has_place and (not others or held + len(first.tokens) <= self.max_tokens)
+        return flex[-1] if flex and fits else None
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether one more sequence fits. One sequence always runs."""

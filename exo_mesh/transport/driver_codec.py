@@ -9,6 +9,7 @@ from typing import cast, get_args
 from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import (
+    FLEX_PRIORITY,
     FinishReason,
     FrameTrace,
     GenerateRequest,
@@ -94,7 +95,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         stop_ids=frozenset(message.stop_ids),
         ignore_eos=message.ignore_eos,
         client=message.client[:MAX_CLIENT_CHARS],
-        priority=max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY)),
+        priority=max(FLEX_PRIORITY, min(message.priority, MAX_PRIORITY)),
         resumed=message.resumed,
         trace_id=message.trace_id[:MAX_CLIENT_CHARS],
         key_hash=_hash(message.key_hash),

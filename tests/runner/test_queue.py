@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from exo_mesh.runner.queue import MAX_CLIENTS, FairQueue
+from exo_mesh.domain.request import FLEX_PRIORITY
+from exo_mesh.runner.queue import FLEX_TURNS, MAX_CLIENTS, FairQueue
 from exo_mesh.runner.scheduler import Sequence
 
 
@@ -85,3 +86,44 @@ def test_clients_that_left_are_forgotten_in_the_end() -> None:
         queue.charge(f"c{number}", 5)
         queue.left(f"c{number}")
     assert len(queue._used) <= MAX_CLIENTS + 1
+
+
+def flex(number: int, client: str = "batch", resumed: bool = False) -> Sequence:
+    return one(number, client, FLEX_PRIORITY, resumed)
+
+
+def test_flex_requests_come_last_whoever_sends_them() -> None:
+    queue: FairQueue[Sequence] = FairQueue(8)
+    for sequence in (flex(1), flex(2, resumed=True), one(3, priority=-10), one(4)):
+        assert queue.push(sequence)
+    assert drained(queue) == [4, 3, 1, 2]
+
+
+def test_a_flood_of_flex_requests_keeps_nobody_out_of_the_queue() -> None:
+    queue: FairQueue[Sequence] = FairQueue(4)
+    assert [queue.push(flex(number)) for number in range(6)] == [True] * 4 + [False] * 2
+    assert [queue.push(one(number)) for number in range(10, 16)] == [True] * 4 + [False] * 2
+    assert len(queue) == 8
+
+
+def test_a_flex_request_that_was_interrupted_goes_before_those_of_its_client_only() -> None:
+    queue: FairQueue[Sequence] = FairQueue(8)
+    for sequence in (flex(1), one(2)):
+        queue.push(sequence)
+    queue.push_back(flex(3))
+    assert queue.remove(3) is not None
+    queue.push_back(flex(3))
+    assert drained(queue) == [2, 3, 1]
+
+
+def test_a_flex_request_has_its_turn_after_a_bounded_number_of_others() -> None:
+    """Under a load that never ends; from then on it is like any other, so nothing interrupts it again."""
+    queue: FairQueue[Sequence] = FairQueue(8)
+    first, second = flex(1), flex(2)
+    assert queue.push(first) and queue.push(second)
+    turns: list[int] = []
+    for number in range(100, 100 + 3 * FLEX_TURNS):
+        assert queue.push(one(number))
+        turns.append(queue.pop().id)
+    assert turns.index(1) == FLEX_TURNS and turns.index(2) == 2 * FLEX_TURNS + 1
+    assert first.priority == second.priority == 0

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
+from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.queue import FLEX_TURNS
 from exo_mesh.runner.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits, Sequence, Work
 
 
@@ -271,3 +273,45 @@ def test_of_equal_age_the_lowest_priority_is_evicted() -> None:
     for _ in range(2):
         scheduler.token_drawn(running[1], 0)
     assert [sequence.id for sequence in scheduler.evict()] == [2]
+
+
+def flex_of(number: int, size: int = 2) -> Sequence:
+    return Sequence(number, list(range(size)), "batch", FLEX_PRIORITY)
+
+
+def test_flex_requests_fill_a_ring_that_nobody_else_uses_and_give_way() -> None:
+    scheduler = scheduler_of(2, max_running=3)
+    flexes = [flex_of(number) for number in (1, 2, 3, 4)]
+    assert all(map(scheduler.submit, flexes))
+    assert list(scheduler.evict()) == [] and list(scheduler.admit()) == flexes[:3]
+    normal = Sequence(9, [1, 2])
+    assert scheduler.submit(normal)
+    assert list(scheduler.evict()) == [flexes[2]], "the youngest, and no more than necessary"
+    assert list(scheduler.admit()) == [normal]
+    assert [one.id for _, one in scheduler.places()] == [3, 4]
+    assert scheduler.remove(9) and list(scheduler.evict()) == []
+    assert list(scheduler.admit()) == [flexes[2]], "it goes on before the others"
+
+
+def test_flex_requests_stay_where_leaving_would_help_nobody() -> None:
+    scheduler = scheduler_of(1, max_running=2, max_tokens=20)
+    normal, flex, large = Sequence(1, [0] * 15), flex_of(2), Sequence(3, [0] * 10)
+    assert scheduler.submit(normal) and scheduler.submit(flex)
+    assert list(scheduler.admit()) == [normal, flex]
+    assert scheduler.submit(large)
+    assert list(scheduler.evict()) == [], "large would not fit beside normal either"
+
+
+def test_a_flex_request_ends_under_a_load_that_never_does() -> None:
+    scheduler = scheduler_of(1, max_running=1)
+    flex = flex_of(1)
+    assert scheduler.submit(flex)
+    list(scheduler.admit())
+    ended: list[int] = []
+    for number in range(10, 10 + FLEX_TURNS + 2):
+        assert scheduler.submit(Sequence(number, [0]))
+        list(scheduler.evict())
+        (begun,) = scheduler.admit()
+        ended.append(begun.id)
+        scheduler.remove(begun.id)
+    assert 1 in ended and ended.index(1) == FLEX_TURNS

@@ -51,6 +51,7 @@ _DELIVERY = (
     "user",
     "metadata",
     "priority",
+    "service_tier",
     "keep_alive",
     "ttl",
     "timings",

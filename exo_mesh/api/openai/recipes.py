@@ -56,6 +56,8 @@ class StreamRecipe(msgspec.Struct):
     names_tier: bool = False
     shows_logprobs: bool = False
     shows_timings: bool = False
+    tier: str = ""
+    """Of the reply; a peer of an older version only knows names_tier, which stands for "default"."""
 
     @property
     def reply(self) -> type[Reply]:
@@ -64,7 +66,8 @@ class StreamRecipe(msgspec.Struct):
     @property
     def delivery(self) -> Delivery:
         options = StreamOptions(include_usage=self.include_usage, continuous_usage_stats=self.continuous_usage)
-        return Delivery(True, options, self.names_tier, self.shows_logprobs, self.shows_timings)
+        tier = self.tier or ("default" if self.names_tier else "")
+        return Delivery(True, options, tier, self.shows_logprobs, shows_timings=self.shows_timings)
 
     def prepared(self, text: TextModel) -> PreparedRequest:
         """The request, with only the fields that a reply needs."""
@@ -108,9 +111,10 @@ def recipe_of(kind: type[Reply], prepared: PreparedRequest, delivery: Delivery, 
         prepared.num_drawn,
         delivery.options.include_usage,
         delivery.options.continuous_usage_stats,
-        delivery.names_tier,
+        bool(delivery.tier),
         delivery.shows_logprobs,
         delivery.shows_timings,
+        delivery.tier,
     )
 
 

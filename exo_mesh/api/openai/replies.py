@@ -58,8 +58,8 @@ class Delivery:
 
     stream: bool = False
     options: StreamOptions = field(default_factory=StreamOptions)
-    names_tier: bool = False
-    """Whether the request had a service_tier; then the reply has one, too."""
+    tier: str = ""
+    """The service tier that the reply names; empty if the request named none."""
     shows_logprobs: bool = False
     shows_prompt_logprobs: bool = False
     shows_timings: bool = False
@@ -75,7 +75,7 @@ class Reply(ABC):
         self._created = created
         self._fingerprint = FINGERPRINT
         self._has_begun: set[int] = set()
-        self._tier: str | UnsetType = "default" if delivery.names_tier else UNSET
+        self._tier: str | UnsetType = delivery.tier or UNSET
 
     @abstractmethod
     def whole(self, steps: Iterable[AnswerStep]) -> Any:

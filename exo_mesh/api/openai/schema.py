@@ -2,8 +2,8 @@
 
 Some fields have no effect: the labels user, metadata, verbosity, prompt_cache_key and safety_identifier;
 parallel_tool_calls without tools; a thinking budget and reasoning_effort for a model without this choice; store,
-because nothing is stored. service_tier only adds "default" to the reply. exo_mesh.api.openai.lenient lists fields that
-are accepted at some values.
+because nothing is stored. service_tier "flex" gives a request the lowest priority; other tiers only add "default" to
+the reply. exo_mesh.api.openai.lenient lists fields that are accepted at some values.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     priority: int | None = None
+    service_tier: str | None = None
     keep_alive: float | str | None = None
     ttl: float | None = None
     user: str | None = None
@@ -186,7 +187,6 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     store: bool | None = None
-    service_tier: str | None = None
     response_format: ResponseFormat | None = None
     tools: list[ToolBody] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

@@ -35,8 +35,12 @@ from exo_mesh.api.openai.schema import (
     ToolBody,
 )
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
+
+FLEX = "flex"
+"""The service tier of requests that run while no other request waits."""
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's documented default for /v1/completions
 
@@ -116,14 +120,14 @@ def neutral_completion(body: CompletionBody) -> NeutralRequest:
 
 def delivery_of(body: GenerationBody) -> Delivery:
     """The options of the reply that do not change the answer."""
-    names_tier = isinstance(body, ChatBody) and body.service_tier is not None
+    tier = "" if body.service_tier is None else FLEX if body.service_tier == FLEX else "default"
     shows_logprobs = body.logprobs is not None and body.logprobs is not False
     shows_timings = bool(body.timings or body.timings_per_token)
     options = body.stream_options or StreamOptions()
     if isinstance(body, ChatBody) and body.usage is not None and body.usage.include:
         options = msgspec.structs.replace(options, include_usage=True)
     shows_scores = body.prompt_logprobs is not None
-    return Delivery(bool(body.stream), options, names_tier, shows_logprobs, shows_scores, shows_timings)
+    return Delivery(bool(body.stream), options, tier, shows_logprobs, shows_scores, shows_timings)
 
 
 def asks_for_no_limit(body: GenerationBody) -> bool:
@@ -153,7 +157,7 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "ignore_eos": bool(body.ignore_eos),
         "stops": stop_strings(body.stop),
         "stop_ids": tuple(body.stop_token_ids or ()),
-        "priority": body.priority or 0,
+        "priority": FLEX_PRIORITY if body.service_tier == FLEX else body.priority or 0,
         "keep_alive_s": _first(keep_alive_s(body.keep_alive, "keep_alive"), keep_alive_s(body.ttl, "ttl")),
     }
 

@@ -9,6 +9,7 @@ import pytest
 
 from exo_mesh.api.openai.lenient import ANY, NEUTRAL
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody
+from exo_mesh.domain.request import FLEX_PRIORITY
 from tests.api.scripted_mesh import Served
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "a" * 100, "parameters": {}}}
@@ -157,7 +158,7 @@ async def test_the_other_name_of_a_penalty_is_honoured(api: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_reply_names_the_tier_that_there_is(api: Served, stream: bool) -> None:
-    for wish in ("auto", "flex", "priority"):
+    for wish, tier in {"auto": "default", "flex": "flex", "priority": "default"}.items():
         if stream:
             body = {"messages": [{"role": "user", "content": "Hi"}], "service_tier": wish, "stream": True}
             async with api.http.post("/v1/chat/completions", json=body) as reply:
@@ -165,8 +166,17 @@ async def test_the_reply_names_the_tier_that_there_is(api: Served, stream: bool)
             first = json.loads(next(line[5:] for line in lines if line.startswith("data:")))
         else:
             first = (await api.chat(service_tier=wish))[1]
-        assert first["service_tier"] == "default"
+        assert first["service_tier"] == tier
+        assert (api.mesh.request.priority == FLEX_PRIORITY) == (wish == "flex")
     assert "service_tier" not in (await api.chat())[1]
+
+
+async def test_a_tier_and_a_priority_contradict_each_other(api: Served) -> None:
+    status, reply = await api.chat(service_tier="flex", priority=-1)
+    assert (status, reply["error"]["param"]) == (400, "priority")
+    body = {"prompt": "Hi", "service_tier": "flex"}
+    async with api.http.post("/v1/completions", json=body) as answer:
+        assert answer.status == 200 and api.mesh.request.priority == FLEX_PRIORITY
 
 
 async def test_completions_take_them_as_well(api: Served) -> None:
