@@ -4,6 +4,7 @@ MeshError
 ├── InputError            the caller's fault; carries the offending parameter
 │   ├── UnknownModelError     no peer has this model
 │   │   └── NotFetchedError       and this caller may not start a download from the hub
+│   ├── NoInstanceError       the model has no instance, and this node places none for a request
 │   ├── ContextLengthError    prompt + requested output exceed the context limit
 │   └── KeyReusedError        an Idempotency-Key was used before for another request
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
@@ -64,6 +65,12 @@ class UnknownModelError(InputError):
 
 class NotFetchedError(UnknownModelError):
     """No peer has the model. The hub may have it, but the caller may not start downloads."""
+
+
+class NoInstanceError(InputError):
+    """The model has no instance, and the node that got the request places none by itself."""
+
+    code = "no_instance"
 
 
 class ContextLengthError(InputError):
@@ -296,6 +303,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         WrongCodeError,
         InputError,
         UnknownModelError,
+        NoInstanceError,
         ContextLengthError,
         KeyReusedError,
         ModelError,

@@ -37,6 +37,7 @@ _RULES: dict[str, _Rule] = {
     "wrong_code": _Rule(403, "permission_error"),
     "no_invitation": _Rule(404, _CALLER),
     "model_not_found": _Rule(404, _CALLER),
+    "no_instance": _Rule(404, _CALLER),
     "not_found": _Rule(404, _CALLER),
     "method_not_allowed": _Rule(405, _CALLER),
     "request_timeout": _Rule(408, _CALLER),

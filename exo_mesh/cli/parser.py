@@ -58,10 +58,9 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     for title, settings in GROUPS.items():
         for setting in settings:
             _add_setting(groups[title], setting)
-    text = "the same as --fast-synch off"
-    groups["engines"].add_argument(
-        "--no-fast-synch", dest="setting_fast_synch", action="append_const", const="off", help=text
-    )
+    for title, name in (("engines", "fast-synch"), ("models", "proportional-layers")):
+        dest, text = f"setting_{name.replace('-', '_')}", f"the same as --{name} off"
+        groups[title].add_argument(f"--no-{name}", dest=dest, action="append_const", const="off", help=text)
     for flag, level in (("-v", "debug"), ("-q", "warning")):
         text = f"the same as --log-level {level}"
         groups["logging"].add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)

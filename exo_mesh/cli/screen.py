@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
+from exo_mesh.domain.device import API, EDGE, FULL
 from exo_mesh.printable import printable
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.namespace import fingerprint
@@ -24,6 +25,10 @@ from exo_mesh.telemetry.tables import human_bytes
 
 DEMO_MODEL = "exo-mesh-demo"
 FIRST_QUESTION = "Count from 7 to 20."
+_ROLE_TEXTS = {
+    API: "serves requests, holds no layers",
+    EDGE: "holds layers only of models that the other peers cannot hold",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class NodeFacts:
     page_url: str = ""
     health_url: str = ""
     started_s: float = 0.0
+    role: str = FULL
 
 
 class Screen(Protocol):
@@ -121,6 +127,7 @@ def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
         ("peers reach it at", ", ".join(facts.addresses)),
         *([] if facts.mesh_is_open else [("mesh", "closed: only peers with the secret can join")]),
         ("engine", engine),
+        *([] if facts.role == FULL else [("role", f"{facts.role}: {_ROLE_TEXTS[facts.role]}")]),
         ("memory", f"{human_bytes(facts.usable_bytes)} usable of {human_bytes(facts.total_bytes)}"),
         ("models", ", ".join(facts.models) or "none"),
         ("API", f"{facts.api_url}/v1" if facts.api_url else "off (--no-api)"),

@@ -16,7 +16,7 @@ from exo_mesh.telemetry.tables import human_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PEER_HEADER = ("PEER", "HEALTH", "ENGINE", "FREE", "USED BY MODELS", "ID")
+_PEER_HEADER = ("PEER", "HEALTH", "ENGINE", "FREE", "USED BY MODELS", "ID", "ROLE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,9 @@ def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
     health, names = state["health"], peer_names(dict(state))
     console.print(f"{url}: ", state_text(health["status"].replace("_", " ")), sep="", soft_wrap=True)
     _print_reasons(console, health.get("reasons", ()))
-    print_table(console, _PEER_HEADER, _peer_rows(state, names))
+    has_roles = any(peer.get("role", "full") != "full" for peer in state["view"]["peers"])
+    shown = len(_PEER_HEADER) if has_roles else len(_PEER_HEADER) - 1
+    print_table(console, _PEER_HEADER[:shown], [row[:shown] for row in _peer_rows(state, names)])
     for peer in health.get("peer_health", ()):
         if peer["id"] != state["node_id"] and peer["reasons"]:
             console.print(f"{names.get(peer['id'], printable(peer['name']))}:", soft_wrap=True)
@@ -68,6 +70,7 @@ def _print_reasons(console: Console, reasons: Iterable[Mapping[str, str]]) -> No
 
 
 def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[object]]:
+    """The rows of all peers, with their roles as the last column."""
     rows: list[list[object]] = []
     levels = {one["id"]: one["level"] for one in state["health"].get("peer_health", ())}
     for peer in state["view"]["peers"]:
@@ -76,9 +79,11 @@ def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[
         engine = next((device["engine"] for device in peer["devices"]), "") or "none"
         memory = [human_bytes(reading[key]) if key in reading else "?" for key in ("usable_bytes", "reserved_bytes")]
         health = state_text("draining" if reading.get("draining") else levels.get(peer["id"], "ok"))
-        rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8]])
+        role = peer.get("role", "full")
+        rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8], role])
     for gone in state["health"].get("peer_health", ()):
         if gone["id"] not in names:
             asleep = any(reason["code"] == "asleep" for reason in gone["reasons"])
-            rows.append([gone["name"], state_text("asleep" if asleep else gone["level"]), "", "", "", gone["id"][:8]])
+            health = state_text("asleep" if asleep else gone["level"])
+            rows.append([gone["name"], health, "", "", "", gone["id"][:8], ""])
     return rows

@@ -169,6 +169,7 @@ class RunningNode:
             page_url="" if self._settings.headless or not url else f"{url}/",
             health_url=url and f"{url}/health",
             started_s=round(self._phases.total_s, 3),
+            role=own.role,
         )
 
     def status_line(self) -> str:

@@ -14,6 +14,7 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.doctor import checks
 from exo_mesh.doctor.checks import Finding, Severity
+from exo_mesh.domain.device import why_no_layers
 from exo_mesh.engine.floors import too_old
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.libraries import library_versions
@@ -76,6 +77,8 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     udp = [settings.listen_port] if "udp" in settings.discovery else []
 
     def memory() -> list[Finding]:
+        if why := why_no_layers(settings.role, settings.max_memory_bytes):
+            return [Finding("memory", Severity.OK, f"a node with these settings holds no layers: {why}")]
         reading = read_memory()
         reserved = reserved_by(node)
         usable = usable_bytes(reading, settings.max_memory_bytes, reserved, 0)

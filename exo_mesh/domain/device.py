@@ -14,8 +14,26 @@ ACTIVATION_FORMAT = "act:v1"
 """The tag of a peer whose engines pass activations on as raw little-endian rows, which another engine can read."""
 
 
+FULL, API, EDGE = "full", "api", "edge"
+
+ROLES = (FULL, API, EDGE)
+"""full: the peer serves requests and holds layers. api: it serves requests and relays, and never holds layers. edge: it
+holds layers only of models that the other peers cannot hold without it, such as a laptop that comes and goes."""
+
 FETCHES = ("", "peers", "hub")
 """Sources from which a peer fetches missing model files: none, other peers only, or other peers and the hub."""
+
+
+def role_of(role: str, max_memory_bytes: int | None) -> str:
+    """The role that follows from the settings: a peer that gives models no memory holds no layers."""
+    return API if max_memory_bytes == 0 else role
+
+
+def why_no_layers(role: str, max_memory_bytes: int | None) -> str:
+    """Explains why a peer with these settings holds no layers; "" if it may hold some."""
+    if role == API:
+        return "--role is api"
+    return "--max-memory is 0" if max_memory_bytes == 0 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +118,7 @@ class PeerInfo:
     peer of an older version does not say. fetches: from where it gets model files, see FETCHES. files_port: where other
     peers read its files, 0 if they cannot. has_store: the peer hosts the model store. protocol: the oldest protocol
     version that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
+    role: one of ROLES; "full" from a peer of an older version.
     """
 
     id: str
@@ -121,6 +140,7 @@ class PeerInfo:
     has_store: bool = False
     newest_protocol: int = 0
     macs: tuple[str, ...] = ()
+    role: str = FULL
 
     @property
     def protocols(self) -> ProtocolRange:

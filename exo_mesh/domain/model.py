@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from exo_mesh.domain.device import PeerInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +76,46 @@ class ModelCard:
             sum(self.kv_layer_bytes[start:stop]) if self.kv_layer_bytes else (stop - start) * self.kv_bytes_per_token
         )
         return per_token * tokens + sum(self.kv_fixed_bytes[start:stop]) * sequences
+
+
+@dataclass(frozen=True, slots=True)
+class CardRules:
+    """The rules of a card. Backends are engines or capability tags, such as `torch` or `mlx-metal`.
+
+    backends: a peer needs one of them; () allows every engine. preferred: the most wanted first; a ring uses others
+    only if it has to. min_memory_bytes: the least memory of a peer's device. max_context: most tokens of context for an
+    instance whose request and settings name no limit. excluded: names or ids of peers that never run the model.
+    """
+
+    backends: tuple[str, ...] = ()
+    preferred: tuple[str, ...] = ()
+    min_memory_bytes: int = 0
+    max_context: int | None = None
+    excluded: tuple[str, ...] = ()
+
+    def allowed(self, info: PeerInfo, engines: Iterable[str]) -> tuple[str, ...]:
+        """Those of a peer's engines that the card allows; the preferred ones first."""
+        able = [engine for engine in engines if not self.backends or _tags(info, engine) & set(self.backends)]
+        return tuple(sorted(able, key=lambda engine: self.rank(info, engine)))
+
+    def rank(self, info: PeerInfo, engine: str) -> int:
+        """The place of an engine in the order of preference; 0 is the most wanted."""
+        tags = _tags(info, engine)
+        return next((place for place, wanted in enumerate(self.preferred) if wanted in tags), len(self.preferred))
+
+    def why_not(self, info: PeerInfo, memory_bytes: int) -> str:
+        """Explains why a peer may not run the model, whatever its engines; "" if it may. memory_bytes: of its device;
+        0 if unknown."""
+        if {info.id, info.name} & set(self.excluded):
+            return "is excluded by the card"
+        if memory_bytes < self.min_memory_bytes:
+            return f"has less memory than the {self.min_memory_bytes / 2**30:g} GiB that the card asks for"
+        return ""
+
+
+NO_RULES = CardRules()
+
+
+def _tags(info: PeerInfo, engine: str) -> set[str]:
+    detail = info.engine_info(engine)
+    return {engine} if detail is None else {engine, detail.tag}

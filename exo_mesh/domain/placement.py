@@ -90,7 +90,7 @@ def solve(
     refuse_too_few(card, ordered, min_peers)
     for groups in attempts(ordered, mixing, around):
         measured = all(candidate.s_per_gb for group in groups for candidate in group)
-        choose = _fastest_ring if policy in _GOALS and measured else _first_ring
+        choose = _fastest_ring if policy in _GOALS and measured and not around.even else _first_ring
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
             ring, pool_tokens = found
@@ -248,7 +248,9 @@ def _first_ring(
         usable, shares = [peer.usable_bytes for peer in peers], [peer.share_bytes for peer in peers]
         held = [around.held_by(card, peer) for peer in peers]
         for pool_tokens in pools_to_try(context_limit):
-            if policy == "throughput":
+            if around.even:
+                ranges = fit_layers(held, usable, pool_tokens, [1] * len(peers))
+            elif policy == "throughput":
                 fastest = fastest_layers(card, held, usable, [1e9 / max(1, n) for n in shares], pool_tokens, throughput)
                 ranges = fastest[1] if fastest else None
             else:

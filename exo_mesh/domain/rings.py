@@ -35,7 +35,8 @@ class Candidate:
     s_per_gb: measured time of a decode step per 1e9 bytes of weights, or None. others: further engines that could run
     the model there, best first. builds: the build of each engine there, which decides how it computes. group: set if
     the candidate is several peers that would form one stage, each with the memory of the smallest of them. required:
-    every ring must contain it.
+    every ring must contain it. tier: 0 for the most wanted peers; those of a higher tier take part only if the others
+    cannot hold the model.
     """
 
     peer_id: str
@@ -46,6 +47,7 @@ class Candidate:
     builds: tuple[tuple[str, str], ...] = ()
     group: TensorGroup | None = None
     required: bool = False
+    tier: int = 0
 
     @property
     def size(self) -> int:
@@ -85,12 +87,14 @@ class Surroundings:
     """What placement knows besides model and peers; the defaults suit a model that may be cut anywhere.
 
     cards: the model as each engine holds it, where known. hop_s: measured seconds one way between two peers. unmixable:
-    for two builds of engines, why they must not share a ring of this model.
+    for two builds of engines, why they must not share a ring of this model. even: give all peers of a ring the same
+    number of layers, as far as these fit, instead of dividing the layers by memory or speed.
     """
 
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
     hop_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
+    even: bool = False
 
     def held(self, card: ModelCard, engine: str) -> ModelCard:
         """The model as an engine holds it; as in the files until that is known."""
@@ -112,6 +116,13 @@ class Surroundings:
 
 
 NOTHING_KNOWN = Surroundings()
+
+
+def by_tier(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Yields the candidates to try in turn: those of the lowest tier, then with each further tier, at last all."""
+    for tier in sorted({candidate.tier for candidate in candidates}):
+        yield [candidate for candidate in candidates if candidate.tier <= tier]
+
 
 Group = list[Candidate]
 """Peers that may share a ring in any combination, the most wanted first."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from exo_mesh.beat import next_beat
 from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.device import why_no_layers
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.footprint import gigabytes
@@ -19,7 +20,7 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring, sharded
 from exo_mesh.domain.wiring_rules import RING_VERBOSE
-from exo_mesh.errors import FetchError, InputError, MeshError, StageLostError
+from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
 from exo_mesh.hosting.flight_recorder import FlightRecorder
 from exo_mesh.hosting.guard import Guard
@@ -127,7 +128,9 @@ class StageHost:
         self._environment = runner_environment(settings.fast_synch, os.environ)
         if settings.log_level == "debug":
             self._environment.setdefault(RING_VERBOSE, "1")
-        self._spares = SparePool(settings.spare_runners, engine, limits.command, self._environment)
+        self._why_no_layers = why_no_layers(settings.role, settings.max_memory_bytes)
+        num_spares = 0 if self._why_no_layers else settings.spare_runners
+        self._spares = SparePool(num_spares, engine, limits.command, self._environment)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._keep = keep or RunnerHistory.at(settings, own_id, Disk(settings.home), clock)
@@ -163,8 +166,8 @@ class StageHost:
         return self._reservations.reserved_bytes
 
     def usable_bytes(self) -> int:
-        """Bytes that a new reservation could get now; 0 while this node drains."""
-        if self.draining:
+        """Bytes that a new reservation could get now; 0 while this node drains, and where it holds no layers."""
+        if self.draining or self._why_no_layers:
             return 0
         held = self._reservations
         return usable_bytes(
@@ -173,6 +176,8 @@ class StageHost:
 
     def capacity_bytes(self) -> int:
         """Bytes that models could take if nothing else ran here."""
+        if self._why_no_layers:
+            return 0
         return capacity_bytes(self._read_memory(), self._settings.max_memory_bytes)
 
     def stages(self) -> dict[tuple[str, Ballot], bool]:
@@ -266,6 +271,10 @@ class StageHost:
 
         Raises ReservationError if this stage can never run here: wrong peer, model, digest, engine or network.
         """
+        if self._why_no_layers:  # an owner of an older version does not know the role
+            raise ReservationError(
+                f"{self._settings.name} holds no layers: {self._why_no_layers}", peer_id=self._own_id
+            )
         await refuse_misfit(plan, index, self._own_id, self._models, self._can_run)
         self._keep.guard.check(plan, index)
         collective = await self._collective(plan, index)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.device import API, EDGE, PeerInfo
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
-from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.placement import Candidate
 from exo_mesh.instances.outlook import capacity_of
 from exo_mesh.instances.spec import InstanceSpec
@@ -27,9 +27,17 @@ class Here:
 class CandidatePool:
     """The peers of the mesh as placement candidates, built from what each peer reports."""
 
-    def __init__(self, membership: Membership, here: Here) -> None:
+    def __init__(
+        self, membership: Membership, here: Here, rules_of: Callable[[str], CardRules] = lambda model: NO_RULES
+    ) -> None:
+        """rules_of: what the card of a model says about its peers."""
         self._membership = membership
         self._here = here
+        self._rules_of = rules_of
+
+    def max_context(self, model: str) -> int | None:
+        """The most tokens of context that a model gets if nobody names a limit; None if its card sets none."""
+        return self._rules_of(model).max_context
 
     def candidates(self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool = False) -> list[Candidate]:
         """The live peers that have the model and could take part now, each with its engines. may_fetch: also peers that
@@ -51,7 +59,8 @@ class CandidatePool:
                 speed = readings[info.id].s_per_gb.get(engines[0]) if info.id in readings else None
                 details = (info.engine_info(engine) for engine in engines)
                 builds = tuple((detail.name, detail.build) for detail in details if detail is not None)
-                found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds))
+                tier = self._tier(info, card, spec, engines[0])
+                found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds, tier=tier))
         return found
 
     def without_figures(self, card: ModelCard, spec: InstanceSpec) -> list[PeerInfo]:
@@ -62,15 +71,15 @@ class CandidatePool:
     def _able(
         self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool, besides: Sequence[PeerInfo] = ()
     ) -> list[tuple[PeerInfo, bool]]:
-        """The live peers that have the model (True) or would fetch its files first (False), regardless of memory.
-        besides: further peers to consider."""
+        """The live peers that have the model (True) or would fetch its files first (False), and may hold layers of it,
+        regardless of memory in use. besides: further peers to consider."""
         infos = [self._membership.own, *(peer.info for peer in self._membership.peers), *besides]
         can_be_fetched = any(self._has_model(info, card.name) or info.knows(card.name) for info in infos)
         found = []
         for info in infos:
             has_model = self._has_model(info, card.name)
             fetches = may_fetch and bool(info.fetches) and can_be_fetched
-            if info.id not in spec.exclude_peers and (has_model or fetches):
+            if info.id not in spec.exclude_peers and (has_model or fetches) and not self._why_not(info, card):
                 found.append((info, has_model))
         return found
 
@@ -91,13 +100,49 @@ class CandidatePool:
         """The engines with which a peer could run the model, ordered by the preferences of the spec, first choice
         first."""
         if spec.engine:
-            return (spec.engine,) if spec.engine in info.engines else ()
-        own = info.id == self._membership.own.id
-        engines = (self._here.engines_for(card) if own else ()) or info.engines_for(card.name)
+            named = (spec.engine,) if spec.engine in info.engines else ()
+            return self._rules_of(card.name).allowed(info, named)
+        engines = self._rules_of(card.name).allowed(info, self._all_engines(info, card))
         pinned = [pin.engine for pin in spec.pins if pin.peer_id == info.id and pin.engine in info.engines]
         tags = {engine: {engine, *_tags(info, engine)} for engine in engines}
         preferred = [e for wanted in spec.engine_preference for e in engines if wanted in tags[e]]
         return tuple(dict.fromkeys([*(engine for engine in pinned if engine), *preferred, *engines]))
+
+    def _all_engines(self, info: PeerInfo, card: ModelCard) -> tuple[str, ...]:
+        """The engines with which a peer could run the model, whatever the model's card says."""
+        own = info.id == self._membership.own.id
+        return (self._here.engines_for(card) if own else ()) or info.engines_for(card.name)
+
+    def _tier(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec, engine: str) -> int:
+        """The tier of a candidate: all full peers come before edge peers, then the card's preference counts, unless the
+        spec names peers or engines itself."""
+        if spec.pins or spec.groups:
+            return 0
+        rules = self._rules_of(card.name)
+        rank = 0 if spec.engine or spec.engine_preference else rules.rank(info, engine)
+        return rank + (len(rules.preferred) + 1 if info.role == EDGE else 0)
+
+    def left_out(self, card: ModelCard) -> list[str]:
+        """The live peers that may not hold layers of a model, each with the reason, for people."""
+        infos = [self._membership.own, *(peer.info for peer in self._membership.peers)]
+        reasons = ((info, self._why_not(info, card) or self._no_backend(info, card)) for info in infos)
+        return [f"{info.name} {why}" for info, why in reasons if why]
+
+    def _no_backend(self, info: PeerInfo, card: ModelCard) -> str:
+        rules, engines = self._rules_of(card.name), self._all_engines(info, card)
+        has_other = bool(engines) and not rules.allowed(info, engines)
+        return f"has none of the backends that the card allows ({', '.join(rules.backends)})" if has_other else ""
+
+    def _why_not(self, info: PeerInfo, card: ModelCard) -> str:
+        """Explains why a peer may never hold layers of a model, although it has an engine; "" if it may."""
+        if info.role == API:
+            return "holds no layers (--role api or --max-memory 0)"
+        rules = self._rules_of(card.name)
+        memory_bytes = max((device.memory_bytes for device in info.devices), default=0)
+        if not memory_bytes and rules.min_memory_bytes:  # a peer of an older version
+            reading = self._membership.telemetry.get(info.id)
+            memory_bytes = reading.total_bytes if reading is not None else 0
+        return rules.why_not(info, memory_bytes)
 
     def _has_model(self, info: PeerInfo, model: str) -> bool:
         # A model named by its directory, or added since the last disk scan, is in no peer's list yet.

@@ -279,6 +279,11 @@ class Instances:
                 ) from None
             raise
 
+    def exists(self, model: str) -> bool:
+        """Whether a model has an instance, or one that is being placed or recovered."""
+        there = any(one.plan.model == model and one.state is not InstanceState.FAILED for _, one in self.all())
+        return there or any(spec.model == model for spec in self._flights) or self._owned.awaits_model(model)
+
     async def preload(self, models: Sequence[str], find: Callable[[str], Awaitable[ModelCard]]) -> None:
         """Place each model once unless it has an instance, and retry until each was placed: after a power cut, peers
         come back one by one. An instance that is deleted later stays deleted. find: returns the model card for a

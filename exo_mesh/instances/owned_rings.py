@@ -261,6 +261,12 @@ class OwnedRings:
         lapsed = self.lapsed(instance_id)
         return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.member_ids)
 
+    def awaits_model(self, model: str) -> bool:
+        """Whether some ring of a model is expected to be recovered soon."""
+        lapsed = [name for name, (one, _) in self._lapsed.items() if one.plan.model == model]
+        mine = [name for name, one in self.monitors.items() if one.plan.model == model]
+        return any(map(self.is_awaited, (*lapsed, *mine)))
+
     def _own_record(self, instance_id: str) -> InstanceInfo | None:
         record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
         return record.value if record is not None and isinstance(record.value, InstanceInfo) else None

@@ -51,7 +51,8 @@ class InstanceParts:
         """engines_for: the engines that run a model on this machine, best first."""
         settings = effective.own
         members = Members(host, membership)
-        pool = CandidatePool(membership, Here(host.usable_bytes, host.capacity_bytes, engines_for))
+        here = Here(host.usable_bytes, host.capacity_bytes, engines_for)
+        pool = CandidatePool(membership, here, models.shelf.rules_of)
         groups = GroupKnowledge(
             settings, registry, membership.view.peers, plans_in_force(membership), models.texts.directory, clock
         )

@@ -25,7 +25,7 @@ from exo_mesh.domain.placement import (
     with_caps,
 )
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
-from exo_mesh.domain.rings import DEFAULT_HOP_S, without
+from exo_mesh.domain.rings import DEFAULT_HOP_S, by_tier, without
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState
@@ -162,24 +162,45 @@ class Placer:
         """The plan that this node would propose now. Raises PlacementError with the arithmetic.
 
         Peers that would first have to fetch files take part only if the peers that have the files cannot run the model
-        alone, and never after the model has crashed (`hopeless`). Only the engines that a plan would use are asked
-        about the model and compared with each other.
+        alone, and never after the model has crashed (`hopeless`); peers of a higher tier only if the others cannot run
+        it alone. Only the engines that a plan would use are asked about the model and compared with each other.
         """
         ballot = ballot or NO_BALLOT.next_for(self._membership.own.id)
         holders = with_caps(self.candidates(card, spec), caps or {})
         everybody = with_caps(self.candidates(card, spec, may_fetch=True), caps or {})
-        if hopeless or len(everybody) == len(holders):
-            return await self._propose(card, spec, instance_id, ballot, holders)
+        pools = [*by_tier(holders)] or [holders]
+        if not hopeless and len(everybody) > len(holders):
+            pools += by_tier(everybody)
+        for pool in pools[:-1]:
+            try:
+                return await self._propose(card, spec, instance_id, ballot, pool)
+            except (PlacementError, ModelError, InputError) as exc:
+                _log.debug("%s: the most wanted peers cannot run it: %s", instance_id, exc)
         try:
-            return await self._propose(card, spec, instance_id, ballot, holders)
-        except (PlacementError, ModelError, InputError) as exc:
-            _log.debug("%s: the peers that have all files cannot run it: %s", instance_id, exc)
-        return await self._propose(card, spec, instance_id, ballot, everybody)
+            return await self._propose(card, spec, instance_id, ballot, pools[-1])
+        except PlacementError as exc:
+            raise self.naming_left_out(card, exc) from exc
+
+    def naming_left_out(self, card: ModelCard, refusal: PlacementError) -> PlacementError:
+        """The refusal with the peers that may not hold layers of the model, and what to do about them."""
+        left_out = "; ".join(self._pool.left_out(card))
+        if not left_out:
+            return refusal
+        remedy = refusal.remedy
+        if refusal.reason in ("no_candidates", "too_few_peers"):
+            remedy = f"start another peer, or one of these with other settings: {left_out}"
+        return PlacementError(
+            f"{refusal}; left out: {left_out}",
+            reason=refusal.reason,
+            need_bytes=refusal.need_bytes,
+            have=refusal.have,
+            remedy=remedy,
+        )
 
     async def _propose(
         self, card: ModelCard, spec: InstanceSpec, instance_id: str, ballot: Ballot, candidates: list[Candidate]
     ) -> Plan:
-        around = Surroundings(hop_s=self._hops())
+        around = Surroundings(hop_s=self._hops(), even=self._effective.now.proportional_layers == "off")
         facts = await self._groups.facts(card, spec, num_candidates=len(candidates))
         while True:
             plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around, facts)
@@ -256,10 +277,15 @@ class Placer:
         def attempt(grouped: Sequence[Candidate], min_stages: int) -> Plan:
             wide: dict[str, Any] = {**shared, "policy": policy, "min_peers": min_stages}
             if context_limit is None:
-                return solve_with_most_context(card, grouped, **wide)
+                return solve_with_most_context(self._capped(card), grouped, **wide)
             return solve(card, grouped, context_limit=min(context_limit, card.context_length), **wide)
 
         return place_grouped(candidates, self._groups.wish(spec, candidates), facts, min_peers, attempt)
+
+    def _capped(self, card: ModelCard) -> ModelCard:
+        """The model with the longest context that its card recommends, for an instance without a limit of its own."""
+        most = self._pool.max_context(card.name)
+        return card if most is None or most >= card.context_length else replace(card, context_length=most)
 
     async def place(
         self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot, on_progress: OnProgress

@@ -73,7 +73,7 @@ async def previews(
     try:
         refuse_too_few(card, candidates, 1)
     except PlacementError as exc:
-        raise await placer.judge(card, spec, exc) from exc
+        raise await placer.judge(card, spec, placer.naming_left_out(card, exc)) from exc
     names = {peer.id: peer.name for peer in peers}
     usable = {candidate.peer_id: candidate.usable_bytes for candidate in candidates}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -84,6 +84,7 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
     return {
         "id": peer.id,
         "name": peer.name,
+        "role": peer.role,
         "alive": True,
         "incarnation": peer.incarnation,
         "version": peer.version,
@@ -266,6 +267,7 @@ def describe_topology(membership: Membership, instances: Instances) -> dict[str,
             {
                 "id": peer.id,
                 "name": peer.name,
+                "role": peer.role,
                 "tags": list(peer.tags),
                 "devices": [describe_device(device) for device in peer.devices],
             }

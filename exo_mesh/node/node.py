@@ -19,7 +19,7 @@ from exo_mesh.discovery.interfaces import recent_interfaces
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.discovery.wake_on_lan import own_macs
-from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.device import API, PeerInfo, Telemetry, role_of
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
@@ -173,6 +173,7 @@ class Node:
             newest_protocol=PROTOCOL_VERSION,
             namespace=self.settings.namespace,
             addresses=(),
+            role=role_of(self.settings.role, self.settings.max_memory_bytes),
         )
         return Membership(
             own,
@@ -293,7 +294,7 @@ class Node:
         self._start_tasks(port)
         await self._start_discoveries(port)
         phases.done("discovery")
-        if not device.engine:
+        if not device.engine and self.membership.own.role != API:
             self._health.note(
                 "no_engine", f"no engine can run for --engine {settings.engine}", "pip install exo-mesh[mlx]"
             )

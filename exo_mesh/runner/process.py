@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.engine.contract import MachineMemory, TensorSpec
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
@@ -27,6 +28,7 @@ from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.node_link import EXIT_ORPHANED, NodeLink
 from exo_mesh.runner.ranks import RankFiles
+from exo_mesh.runner.scheduler import PREFILL_CHUNK
 from exo_mesh.runner.worker import Change, PreparedEngine, StageSetup, Worker
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.transport.plan_codec import plan_from_proto, rank_from_proto
@@ -139,6 +141,8 @@ def _setup(start: pb.StartStage) -> StageSetup:
         max_queued=start.max_queued,
         rank=rank_from_proto(start.rank) if start.HasField("rank") else None,
         memory=MachineMemory(start.total_bytes, start.available_bytes) if start.total_bytes else None,
+        max_running=start.max_running or MOST_SEQUENCES,
+        prefill_chunk=start.prefill_chunk or PREFILL_CHUNK,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.frame import Frame, MemoryStatus, StageReport
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
@@ -116,7 +117,7 @@ window, so no circle of stages can wait for each other."""
 @dataclass(frozen=True, slots=True)
 class StageSetup:
     """The plan of a worker and its place in it. rank: set in a tensor group. memory: of the machine, just before the
-    load."""
+    load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage."""
 
     plan: Plan
     index: int
@@ -125,6 +126,8 @@ class StageSetup:
     max_queued: int
     rank: RankWiring | None = None
     memory: MachineMemory | None = None
+    max_running: int = MOST_SEQUENCES
+    prefill_chunk: int = PREFILL_CHUNK
 
     @property
     def num_stages(self) -> int:
@@ -484,6 +487,8 @@ class Worker:
     def _limits(self) -> SchedulerLimits:
         limits = SchedulerLimits(
             num_stages=self._setup.num_stages,
+            prefill_chunk=self._setup.prefill_chunk,
+            max_running=self._setup.max_running,
             max_waiting=self._setup.max_queued,
             max_tokens=self._setup.plan.kv_tokens,
         )

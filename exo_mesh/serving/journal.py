@@ -54,6 +54,8 @@ class JournalEntry:
     memory_before_bytes: int = 0
     instance_id: str = ""
     """The instance that serves it now; empty if none does."""
+    had_instance: bool = False
+    """Whether an instance was found for it before, which is lost since."""
     kept: Kept | None = None
     """Where its events are kept, if the client gave an idempotency key."""
     superseded: bool = False

@@ -67,6 +67,7 @@ class ServingParts:
             patience=patience,
             live=live,
             clock=clock,
+            auto_place=settings.auto_place,
         )
         streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
         return ServingParts(journal, drivers, router, file, streams)

@@ -10,7 +10,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
 from exo_mesh.domain.view import InstanceInfo
-from exo_mesh.errors import MemoryPressureError
+from exo_mesh.errors import MemoryPressureError, NoInstanceError
 from exo_mesh.instances.instances import Instances, Load
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.spec import InstanceSpec
@@ -29,18 +29,32 @@ class Rings:
     journal: Journal
     clock: Clock
     reached: ReachedDrivers = field(default_factory=ReachedDrivers)
+    auto_place: bool = True
+    """Whether a request for a model without an instance places one."""
 
     async def find(
         self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
     ) -> InstanceInfo:
         """The instance for a request, placed now if there is none. The request counts there from now on, so that the
         next request sees it. refused: the instance and error of a ring that is short of memory; the result is another
-        ring."""
+        ring.
+
+        Without auto_place, raises NoInstanceError for a new request without an instance. A request that has begun goes
+        on: losing its ring does not undo the placement that somebody asked for.
+        """
         if refused is not None:
+            if not self.auto_place and len(self.instances.of_model(entry.model)) < 2:
+                raise refused[1]
             chosen = await self.instances.elsewhere(*refused, self._load(entry))
+        elif not self.auto_place and not entry.had_instance and not self.instances.exists(entry.model):
+            raise NoInstanceError(
+                f"No instance found for model {entry.model}, and this node places none for a request "
+                f'(--no-auto-place): place it with POST /instance {{"model": "{entry.model}"}}',
+                param="model",
+            )
         else:
             chosen = await self._choose(entry)
-        entry.instance_id = chosen.plan.instance_id
+        entry.instance_id, entry.had_instance = chosen.plan.instance_id, True
         return chosen
 
     async def _choose(self, entry: JournalEntry) -> InstanceInfo:

@@ -34,8 +34,10 @@ class Router:
         patience: Patience,
         live: LiveStreams | None = None,
         clock: Clock = monotonic,
+        auto_place: bool = True,
     ) -> None:
-        self._rings = Rings(instances, members, drivers, journal, clock)
+        """auto_place: see Rings."""
+        self._rings = Rings(instances, members, drivers, journal, clock, auto_place=auto_place)
         self._journal = journal
         self._live = live or LiveStreams()
         self._metrics = metrics

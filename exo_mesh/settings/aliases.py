@@ -62,6 +62,12 @@ def _if_on(text: str) -> str | None:
     return "true" if text.upper() in ("1", "ON", "YES", "TRUE") else None
 
 
+def _on_or_off(text: str) -> str | None:
+    """Reads a switch whose both values mean something; other words are ignored."""
+    words = {"1": "on", "true": "on", "yes": "on", "on": "on", "0": "off", "false": "off", "no": "off", "off": "off"}
+    return words.get(text.lower())
+
+
 def _debug_level(text: str) -> str | None:
     """Reads DEBUG, where other programs put names of modules: accepts only a number from 1 to 9."""
     return "debug" if re.fullmatch(r"[1-9]", text) else None
@@ -123,6 +129,7 @@ ALIASES = (
     Alias("REQ_TIMEOUT", "response_timeout", _as_is),
     Alias("REQUEST_LOG_PATH", "request_log", _as_is),
     Alias("REQUEST_LOG_MAX", "request_log_max", _as_is),
+    Alias("PROPORTIONAL_LAYERS", "proportional_layers", _on_or_off, "1 or 0; other values are ignored"),
     Alias("HF_HUB_OFFLINE", "offline", _if_on, "1, on, yes or true; other values are ignored"),
     Alias("TRANSFORMERS_OFFLINE", "offline", _if_on, "1, on, yes or true; other values are ignored"),
     Alias("OTEL_SDK_DISABLED", "otlp_endpoint", _collector_off, "true turns the export off; other values are ignored"),

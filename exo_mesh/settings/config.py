@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.domain.addresses import LINK_WORDS
+from exo_mesh.domain.device import FULL, ROLES
+from exo_mesh.domain.footprint import LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
 from exo_mesh.printable import quoted
@@ -58,6 +60,7 @@ class Settings:
 
     home: Path
     name: str
+    role: str = FULL
     host: str = "0.0.0.0"
     api_port: int = 52415
     api: bool = True
@@ -121,7 +124,12 @@ class Settings:
     trust_remote_code: bool = False
     min_peers: int = 1
     placement: str = "memory"
+    proportional_layers: str = "on"
+    auto_place: bool = True
     context_limit: int | None = None
+    max_batch_size: int = MOST_SEQUENCES
+    no_batch: bool = False
+    prefill_chunk: int = MOST_CHUNK_TOKENS
     max_queued: int = 32
     queue_timeout: int = 120
     prefill_timeout: int = 120
@@ -254,6 +262,8 @@ _WORD = values.matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a word of letters, 
 _NODE = (
     Setting("home", "DIR", "directory of the node id, models and caches; if set, also of config.toml", values.path),
     Setting("name", "NAME", "name of this node for people; the host name by default", _NAME),
+    Setting("role", "ROLE", "what this node does: full; api = serve requests, hold no layers; edge = hold layers only "
+            "of models that the other peers cannot hold", values.one_of(*ROLES)),
     Setting("stop_grace", "SECONDS", "how long a stopping node lets its streams finish; a second signal ends them",
             values.whole(0, 86400), toml=(int,)),
     Setting("allow_sleep", "", "let this machine sleep while requests run", values.switched_on,
@@ -348,8 +358,8 @@ _ENGINES = (
 )  # fmt: skip
 
 _MEMORY = (
-    Setting("max_memory", "SIZE", "most memory that models may use on this machine, such as 12GB",
-            values.size, "max_memory_bytes", (str, int)),
+    Setting("max_memory", "SIZE", "most memory that models may use on this machine, such as 12GB; 0 = hold no layers",
+            values.size_or_zero, "max_memory_bytes", (str, int)),
     Setting("memory_threshold", "SHARE", "share of memory in use that is critical; by default free memory decides",
             values.share, toml=(int, float)),
     Setting("memory_poll_interval", "SECONDS", "time between readings of the memory", values.seconds(0.1, 60.0),
@@ -395,6 +405,10 @@ _MODELS = (
     Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
     Setting("placement", "POLICY", "policy for how many peers a model gets: memory, latency or throughput",
             values.one_of("memory", "latency", "throughput")),
+    Setting("proportional_layers", "WHEN", "on = divide layers by memory or speed; off = as evenly as memory allows",
+            values.one_of("on", "off"), bare="on"),
+    Setting("no_auto_place", "", "refuse requests for models without an instance; only POST /instance places models",
+            values.switched_off, "auto_place", (bool,), show=lambda on: str(not on).lower()),
 )  # fmt: skip
 
 _LIMITS = (
@@ -402,6 +416,12 @@ _LIMITS = (
             values.whole(1, 10**9), toml=(int,)),
     Setting("max_generate_tokens", "N", "most output tokens of a chat that sets no limit, if the context has room",
             values.whole(1, 10**9), toml=(int,), alias="--max-output-tokens"),
+    Setting("max_batch_size", "N", "requests that run at once on a ring whose last layers this node holds",
+            values.whole(1, MOST_SEQUENCES), toml=(int,)),
+    Setting("no_batch", "", "the same as --max-batch-size 1: requests of a model run strictly one after the other",
+            values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+    Setting("prefill_chunk", "N", "most prompt tokens in one step of such a ring; fewer if these would delay streams",
+            values.whole(LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS), toml=(int,)),
     Setting("max_queued", "N", "requests that may wait per model; further ones get a 429",
             values.whole(1, 100_000), toml=(int,)),
     Setting("queue_timeout", "SECONDS", "longest wait of a request in the queue; then it gets a 429",
@@ -550,6 +570,11 @@ def _join(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], conf
     settings = replace(settings, secret=secret, secret_file=secret_file)
     if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
         raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
+    if settings.no_batch and given.get("max_batch_size", (1, ""))[0] != 1:
+        raise ConfigError(
+            f"--no-batch runs one request at a time, but --max-batch-size is {settings.max_batch_size}: leave one out",
+            param="max_batch_size",
+        )
     if (settings.tls_cert is None) != (settings.tls_key is None):
         alone, other = ("cert", "key") if settings.tls_key is None else ("key", "cert")
         raise ConfigError(f"--tls-{alone} needs --tls-{other}", param=f"tls_{other}")

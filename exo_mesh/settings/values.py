@@ -10,14 +10,18 @@ from pathlib import Path
 
 def size(text: str) -> int:
     """Parses a size to bytes: `12GB` (decimal), `512MiB` (binary) or `1000000` (bytes)."""
+    if (num_bytes := size_or_zero(text)) < 1:
+        raise ValueError("the size must be more than zero")
+    return num_bytes
+
+
+def size_or_zero(text: str) -> int:
+    """Parses a size like `size`; 0 is allowed."""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b?)\s*", text, re.IGNORECASE)
     if match is None:
         raise ValueError("a size such as 12GB, 512MiB or a number of bytes is needed")
     power = " kmgt".index(match[2].lower()) if match[2] else 0
-    num_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-    if num_bytes < 1:
-        raise ValueError("the size must be more than zero")
-    return num_bytes
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:

@@ -8,6 +8,8 @@ from itertools import accumulate, islice
 from exo_mesh.domain.addresses import MAX_MACS, valid_macs
 from exo_mesh.domain.device import (
     FETCHES,
+    FULL,
+    ROLES,
     Device,
     EngineInfo,
     EntryRequests,
@@ -106,6 +108,7 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         has_store=peer.has_store,
         newest_protocol=peer.newest_protocol,
         macs=peer.macs,
+        role="" if peer.role == FULL else peer.role,
     )
 
 
@@ -140,6 +143,7 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         has_store=message.has_store,
         newest_protocol=message.newest_protocol,
         macs=valid_macs(message.macs[:MAX_MACS]),
+        role=message.role if message.role in ROLES else FULL,
     )
 
 

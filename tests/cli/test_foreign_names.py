@@ -19,27 +19,27 @@ WORK = (
     "--discovery-timeout=3", "--discovery-config-path=peers.json", "--wait-for-peers=1", "--api-port=52415",
     "--engine=numpy", "--default-model=m", "--default-temp=0.5", "--max-generate-tokens=5", "--response-timeout=4",
     "--system-prompt=text", "--tailnet-name=t", "--no-api", "--fast-synch", "--no-fast-synch", "--offline",
-    "--bootstrap-peers=a:1", "--port=52415", "--hostfile=hosts.json", "-v", "-vv", "-vvv", "-q",
+    "--bootstrap-peers=a:1", "--port=52415", "--hostfile=hosts.json", "-v", "-vv", "-vvv", "-q", "--no-batch",
+    "--max-batch-size=4", "--proportional-layers", "--no-proportional-layers",
 )  # fmt: skip
 HINTED = (
     "--node-id", "--max-parallel-downloads", "--models-seed-dir", "--tailscale-api-key", "--disable-tui",
-    "--force-master", "-m", "--libp2p-port", "--no-batch", "--subprocess", "--proportional-layers", "--model",
-    "--max-batch-size", "--backend", "--env", "-n", "--spec-type", "--spec-draft-n-max", "--model-draft", "--no-worker",
-    "--no-downloads",
+    "--force-master", "-m", "--libp2p-port", "--subprocess", "--model", "--backend", "--env", "-n", "--spec-type",
+    "--spec-draft-n-max", "--model-draft", "--no-worker", "--no-downloads",
 )  # fmt: skip
 OTHER_VARIABLES = (
     "SKULK_PIPELINE_EVAL_TIMEOUT_SECONDS", "SKULK_GROUP_CONNECT_DEADLINE_SECONDS", "SKULK_WARMUP_DEADLINE_SECONDS",
     "SKULK_MLX_HANG_DEBUG", "SKULK_MLX_HANG_DEBUG_INTERVAL_SECONDS", "SKULK_NO_BATCH", "SKULK_KV_CACHE_BACKEND",
     "SKULK_LIBP2P_NAMESPACE", "EXO_LIBP2P_NAMESPACE", "SKULK_LLAMA_CPP_BACKENDS", "SKULK_LLAMA_SERVER_BIN",
     "SKULK_ZENOH_LISTEN", "SKULK_ZENOH_CONNECT", "SKULK_DATA_REORDER_BUFFER", "SKULK_SKIP_LLM_WARMUP",
-    "SKULK_EVENT_LOG_DIR", "RUNNER_MODE", "PROPORTIONAL_LAYERS", "RKLLM_SERVER_HOST", "RKLLM_SERVER_PORT",
+    "SKULK_EVENT_LOG_DIR", "RUNNER_MODE", "RKLLM_SERVER_HOST", "RKLLM_SERVER_PORT",
     "RDMA_DEVICES", "SKULK_OFFLINE", "SKULK_HEADLESS", "SKULK_MODELS_DIR", "SKULK_FAST_SYNCH", "SKULK_HOME", "EXO_HOME",
     "SKULK_CUSTOM_MODEL_CARDS_DIR",
 )  # fmt: skip
 ALIASED = (
     "MODEL_DIR", "MODEL_ID", "HOST", "PORT", "CTRL_HOST", "CTRL_PORT", "QUEUE_MAX", "MAX_QUEUE_DEPTH", "REQ_TIMEOUT",
     "REQUEST_TIMEOUT_S", "MAX_TOKENS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "OVERRIDE_MEMORY_MB", "DEBUG",
-    "MEMORY_POLL_INTERVAL", "MEMORY_THRESHOLD", "REQUEST_LOG_PATH", "REQUEST_LOG_MAX",
+    "MEMORY_POLL_INTERVAL", "MEMORY_THRESHOLD", "REQUEST_LOG_PATH", "REQUEST_LOG_MAX", "PROPORTIONAL_LAYERS",
 )  # fmt: skip
 
 

@@ -84,6 +84,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "hostfile": "/etc/hosts.json",
         "fast_synch": "on",
         "max_memory": "12GB",
+        "role": "edge",
         "spare_runners": "2",
         "models_dir": f"{tmp_path}:{tmp_path / 'b'}",
         "no_fetch": "true",
@@ -106,7 +107,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "trust_remote_code": "true",
         "min_peers": "2",
         "placement": "throughput",
+        "proportional_layers": "off",
+        "no_auto_place": "true",
         "context_limit": "4096",
+        "max_batch_size": "1",
+        "no_batch": "true",
+        "prefill_chunk": "128",
         "max_queued": "5",
         "queue_timeout": "61",
         "prefill_timeout": "62",
@@ -181,6 +187,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         hostfile=Path("/etc/hosts.json"),
         fast_synch="on",
         max_memory_bytes=12 * 10**9,
+        role="edge",
         spare_runners=2,
         models_dirs=(tmp_path, tmp_path / "b"),
         fetch=False,
@@ -203,7 +210,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         trust_remote_code=True,
         min_peers=2,
         placement="throughput",
+        proportional_layers="off",
+        auto_place=False,
         context_limit=4096,
+        max_batch_size=1,
+        no_batch=True,
+        prefill_chunk=128,
         max_queued=5,
         queue_timeout=61,
         prefill_timeout=62,
@@ -290,6 +302,9 @@ def test_a_wrong_table_of_the_model_store_is_refused(tmp_path: Path, text: str, 
         (["--fast-synch", "off"], "fast_synch", "off"),
         (["--fast-synch", "--no-api"], "fast_synch", "on"),
         (["--no-fast-synch"], "fast_synch", "off"),
+        (["--proportional-layers"], "proportional_layers", "on"),
+        (["--no-proportional-layers"], "proportional_layers", "off"),
+        (["--max-memory", "0"], "max_memory", "0"),
         (["-v"], "log_level", "debug"),
         (["-vv"], "log_level", "debug"),
         (["-vvv"], "log_level", "debug"),
@@ -305,6 +320,16 @@ def test_flags_of_older_programs_set_our_settings(tmp_path: Path, flags: list[st
 def test_a_number_in_debug_asks_for_all_lines_and_a_name_in_it_is_not_meant_for_us(tmp_path: Path) -> None:
     levels = {text: load(tmp_path, {}, {"DEBUG": text}).settings.log_level for text in ("1", "9", "0", "app:*", "true")}
     assert levels == {"1": "debug", "9": "debug", "0": "info", "app:*": "info", "true": "info"}
+
+
+def test_one_request_at_a_time_and_several_contradict_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--no-batch runs one request at a time, but --max-batch-size is 4"):
+        load(tmp_path, {"no_batch": "true", "max_batch_size": "4"})
+
+
+def test_zero_in_the_variable_of_proportional_layers_means_an_even_split(tmp_path: Path) -> None:
+    found = {text: load(tmp_path, {}, {"PROPORTIONAL_LAYERS": text}).settings for text in ("0", "1", "maybe")}
+    assert [one.proportional_layers for one in found.values()] == ["off", "on", "on"]
 
 
 def test_a_variable_of_others_that_changes_nothing_is_a_warning(tmp_path: Path) -> None:
@@ -334,7 +359,10 @@ def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:
         ("api_port", "٣", "a whole number"),
         ("min_peers", "0", "a whole number from 1"),
         ("max_memory", "12G", "a size such as 12GB"),
-        ("max_memory", "0", "more than zero"),
+        ("models_max_size", "0", "more than zero"),
+        ("role", "master", "must be one of full, api, edge"),
+        ("max_batch_size", "33", "a whole number from 1 to 32"),
+        ("prefill_chunk", "8", "a whole number from 16 to 512"),
         ("data_ports", "9-7", "a range of ports"),
         ("data_ports", "7000", "a range of ports"),
         ("bootstrap_peers", "host", "host:port is needed"),

@@ -113,6 +113,16 @@ def test_a_pipe_gets_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "ps") == PS
 
 
+def test_roles_are_shown_once_some_peer_has_another_than_full(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = a_state()
+    state["view"]["peers"][1]["role"] = "api"
+    monkeypatch.setattr(ApiClient, "get", lambda self, path: state)
+    rows = [line.split() for line in said(capsys, "status").splitlines()[3:7]]
+    assert [row[-1] for row in rows] == ["ROLE", "full", "api", "gamma-01"]
+
+
 def test_no_color_gives_the_same_text_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

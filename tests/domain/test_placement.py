@@ -21,6 +21,7 @@ from exo_mesh.domain.placement import (
     with_caps,
 )
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.rings import Surroundings, by_tier
 from exo_mesh.errors import PlacementError
 
 GB = 10**9
@@ -234,3 +235,28 @@ def test_a_model_with_windows_runs_as_many_sequences_as_are_cheap_and_fit(
     (stage,) = plan.stages
     expected = card.shard_bytes(0, 32) + card.kv_bytes(0, 32, POOL_TOKENS, sequences) + ENGINE_OVERHEAD_BYTES
     assert stage.reserve_bytes == expected <= memory_gb * GB
+
+
+@pytest.mark.parametrize(("even", "split"), [(False, [23, 9]), (True, [16, 16])])
+def test_layers_are_divided_by_memory_unless_an_even_split_is_asked_for(even: bool, split: list[int]) -> None:
+    peers = [Candidate("p0", 80 * GB, "mlx"), Candidate("p1", 30 * GB, "mlx")]
+    plan = solve(
+        LLAMA_8B, peers, policy="memory", min_peers=2, context_limit=4096, instance_id="i-1",
+        ballot=Ballot(1, "p0"), around=Surroundings(even=even),
+    )  # fmt: skip
+    assert [stage.shard.stop - stage.shard.start for stage in plan.stages] == split
+
+
+@pytest.mark.parametrize("policy", ["memory", "latency", "throughput"])
+def test_an_even_split_gives_way_where_a_peer_has_no_room_for_it(policy: str) -> None:
+    peers = [Candidate("p0", 80 * GB, "mlx", 0.01), Candidate("p1", 5 * GB, "mlx", 0.5)]
+    plan = solve(
+        LLAMA_8B, peers, policy=policy, min_peers=2, context_limit=4096, instance_id="i-1",
+        ballot=Ballot(1, "p0"), around=Surroundings(even=True),
+    )  # fmt: skip
+    assert plan.stages[1].reserve_bytes <= 5 * GB < stage_bytes(LLAMA_8B, 16, 32, plan.kv_tokens)
+
+
+def test_peers_of_a_higher_tier_come_after_all_others() -> None:
+    wanted, second, last = (Candidate(f"p{tier}", GB, "mlx", tier=tier) for tier in (0, 1, 4))
+    assert list(by_tier([last, wanted, second])) == [[wanted], [wanted, second], [last, wanted, second]]

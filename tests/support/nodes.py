@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -90,17 +90,20 @@ async def mesh(
     *,
     usable_bytes: tuple[int, ...] = (),
     commands: tuple[Sequence[str], ...] = (),
+    each: Sequence[Mapping[str, Any]] = (),
     **options: Any,
 ) -> AsyncIterator[list[Node]]:
-    """Nodes that all know each other, the first by address; stopped at the end, leaving no child process."""
+    """Nodes that all know each other, the first by address; stopped at the end, leaving no child process. each:
+    settings of one node, besides those of all."""
     nodes: list[Node] = []
     try:
         for index in range(count):
             machine = Machine(usable_bytes[index] if usable_bytes else 8 * GB)
             bootstrap = (f"127.0.0.1:{nodes[0].grpc_port}",) if nodes else ()
             command = commands[index] if commands else RUNNER_COMMAND
+            own = {**options, **(each[index] if each else {})}
             node = make_node(
-                tmp_path / f"n{index}", f"n{index}", machine, bootstrap_peers=bootstrap, command=command, **options
+                tmp_path / f"n{index}", f"n{index}", machine, bootstrap_peers=bootstrap, command=command, **own
             )
             nodes.append(node)
             await node.start()

@@ -258,3 +258,10 @@ def test_the_sum_and_the_digest_of_a_view_are_the_same_in_all_versions() -> None
 def test_a_record_whose_kind_and_content_disagree_is_still_refused() -> None:
     with pytest.raises(TransportError):
         codec.record_from_proto(pb.Record(kind="peer", id="p", owner="p", version=1, card=pb.CardInfo(toml=b"")))
+
+
+@pytest.mark.parametrize(("sent", "known"), [("", "full"), ("api", "api"), ("edge", "edge"), ("newer", "full")])
+def test_a_role_is_a_hint_and_an_unknown_one_means_full(sent: str, known: str) -> None:
+    assert pb.PeerInfo.DESCRIPTOR.fields_by_name["role"].number >= FIRST_OPTIONAL
+    info = codec.peer_from_proto(pb.PeerInfo(id="a", role=sent))
+    assert info.role == known and codec.peer_from_proto(codec.peer_to_proto(info)) == info

@@ -9,7 +9,7 @@ from typing import Any
 from exo_mesh.api.sse import data_frame
 from exo_mesh.node.service import MeshObservation
 
-_PEER = ("id", "name", "version", "api_url", "addresses", "devices", "models", "partial_models", "fetches")
+_PEER = ("id", "name", "role", "version", "api_url", "addresses", "devices", "models", "partial_models", "fetches")
 _TELEMETRY = (
     "usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens", "frames", "temperature_c", "power_w",
     "hardware", "draining",

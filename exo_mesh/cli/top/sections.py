@@ -82,7 +82,7 @@ def sections(data: LiveData, width: int) -> list[Section]:
 def _peers(document: Mapping[str, Any], names: Mapping[str, str], width: int) -> Section:
     measured = [column for column in _MEASURED if any(_measured(peer, column) for peer in document["peers"].values())]
     columns = (
-        Column("PEER", may_shrink=True), Column("HEALTH"), Column("ENGINE", 2), Column("MEMORY"),
+        Column("PEER", may_shrink=True), Column("HEALTH"), Column("ROLE", 4), Column("ENGINE", 2), Column("MEMORY"),
         Column("FREE", right=True), Column("HELD", 3, right=True), Column("LOAD", 1, right=True),
         *(Column(title, 5, right=True) for title in measured), Column("ADDRESS", 4, may_shrink=True),
     )  # fmt: skip
@@ -125,16 +125,27 @@ def _peer_row(name: str, level: str, peer: Mapping[str, Any], width: int, measur
     if free is not None and held is not None:
         reading = {"usable_bytes": free, "reserved_bytes": held, "total_bytes": peer.get("total_bytes") or 0}
         bar = memory_bar(reading, WIDE_BAR if width >= WIDE else NARROW_BAR)
-    url = peer.get("api_url") or ""
+    url, role = peer.get("api_url") or "", peer.get("role") or "full"
     figures = [_measured(peer, column) for column in measured]
     texts = [
         "-" if one is None else f"{one:.0f} {_MEASURED[column]}" for one, column in zip(figures, measured, strict=True)
     ]
     cells = (
-        name, Text(level, LEVELS.get(level, "red")), engine, bar, _bytes(free), _bytes(held),
+        name, Text(level, LEVELS.get(level, "red")), role, engine, bar, _bytes(free), _bytes(held),
         "?" if load is None else f"{load:.2f}", *texts, url.partition("//")[2],
     )  # fmt: skip
-    ranks = (name, level, engine, -(free or 0), free or 0, held or 0, load or 0, *(one or 0.0 for one in figures), url)
+    ranks = (
+        name,
+        level,
+        role,
+        engine,
+        -(free or 0),
+        free or 0,
+        held or 0,
+        load or 0,
+        *(one or 0.0 for one in figures),
+        url,
+    )
     return TableRow(cells, ranks)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from exo_mesh.domain.model import NO_RULES, CardRules
 from exo_mesh.domain.view import MAX_CARD_BYTES, MAX_CARDS_PER_OWNER, CardInfo
 from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.machine.disk import Disk
@@ -81,6 +82,11 @@ class CardShelf:
         joined = self._join()
         card_id = joined.names.get(name.lower()) or joined.names.get(name.partition("@")[0].lower())
         return None if card_id is None else joined.cards[card_id]
+
+    def rules_of(self, name: str) -> CardRules:
+        """What the card of a model says about the peers that may run it."""
+        card = self.card(name)
+        return NO_RULES if card is None or card.placement is None else card.placement.rules
 
     def runner_of(self, name: str) -> str:
         """Returns the module that serves a model. Raises InputError if this version serves none of the model's tasks; a

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from exo_mesh.domain.model import CardRules
 from exo_mesh.domain.view import MAX_CARD_BYTES
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import one_line, shown
 from exo_mesh.printable import UNPRINTABLE, quoted
 
 MAX_ALIASES = 16
+MAX_EXCLUDED = 64
 MAX_CARDS_PER_FILE = 256
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.+\-]*"
@@ -104,6 +106,14 @@ class PlacementSection(CardSection, frozen=True, kw_only=True):
     backend_preference: tuple[Word, ...] = ()
     min_vram_gib: Annotated[float, msgspec.Meta(gt=0, le=2**20)] | None = None
     max_context_tokens: Count | None = None
+    excluded_peers: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_EXCLUDED)] = ()
+
+    @property
+    def rules(self) -> CardRules:
+        """The same as placement uses it."""
+        least = round((self.min_vram_gib or 0) * 2**30)
+        limits = self.max_context_tokens, self.excluded_peers
+        return CardRules(self.compatible_backends, self.backend_preference, least, *limits)
 
 
 class TomlCard(CardSection, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
   return html`<article ref=${place} class="card peer-card ${isOpen ? "chosen" : ""}">
     <header><span class="dot level-${level}" aria-hidden="true"></span><h2>${peer.name}</h2>
       ${isHere && html`<span class="pill">${t("mesh.here")}</span>`}${peer.draining && html`<span class="pill state-loading">${t("ring.draining")}</span>`}
+      ${peer.role === "api" && html`<span class="pill" title=${t("mesh.apiWhy")}>${t("ring.api")}</span>`}${peer.role === "edge" && html`<span class="pill" title=${t("mesh.edgeWhy")}>${t("mesh.edge")}</span>`}
       <span class="quiet">${t(`level.${level}`)}</span>
       <button type="button" class="small" aria-expanded=${isOpen ? "true" : "false"} onClick=${toggle}>${t(isOpen ? "mesh.less" : "mesh.more")}<span class="hidden"> ${peer.name}</span></button></header>
     <${MemoryBar} peer=${peer} />

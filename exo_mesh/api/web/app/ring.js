@@ -83,7 +83,7 @@ function Hop({ from, to, isPair, isOutside, flow, link }) {
 function PeerMark({ peer, rank, at, radius, words, isNarrow, isGrouped, stage, level, isLost, isChosen, choose, point }) {
   const round = 2 * Math.PI * radius, used = usedOf(peer), models = Math.min(used, peer.total_bytes ? peer.reserved_bytes / peer.total_bytes : 0);
   const layers = stage && !isGrouped ? rangeOf(stage) : "";
-  const held = isLost ? t(peer.asleep ? "ring.asleep" : "ring.lost") : isGrouped ? t("ring.rank") : layers ? t("ring.layersShort") : peer.draining ? t("ring.draining") : t("ring.idle");
+  const held = isLost ? t(peer.asleep ? "ring.asleep" : "ring.lost") : isGrouped ? t("ring.rank") : layers ? t("ring.layersShort") : peer.draining ? t("ring.draining") : peer.role === "api" ? t("ring.api") : t("ring.idle");
   const name = short(peer.name, isNarrow ? 11 : isGrouped && (words === "above" || words === "below") ? 12 : 19);
   const lines = isLost ? [] : [`${stage?.engine ?? peer.devices?.[0]?.engine ?? ""} · ${bytes(peer.total_bytes)}`, figuresOf(peer, isNarrow || isGrouped)].filter(Boolean);
   const shown = layers || (isGrouped ? rank : "–");
