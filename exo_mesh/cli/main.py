@@ -19,6 +19,7 @@ VERBS = {
     "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
     "demo": "start a small mesh on this machine, ask the demo model a question, keep serving",
     "run": "ask a model or chat with it; a model that no peer has is downloaded first",
+    "batch": "run a file of requests in OpenAI's batch format at low priority",
     "status": "health of this node, its peers and its models",
     "topology": "peers and links, and which peer holds which layers",
     "preview": "how a model could be placed: peers, layers, memory",
@@ -48,7 +49,7 @@ VERBS = {
 
 VERB_GROUPS = {
     "nodes": ("serve", "demo", "service", "drain", "node", "wake"),
-    "models": ("run", "pull", "list", "show", "rm", "search", "models", "preview", "stop"),
+    "models": ("run", "batch", "pull", "list", "show", "rm", "search", "models", "preview", "stop"),
     "the mesh": ("status", "top", "topology", "ps", "bench", "nginx-config"),
     "access": ("secret", "invite", "join", "key"),
     "this machine": ("doctor", "engines", "config", "hostfile", "completion", "version"),

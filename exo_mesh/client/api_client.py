@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ class NoNodeError(TransportError):
     """No node answers at the API address."""
 
     code = "no_node"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """An answer of any status. retry_after_s: the node's Retry-After; None without one."""
+
+    status: int
+    body: Any
+    retry_after_s: float | None = None
 
 
 class ApiClient:
@@ -141,17 +151,41 @@ class ApiClient:
             except (OSError, http.client.HTTPException, ValueError) as exc:
                 raise TransportError(f"{self.url}{path} did not answer with JSON") from exc
 
+    def exchange(self, path: str, body: Any, deadline_s: float, headers: Mapping[str, str] | None = None) -> HttpAnswer:
+        """POST `body` and return the answer, also if it is an error. Raises TransportError or DeadlineError if there is
+        none."""
+        try:
+            response = self._send("POST", path, body, deadline_s, headers)
+        except urllib.error.HTTPError as exc:
+            response = exc
+        with response:
+            try:
+                wait = response.headers.get("Retry-After", "")
+                found = json.loads(response.read())
+                return HttpAnswer(response.status, found, float(wait) if wait.isdigit() else None)
+            except (OSError, http.client.HTTPException, ValueError) as exc:
+                raise TransportError(f"{self.url}{path} did not answer with JSON") from exc
+
     def _open(
         self, method: str, path: str, body: Any, deadline_s: float, more_headers: Mapping[str, str] | None = None
     ) -> Any:
+        try:
+            return self._send(method, path, body, deadline_s, more_headers)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                raise _http_error(exc, path) from None
+
+    def _send(
+        self, method: str, path: str, body: Any, deadline_s: float, more_headers: Mapping[str, str] | None
+    ) -> Any:
+        """The response to a call. Raises HTTPError for an error status, else a MeshError."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **self.credentials(), **(more_headers or {})}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             return self._opener.open(request, timeout=deadline_s)
-        except urllib.error.HTTPError as exc:
-            with exc:
-                raise _http_error(exc, path) from None
+        except urllib.error.HTTPError:
+            raise
         except TimeoutError as exc:
             raise DeadlineError(f"{self.url}{path} did not answer within {deadline_s:g} s") from exc
         except (OSError, http.client.HTTPException) as exc:

@@ -39,6 +39,7 @@ HEAVY = {
 
 ASKING = {
     "run": ["m", "hello"],
+    "batch": [str(DOCS.parent / "examples" / "batch.jsonl")],
     "status": [],
     "topology": [],
     "preview": ["m"],
