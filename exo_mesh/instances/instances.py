@@ -221,9 +221,12 @@ class Instances:
         readings = self._membership.telemetry if len(ready) > 1 else {}
         return [one for one in ready if not short_members(one.plan, readings)] or ready
 
-    async def elsewhere(self, refused: InstanceInfo, refusal: MemoryPressureError, load: Load) -> InstanceInfo:
-        """A ready instance of the same model that avoids the peers of `refused` that are short of memory, placed now if
-        there is none. Raises MemoryPressureError with the peer, the numbers and the remedy."""
+    async def elsewhere(
+        self, refused: InstanceInfo, refusal: MemoryPressureError, load: Load, *, may_place: bool = True
+    ) -> InstanceInfo:
+        """A ready instance of the same model that avoids the peers of `refused` that are short of memory; if there is
+        none and may_place, one that is placed now. Raises MemoryPressureError with the peer, the numbers and the
+        remedy."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + SHORTAGE_S
         while not (short := short_members(refused.plan, self._membership.telemetry)):
@@ -231,6 +234,8 @@ class Instances:
                 raise refusal
             await self._membership.changed.wait(0.1)
         spec = InstanceSpec(refused.plan.model, exclude_peers=tuple(sorted(short)))
+        if not may_place and not any(suits(one, spec) for one in self.ready_for(spec.model)):
+            raise refusal
         _log.info(
             "%s is short of memory: placing its model without peers %s",
             refused.plan.instance_id,

@@ -526,6 +526,8 @@ def _pinned(
 
 
 def ring_of(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates of a plan's stages, each with the engine that the plan gives it."""
+    """The candidates of a plan's stages, each with the engine that the plan gives it. A peer that could take no further
+    ring, because the model's card has changed, counts as one with an unknown build."""
     by_id = {candidate.peer_id: candidate for candidate in candidates}
-    return [by_id[stage.peer_id].running(stage.engine) for stage in plan.stages]
+    found = ((stage, by_id.get(stage.peer_id)) for stage in plan.stages)
+    return [one.running(s.engine) if one is not None else Candidate(s.peer_id, 0, s.engine) for s, one in found]

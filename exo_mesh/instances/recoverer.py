@@ -15,6 +15,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import Candidate, Surroundings, with_caps
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
+from exo_mesh.domain.rings import by_tier
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState
@@ -191,11 +192,14 @@ class Recoverer:
         spec = InstanceSpec(last.model)
         holders = self._placer.candidates(card, spec)
         everybody = self._placer.candidates(card, spec, may_fetch=True)
+        pools = [*by_tier(everybody)] or [everybody]
         # If the remaining peers lack files too, a spare that has to fetch them is no slower.
         if statuses.keys() <= {one.peer_id for one in holders}:
+            pools = [*by_tier(holders), *pools]
+        for pool in pools[:-1]:
             with contextlib.suppress(PlacementError):
-                return await self._solve_among(holders, card, last, attempt, statuses, around)
-        return await self._solve_among(everybody, card, last, attempt, statuses, around)
+                return await self._solve_among(pool, card, last, attempt, statuses, around)
+        return await self._solve_among(pools[-1], card, last, attempt, statuses, around)
 
     async def _solve_among(
         self,
@@ -222,7 +226,8 @@ class Recoverer:
             around=around,
         )
         if len(found.plan.engines) > 1 and not set(found.plan.peer_ids) <= set(last.peer_ids):
-            outcome = await self._mixing.of(card, ring_of(found.plan, candidates))
+            everybody = self._placer.candidates(card, InstanceSpec(last.model), may_fetch=True)
+            outcome = await self._mixing.of(card, ring_of(found.plan, everybody))
             if outcome.unmixable:
                 raise PlacementError(f"{last.instance_id}: " + "; ".join(outcome.unmixable.values()), reason="mixing")
         return found

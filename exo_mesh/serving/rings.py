@@ -43,9 +43,7 @@ class Rings:
         on: losing its ring does not undo the placement that somebody asked for.
         """
         if refused is not None:
-            if not self.auto_place and len(self.instances.of_model(entry.model)) < 2:
-                raise refused[1]
-            chosen = await self.instances.elsewhere(*refused, self._load(entry))
+            chosen = await self.instances.elsewhere(*refused, self._load(entry), may_place=self.auto_place)
         elif not self.auto_place and not entry.had_instance and not self.instances.exists(entry.model):
             raise NoInstanceError(
                 f"No instance found for model {entry.model}, and this node places none for a request "

@@ -151,7 +151,8 @@ async def test_without_auto_place_a_lost_ring_is_still_recovered(tmp_path: Path)
         got: list[int] = []
         running = asyncio.create_task(collect(asking, "r", 60, got))
         await until(lambda: len(got) > 3)
-        await crash(lost)
+        nodes.remove(lost)
+        await lost.stop()
         fresh = asyncio.create_task(tokens(asking, a_request("while it recovers", 60)))
         async with asyncio.timeout(40):
             await running
@@ -222,3 +223,16 @@ async def test_the_card_of_a_model_says_which_peers_run_it_and_how_long_its_cont
         with pytest.raises(PlacementError, match="n1 has less memory than the 500000 GiB"):
             await nodes[0].create_instance(InstanceSpec(MODEL))
         assert nodes[0]._owning.owned_rings.above(f"{MODEL}-1") > NO_BALLOT
+
+
+@pytest.mark.extended
+async def test_a_lost_stage_goes_to_no_edge_peer_while_others_can_take_it(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 4, engine_options=SLOW, each=({}, {}, {}, {"role": "edge"})) as nodes:
+        edge = nodes[3].node_id
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3))
+        assert edge not in holders(nodes[0])[0]
+        lost = nodes.pop(2)
+        await lost.stop()
+        await until(lambda: bool(holders(nodes[0])) and lost.node_id not in holders(nodes[0])[0])
+        assert len(await tokens(nodes[0], a_request("after", 20))) == 20
+        assert holders(nodes[0]) == [{nodes[0].node_id, nodes[1].node_id}]
