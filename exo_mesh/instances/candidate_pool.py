@@ -100,13 +100,14 @@ class CandidatePool:
         """The engines with which a peer could run the model, ordered by the preferences of the spec, first choice
         first."""
         if spec.engine:
-            named = (spec.engine,) if spec.engine in info.engines else ()
-            return self._rules_of(card.name).allowed(info, named)
-        engines = self._rules_of(card.name).allowed(info, self._all_engines(info, card))
-        pinned = [pin.engine for pin in spec.pins if pin.peer_id == info.id and pin.engine in info.engines]
+            return self._rules_of(card.name).allowed(info, (spec.engine,) if spec.engine in info.engines else ())
+        rules = self._rules_of(card.name)
+        engines = rules.allowed(info, self._all_engines(info, card))
+        named = tuple(pin.engine for pin in spec.pins if pin.peer_id == info.id and pin.engine in info.engines)
+        pinned = rules.allowed(info, [engine for engine in named if engine])
         tags = {engine: {engine, *_tags(info, engine)} for engine in engines}
         preferred = [e for wanted in spec.engine_preference for e in engines if wanted in tags[e]]
-        return tuple(dict.fromkeys([*(engine for engine in pinned if engine), *preferred, *engines]))
+        return tuple(dict.fromkeys([*pinned, *preferred, *engines]))
 
     def _all_engines(self, info: PeerInfo, card: ModelCard) -> tuple[str, ...]:
         """The engines with which a peer could run the model, whatever the model's card says."""

@@ -89,6 +89,15 @@ def test_everything_that_is_known_is_shown() -> None:
         assert part in text, part
 
 
+def test_the_role_of_each_peer_is_a_column() -> None:
+    data = a_view()
+    data.document["peers"]["id-beta"]["role"] = "api"
+    rows = [line.split() for line in shown(data).splitlines()]
+    header = next(row for row in rows if row[:1] == ["PEER"])
+    found = {row[0]: row for row in rows if row[:1] in (["alpha"], ["beta"]) and "mlx" in row}
+    assert header.index("ROLE") == 2 and "full" in found["alpha"] and "api" in found["beta"]
+
+
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 10), (20, 5), (1, 1), (132, 3)])
 @pytest.mark.parametrize("counts", [(0, 0), (1, 0), (2, 3), (40, 200)])
 def test_it_fits_every_screen(size: tuple[int, int], counts: tuple[int, int]) -> None:
