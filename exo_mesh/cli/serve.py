@@ -23,6 +23,7 @@ from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
 from exo_mesh.engine import floors
 from exo_mesh.errors import InputError
 from exo_mesh.machine import open_files
+from exo_mesh.machine.allocator import use_one_arena
 from exo_mesh.machine.first_process import leave_first_process
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, load_settings
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> NoReturn:
     """Runs the node, then ends the process. Raises MeshErrors if the node cannot start."""
     loaded = load_settings(node_flags(args), os.environ)
     _require_versions()
+    use_one_arena()
     leave_first_process()
     environ = dict(os.environ)  # a restart uses the environment from before the changes below
     os.umask(PRIVATE_UMASK)

@@ -89,6 +89,8 @@ CHAT = {
     "/chat/completions",
     "/v1/completions",
     "/completions",
+    "/bench/chat/completions",
+    "/bench/completions",
     "/v1/cancel/{id}",
     "/tokenize",
     "/v1/tokenize",
