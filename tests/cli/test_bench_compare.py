@@ -101,7 +101,7 @@ def test_own_figures_stand_beside_the_published_ones(tmp_path: Path, capsys: pyt
     hop = rows["a hop, 8 KiB per token, median", "ring.hop_us_p50"]
     assert hop["yours"] == 231.0 and hop["ratio"] == pytest.approx(231.0 / hop["value"], abs=1e-3)
     assert rows["one stream over 4 stages of 10 ms", "ring, 1 at once, 32 x 512: tokens_per_s"]["yours"] == 11.4
-    assert rows["16 MiB frames", "bulk_ratio"]["yours"] is None
+    assert rows["16 MiB frames", "bulk.16_mib.tcp_ratio"]["yours"] is None
 
 
 def test_the_published_figures_are_those_of_the_page() -> None:
