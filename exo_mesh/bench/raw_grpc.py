@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,12 +22,16 @@ from typing import Any
 
 import grpc
 
+from exo_mesh.errors import TransportError
 from exo_mesh.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.transport.channels import bind, new_server, open_channel
 
 MESSAGE_BYTES = 1024 * 1024
 """Longest message: the fastest size between 64 KiB and 16 MiB for a bare stream on loopback."""
+
+ANSWER_S = 120.0
+"""Longest wait for the start of a child, and for one measurement."""
 
 _METHOD = "/exo_mesh.bench/Stream"
 
@@ -71,7 +76,9 @@ def raw_stream(cpus: tuple[int, int] | None, tls: Credentials | None) -> Iterato
 def _child(role: str, secret: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "exo_mesh.bench.raw_grpc", role]
     environment = {**os.environ, **RUNNER_ENVIRONMENT}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+    pipe = subprocess.PIPE
+    # without a buffer, whose rest could not be written to a child that has ended
+    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, env=environment) as child:
         try:
             _tell(child, secret)
             yield child
@@ -81,13 +88,23 @@ def _child(role: str, secret: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def _tell(child: subprocess.Popen[bytes], line: str) -> None:
     assert child.stdin is not None
-    child.stdin.write(f"{line}\n".encode())
-    child.stdin.flush()
+    try:
+        child.stdin.write(f"{line}\n".encode())
+    except BrokenPipeError as exc:
+        raise TransportError("the bare gRPC stream ended") from exc
 
 
 def _answer(child: subprocess.Popen[bytes]) -> bytes:
+    """The next line of a child, which is killed after ANSWER_S without one. Raises TransportError."""
     assert child.stdout is not None
-    return child.stdout.readline()
+    deadline = threading.Timer(ANSWER_S, child.kill)
+    deadline.daemon = True
+    deadline.start()
+    line = child.stdout.readline()
+    deadline.cancel()
+    if not line:
+        raise TransportError(f"the bare gRPC stream ended, or gave no answer within {ANSWER_S:g} s")
+    return line
 
 
 async def _receive(tls: Credentials | None) -> None:
@@ -98,7 +115,7 @@ async def _receive(tls: Credentials | None) -> None:
     port = bind(server, "127.0.0.1:0", tls)
     await server.start()
     print(port, flush=True)  # noqa: T201 - to the parent
-    await server.wait_for_termination()
+    await asyncio.to_thread(sys.stdin.read)  # it ends with the parent, however that ends
 
 
 async def _serve(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:

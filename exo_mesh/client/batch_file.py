@@ -71,8 +71,13 @@ def requests_of(path: Path) -> Iterator[BatchRequest]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, line) of every line that is not empty; a longer one than MAX_LINE_BYTES is cut."""
-    with path.open("rb") as stream:
+    """Yields (number, line) of every line that is not empty; a longer one than MAX_LINE_BYTES is cut. Raises
+    BatchFileError if the file cannot be read."""
+    try:
+        stream = path.open("rb")
+    except OSError as exc:
+        raise BatchFileError(f"{path}: cannot be read: {exc.strerror}") from exc
+    with stream:
         number = 0
         while line := stream.readline(MAX_LINE_BYTES + 1):
             number += 1
@@ -113,7 +118,10 @@ class ResultFile:
         """Opens or creates the file, and reads which requests have a result. Raises BatchFileError for a file of
         another batch, or one that another process writes."""
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise BatchFileError(f"{path}: cannot be written: {exc.strerror}") from exc
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.done, self._size = self._read(ids)

@@ -225,3 +225,10 @@ def test_without_a_node_nothing_waits(tmp_path: Path) -> None:
     file = written(tmp_path / "b.jsonl", "a")
     assert main(["batch", str(file), "--api-url", f"http://127.0.0.1:{closed_port()}"]) == exit_codes.NO_NODE
     assert not (tmp_path / "b.results.jsonl").exists()
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BatchFileError, match=r"gone\.jsonl: cannot be read: No such file"):
+        check_requests(tmp_path / "gone.jsonl")
+    with pytest.raises(BatchFileError, match=r"out\.jsonl: cannot be written: No such file"):
+        ResultFile(tmp_path / "gone" / "out.jsonl", {"a"})

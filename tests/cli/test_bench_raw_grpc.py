@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 
 import pytest
 
 from exo_mesh.bench.raw_grpc import MESSAGE_BYTES, raw_stream
+from exo_mesh.errors import TransportError
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
 
@@ -20,3 +23,21 @@ def test_one_stream_measures_hops_and_bandwidth_in_turns(*, is_closed: bool) -> 
         assert 0 < p50 <= p99
         assert raw.bulk(MESSAGE_BYTES + 1, 2) > 0
         assert raw.ping_pong(100, 20)[0] > 0
+
+
+@pytest.mark.extended
+def test_the_receiver_ends_with_its_parent_and_a_dead_sender_is_an_error() -> None:
+    command = [sys.executable, "-m", "exo_mesh.bench.raw_grpc", "receive"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as receiver:
+        assert receiver.stdin is not None and receiver.stdout is not None
+        receiver.stdin.write(b"null\n")
+        receiver.stdin.flush()
+        assert int(receiver.stdout.readline()) > 0
+        receiver.stdin.close()
+        assert receiver.wait(30) == 0
+    with raw_stream(None, None) as raw:
+        assert raw.ping_pong(100, 2)[0] > 0
+        raw.child.kill()
+        raw.child.wait(30)
+        with pytest.raises(TransportError):
+            raw.ping_pong(100, 2)
