@@ -22,19 +22,18 @@ from typing import Any
 
 import grpc.aio
 
-from exo_mesh.bench.local_ring import local_ring
+from exo_mesh.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, local_ring, ring_request
 from exo_mesh.bench.result import BenchResult
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import split_layers
-from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import TransportError, error_from_code
 from exo_mesh.proto import driver_pb2, driver_pb2_grpc
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.telemetry.tables import columns
 from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
 
@@ -43,14 +42,10 @@ CALL_DEADLINE_S = 300.0
 NUM_EQUAL = 8
 SETTLED = 32
 """Tokens of the running stream before the long prompt enters."""
-NUM_IDS = 200
-"""Token ids of the prompts are below this number, which every tokenizer has."""
 BARS = {"one_stream": (">=", 0.98), "two_first_tokens": ("<=", 2.2), "stream_beside_prompt": (">=", 0.8)}
 """Aims of the ratios; that of eight requests depends on the number of stages."""
 SLACK = 1.25
 """Eight requests may take this times 8 / stages as long as one."""
-
-_ballot = Ballot(1, "bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +92,8 @@ class RingClient:
         """Runs one request to its end; every prompt is different."""
         call = call or Call()
         self._sent += 1
-        request = driver_pb2.GenerateRequest(
-            instance_id="bench",
-            ballot=ballot_to_proto(_ballot),
-            request_id=f"bench-{self._sent}",
-            prompt_ids=[(index * self._sent + self._sent) % NUM_IDS for index in range(prompt)],
-            max_tokens=tokens,
-            ignore_eos=True,
-            sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
-        )
+        prompt_ids = [(index * self._sent + self._sent) % NUM_IDS for index in range(prompt)]
+        request = ring_request(f"bench-{self._sent}", prompt_ids, tokens)
         call.sent = time.perf_counter()
         try:
             await self._read(request, call)
@@ -222,7 +210,7 @@ def _plan(peers: int, engine: str, card: ModelCard, load: FairnessLoad, sequence
     limit = 2 * load.long + 4 * load.tokens + load.prompt
     pool = max(POOL_TOKENS, NUM_EQUAL * limit)
     inputs = PlanInputs((), "memory", peers)
-    return Plan("bench", _ballot, card.name, "", stages, limit, inputs, pool, pool_sequences=sequences)
+    return Plan(INSTANCE, BALLOT, card.name, "", stages, limit, inputs, pool, pool_sequences=sequences)
 
 
 def _summary(values: Sequence[float], sign: str, bar: float) -> dict[str, Any]:

@@ -11,15 +11,22 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.hosting.runner_child import RUNNER_ENVIRONMENT
+from exo_mesh.proto import driver_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.security.credentials import Credentials
-from exo_mesh.transport.plan_codec import plan_to_proto, rank_to_proto
+from exo_mesh.transport.plan_codec import ballot_to_proto, plan_to_proto, rank_to_proto
 from exo_mesh.transport.runner_pipe import open_pipe, read_message, socket_pair, write_message
 from exo_mesh.transport.tls_codec import tls_to_proto
+
+INSTANCE, BALLOT = "bench", Ballot(1, "bench")
+"""Of the plans of all rings here."""
+
+NUM_IDS = 200
+"""Token ids of prompts are below this number, which every tokenizer has."""
 
 READY_DEADLINE_S = 60.0
 """Longest time between two reports of a runner that loads."""
@@ -89,6 +96,19 @@ class RingJob:
     model_dir: Path
     options: dict[str, str]
     tls: Credentials | None
+
+
+def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> driver_pb2.GenerateRequest:
+    """A greedy request that draws exactly this many tokens."""
+    return driver_pb2.GenerateRequest(
+        instance_id=INSTANCE,
+        ballot=ballot_to_proto(BALLOT),
+        request_id=request_id,
+        prompt_ids=prompt_ids,
+        max_tokens=tokens,
+        ignore_eos=True,
+        sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
+    )
 
 
 async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> LocalRunner:

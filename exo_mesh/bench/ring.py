@@ -20,21 +20,20 @@ from itertools import pairwise
 from operator import truediv
 from typing import Any, TypeVar
 
-from exo_mesh.bench.local_ring import LocalRunner, local_ring
+from exo_mesh.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
 from exo_mesh.bench.raw_grpc import RawStream, raw_stream
 from exo_mesh.bench.result import BenchResult
 from exo_mesh.bench.tcp import bulk, echo_peer, ping_pong
 from exo_mesh.domain.footprint import POOL_TOKENS
-from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
-from exo_mesh.proto import driver_pb2, driver_pb2_grpc
+from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.runner.scheduler import PREFILL_CHUNK as CHUNK
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.security.secret import new_secret
 from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.weights.store import ModelStore
 
 LAPS = 4096
@@ -189,20 +188,13 @@ def _plan(peers: int, engine: str) -> Plan:
         StagePlan(f"bench{index}", engine, Shard(MODEL, start, stop, layers), 0)
         for index, (start, stop) in enumerate(pairwise(cuts))
     )
-    return Plan("bench", Ballot(1, "bench"), MODEL, "", stages, limit, PlanInputs((), "memory", peers), POOL_TOKENS)
+    return Plan(INSTANCE, BALLOT, MODEL, "", stages, limit, PlanInputs((), "memory", peers), POOL_TOKENS)
 
 
 async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt: int, tokens: int) -> float:
     """Runs one request on the ring; returns the seconds from the call to its last token."""
-    request = driver_pb2.GenerateRequest(
-        instance_id="bench",
-        ballot=ballot_to_proto(Ballot(1, "bench")),
-        request_id=f"bench-{time.monotonic_ns()}",
-        prompt_ids=[index % 200 for index in range(prompt)],
-        max_tokens=tokens,
-        ignore_eos=True,
-        sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
-    )
+    prompt_ids = [index % NUM_IDS for index in range(prompt)]
+    request = ring_request(f"bench-{time.monotonic_ns()}", prompt_ids, tokens)
     async with open_channel(f"127.0.0.1:{runners[-1].port}", tls) as channel:
         stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
         start, received = time.perf_counter(), 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from exo_mesh.serving.traces import RequestTrace
 
 
@@ -21,8 +23,7 @@ class HandlerTimes:
     tokenizer_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RequestParts:
+class RequestParts(msgspec.Struct, frozen=True):
     """Seconds of each part of a request; together they are the whole request.
 
     http_s: reading and checking the body, and building the reply after the last token. model_s: finding the model, its

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
 from exo_mesh.inspection.breakdown import HandlerTimes, RequestParts, parts_of

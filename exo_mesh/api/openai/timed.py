@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
 from exo_mesh.api.openai.schema import GenerationBody
 from exo_mesh.clock import monotonic
 from exo_mesh.errors import InputError
-from exo_mesh.inspection.breakdown import HandlerTimes, parts_of
+from exo_mesh.inspection.breakdown import HandlerTimes, RequestParts, parts_of
 from exo_mesh.inspection.trace_formats import trace_stats
 from exo_mesh.serving.traces import RequestTrace
-
-
-class PartsObject(msgspec.Struct):
-    """Seconds of each part; the sum is total_s. See exo_mesh.inspection.breakdown.RequestParts."""
-
-    http_s: float
-    model_s: float
-    template_s: float
-    tokenizer_s: float
-    place_s: float
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-    wait_s: float
-    hops_s: float
-    driver_s: float
 
 
 class BenchTimes(msgspec.Struct):
@@ -39,7 +23,7 @@ class BenchTimes(msgspec.Struct):
     hop_s: mean time of a lap per stage without computing and waiting. stages: as in /v1/traces/{id}/stats."""
 
     total_s: float
-    parts: PartsObject
+    parts: RequestParts
     ttft_s: float | None
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
@@ -110,7 +94,7 @@ def timed_reply(reply: ChatCompletion | TextCompletion, trace: RequestTrace | No
 
 def bench_times(trace: RequestTrace, times: HandlerTimes) -> BenchTimes:
     """Where the time of a request that has ended went."""
-    parts = {name: round(seconds, 6) for name, seconds in asdict(parts_of(trace, times)).items()}
+    parts = RequestParts(**{name: round(seconds, 6) for name, seconds in asdict(parts_of(trace, times)).items()})
     sums = [leg.sums for leg in trace.legs]
     laps = sum(one.prefill_laps + one.decode_laps for one in sums)
     num_stages = max((len(frame.stages) for leg in trace.legs for frame in leg.frames), default=0)
@@ -119,13 +103,13 @@ def bench_times(trace: RequestTrace, times: HandlerTimes) -> BenchTimes:
     writing_s = trace.last_token_s - (first_s or 0.0)
     return BenchTimes(
         total_s=round(times.ended - times.began, 6),
-        parts=PartsObject(**parts),
+        parts=parts,
         ttft_s=None if first_s is None else round(trace.entered_at - times.began + first_s, 6),
         prefill_tokens_per_s=_per_s(trace.prompt_tokens, reading_s),
         decode_tokens_per_s=_per_s(trace.output_tokens - 1, writing_s),
         prefill_laps=sum(one.prefill_laps for one in sums),
         decode_laps=sum(one.decode_laps for one in sums),
-        hop_s=round(parts["hops_s"] / max(1, laps * num_stages), 7),
+        hop_s=round(parts.hops_s / max(1, laps * num_stages), 7),
         trace_id=trace.trace_id,
         stages=trace_stats(trace)["stages"],
     )
