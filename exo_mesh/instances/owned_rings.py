@@ -420,7 +420,7 @@ class OwnedRings:
                 await self._silent.pop(key).close()
             for instance in rings.values():
                 self._looks_at(instance).step({})
-            if self._ownerless and self.use.is_newly_awaited():
+            if self._ownerless and self.use.notice_awaited():
                 self._membership.changed.beat()
             await next_beat(LOOK_EVERY_S if rings else CALM_LOOK_EVERY_S)
 

@@ -64,8 +64,8 @@ class RingUse:
             return not any(report.running.get(instance_id, 0) for report in known)
         return not self._members.stages_here().get((instance_id, instance.ballot), False)
 
-    def is_newly_awaited(self) -> bool:
-        """Whether, since the last call, a request of a peer began to wait for a ring."""
+    def notice_awaited(self) -> bool:
+        """Returns whether a request of a peer waits for a ring for which none waited at the last call."""
         awaited = frozenset[str]().union(*(report.awaited for report in self._reports() if report is not None))
         is_new, self._noticed = not awaited <= self._noticed, awaited
         return is_new

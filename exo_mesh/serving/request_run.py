@@ -218,7 +218,7 @@ class RequestRun:
         """Leave a lost ring for another one. Raises the error of the loss after too many losses."""
         assert self._instance is not None and self._trouble is not None
         self._rings.avoid(self._instance)
-        if self._is_lost_too_often():
+        if self._count_loss():
             raise self._trouble
         self._meter.resumed()
         _log.warning(
@@ -300,12 +300,12 @@ class RequestRun:
             ballot,
             len(self._entry.emitted),
         )
-        if self._is_lost_too_often():
+        if self._count_loss():
             raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times in a row")
 
-    def _is_lost_too_often(self) -> bool:
-        """Count a loss of the ring; True after more than max_resumes of them without a new token in between: then the
-        request itself may be the cause."""
+    def _count_loss(self) -> bool:
+        """Count a loss of the ring; returns True after more than max_resumes of them without a new token in between:
+        then the request itself may be the cause."""
         emitted = len(self._entry.emitted)
         self._losses = self._losses + 1 if emitted == self._emitted_at_loss else 1
         self._emitted_at_loss = emitted

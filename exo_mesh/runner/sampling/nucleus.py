@@ -23,8 +23,8 @@ ROUNDING = 1e-12
 
 
 def nucleus_of(logits: Floats, best: int, temperature: float, top_p: float) -> Ids | None:
-    """The ids, ascending, of the nucleus among all tokens, without all weights in double precision. None if only those
-    determine it, or if too many tokens are candidates.
+    """The ids, ascending, of the nucleus among all tokens, without all weights in double precision. None if
+    only all weights determine it, or if too many tokens are candidates.
 
     First the unlikely tokens are only counted, so the sum of all weights lies between two bounds. If both give the same
     nucleus, it is the right one. Otherwise a rough sum gives closer bounds.
