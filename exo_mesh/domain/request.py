@@ -1,4 +1,4 @@
-"""A request and its results, as token ids."""
+"""A request and its results: as token ids, or as text for a model that an engine with its own tokenizer serves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.text_pieces import TextInput, TextPiece, TextUsage
 
 
 class FinishReason(StrEnum):
@@ -59,7 +60,8 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A request as token ids. `resume_ids` were emitted under an earlier plan: they count as output and are not resent.
+    """A request as token ids, as text, or as both: the instance that takes it decides which of the two is used.
+    `resume_ids` were emitted under an earlier plan: they count as output and are not resent.
 
     stop_ids end the request when drawn and are not emitted, unless ignore_eos; they cannot be drawn before min_tokens
     other tokens. max_tokens 0: nothing is drawn, and the request ends after its prompt_logprobs. client: whose share of
@@ -105,12 +107,14 @@ class GenerateRequest:
     """Restricts the output from its first token on. The output ends where the grammar is complete; stop_ids can be
     drawn only where it may end, or where the grammar names them."""
     thinking: ThinkingBudget | None = None
+    text: TextInput | None = None
+    """What the client asked for, as text. A request for a model without a tokenizer in the mesh has no prompt_ids."""
     keep_alive_s: float | None = None
     """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
     setting. Only the entry peer knows it."""
 
     def __post_init__(self) -> None:
-        if not self.prompt_ids:
+        if not self.prompt_ids and self.text is None:
             raise ValueError("the prompt has no tokens")
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens is {self.max_tokens}, less than 0")
@@ -172,7 +176,8 @@ class PromptLogprobs:
 class TokenEvent:
     """The output token number `index` of a request, or its end.
 
-    token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only.
+    token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only. From an
+    engine that gives text, an event has a `piece` instead of a token id, and `usage` on the last event.
     """
 
     index: int
@@ -180,6 +185,8 @@ class TokenEvent:
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+    piece: TextPiece | None = None
+    usage: TextUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,14 @@ from exo_mesh.errors import PeerVersionError
 from exo_mesh.printable import printable
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_to_proto
+from exo_mesh.transport.text_codec import (
+    add_usage,
+    piece_from_proto,
+    piece_to_proto,
+    text_from_proto,
+    text_to_proto,
+    usage_from_proto,
+)
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGPROBS = 20
@@ -75,6 +83,8 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
     if (thinking := request.thinking) is not None:
         budget = pb.ThinkingBudget(end_ids=thinking.end_ids, tokens=thinking.tokens, start_ids=thinking.start_ids)
         message.thinking.CopyFrom(budget)
+    if request.text is not None:
+        message.text.CopyFrom(text_to_proto(request.text))
     return message
 
 
@@ -104,6 +114,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         thinking=_thinking(message.thinking) if message.HasField("thinking") else None,
+        text=text_from_proto(message.text) if message.HasField("text") else None,
         sampling=SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -147,6 +158,10 @@ def event_to_proto(event: TokenEvent) -> pb.TokenEvent:
     if event.logprob is not None:
         message.logprob = event.logprob
         message.top.extend(pb.TokenLogprob(token_id=top.token_id, logprob=top.logprob) for top in event.top)
+    if event.piece is not None:
+        message.piece.CopyFrom(piece_to_proto(event.piece))
+    if event.usage is not None:
+        add_usage(message, event.usage)
     return message
 
 
@@ -223,6 +238,8 @@ def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
         logprob=message.logprob if message.HasField("logprob") else None,
         top=tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in message.top),
         finish=_finish(message.finish) if message.finish else None,
+        piece=piece_from_proto(message.piece) if message.HasField("piece") else None,
+        usage=usage_from_proto(message) if message.finish else None,
     )
 
 

@@ -1,0 +1,38 @@
+"""Models that a program beside the node serves whole, such as a RKLLAMA or llama-server, as the node reports them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SERVED_ARCHITECTURE = "served"
+"""The architecture in the card of a served model: only its server knows what it computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model of a model server.
+
+    name: by which clients ask the mesh for it. engine: the whole-model engine that talks to the server. server: where
+    the server listens, "host:port"; prompts and answers go there as text. stands_for: the name of a model in the mesh
+    whose text this one can continue, because it is the same model; "" for none. served_name: the server's own name of
+    it. context_limit: most tokens of prompt and output; 0 if the server does not say. slots: requests that it computes
+    at once; 0 if it does not say.
+    """
+
+    name: str
+    engine: str
+    server: str
+    served_name: str
+    stands_for: str = ""
+    context_limit: int = 0
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """One look at a model server. server: "host:port". error: why it is not up, for a person; "" if it is."""
+
+    server: str
+    is_up: bool
+    models: tuple[ServedModel, ...] = ()
+    error: str = ""

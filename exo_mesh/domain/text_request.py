@@ -1,0 +1,40 @@
+"""A request to a whole-model engine, and the events of its answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exo_mesh.domain.request import FinishReason, SamplingParams
+from exo_mesh.domain.text_pieces import NO_USAGE, TextPiece, TextUsage
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """The last event of an answer. reason: STOP also for an answer that ends with tool calls."""
+
+    reason: FinishReason
+    usage: TextUsage = NO_USAGE
+
+
+TextEvent = TextPiece | TextEnd
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One request for a whole-model engine.
+
+    body: what is asked, with the keys of the OpenAI chat API: either "messages" (with "tools", "tool_choice",
+    "parallel_tool_calls", "response_format", "reasoning_effort" and "chat_template_kwargs" where the client gave them),
+    or "prompt", a text. It never has sampling parameters or limits. stops: stop strings; the answer ends before the
+    first of them, and an engine may leave them to its caller. begun: the pieces that the client has already. An engine
+    that `continues` goes on after them and does not repeat them; for another engine `begun` is always empty.
+    """
+
+    request_id: str
+    body: Mapping[str, Any]
+    max_tokens: int
+    sampling: SamplingParams
+    stops: tuple[str, ...] = ()
+    begun: tuple[TextPiece, ...] = ()
