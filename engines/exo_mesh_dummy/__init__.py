@@ -2,5 +2,7 @@
 itself."""
 
 from exo_mesh_dummy.provider import DummyProvider
+from exo_mesh_dummy.text_provider import DummyTextProvider
 
 provider = DummyProvider()
+text_provider = DummyTextProvider()

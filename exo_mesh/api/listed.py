@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from exo_mesh.domain.served import ServedModel
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry
 
@@ -23,12 +24,18 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "num_layers": entry.num_layers,
         "quantization": entry.quantization,
         "dtype": entry.dtype,
-        "status": "loaded" if entry.instance_ids else "downloaded",
+        "status": "loaded" if entry.instance_ids else "downloaded" if entry.served is None else "served",
         "peers": list(entry.peers),
         "instance_ids": list(entry.instance_ids),
         "aliases": list(entry.aliases),
+        "served_by": [_server(one) for one in (entry.served, *entry.stand_ins) if one is not None],
         "capabilities": None if entry.profile is None else {**entry.profile.to_json(), "schema": SCHEMA},
     }
+
+
+def _server(model: ServedModel) -> dict[str, Any]:
+    """A model server that answers for the model; prompts and answers leave the mesh there, as text."""
+    return {"engine": model.engine, "server": model.server, "model": model.served_name, "gets_text": True}
 
 
 def known_object(card: TomlCard, created: int) -> dict[str, Any]:

@@ -209,7 +209,9 @@ class TextRoutes:
         name = await model_of_request(request, self._service, name, self._context.options.defaults().model)
         chosen = choose_model(name, self._service.models())
         entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)
-        return entry.name, await self._texts.get(await self._service.text_files(entry.name))
+        if entry.served is not None:
+            raise InputError(f"the tokenizer of {entry.name} is in its model server, not in the mesh", param="model")
+        return entry.name, await self._texts.of(self._service, entry)
 
     async def _encode(self, text: TextModel, source: str, limit: int, param: str, *, with_special: bool) -> list[int]:
         def encode() -> list[int]:

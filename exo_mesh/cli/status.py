@@ -43,6 +43,9 @@ def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
     has_roles = any(peer.get("role", "full") != "full" for peer in state["view"]["peers"])
     shown = len(_PEER_HEADER) if has_roles else len(_PEER_HEADER) - 1
     print_table(console, _PEER_HEADER[:shown], [row[:shown] for row in _peer_rows(state, names)])
+    for peer in state["view"]["peers"]:
+        for line in _server_lines(peer):
+            console.print(line, soft_wrap=True)
     for peer in health.get("peer_health", ()):
         if peer["id"] != state["node_id"] and peer["reasons"]:
             console.print(f"{names.get(peer['id'], printable(peer['name']))}:", soft_wrap=True)
@@ -57,6 +60,17 @@ def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
         if reasons := details.get(instance["id"], {}).get("reasons", ()):
             console.print(f"{printable(instance['id'])}:", soft_wrap=True)
             _print_reasons(console, reasons)
+
+
+def _server_lines(peer: Mapping[str, Any]) -> list[str]:
+    """One line for each model server beside a peer: requests leave the mesh there, as text."""
+    by_server: dict[str, list[str]] = {}
+    for one in peer.get("served", ()):
+        by_server.setdefault(f"{printable(one['engine'])} at {printable(one['server'])}", []).append(one["name"])
+    return [
+        f"{printable(peer['name'])} passes text to {server}, which serves {printable(', '.join(names))}"
+        for server, names in by_server.items()
+    ]
 
 
 def _print_reasons(console: Console, reasons: Iterable[Mapping[str, str]]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.health import Reason
 from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
+from exo_mesh.domain.served import ServedModel
 from exo_mesh.protocol import ProtocolRange
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -118,7 +119,7 @@ class PeerInfo:
     peer of an older version does not say. fetches: from where it gets model files, see FETCHES. files_port: where other
     peers read its files, 0 if they cannot. has_store: the peer hosts the model store. protocol: the oldest protocol
     version that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
-    role: one of ROLES; "full" from a peer of an older version.
+    role: one of ROLES; "full" from a peer of an older version. served: what the model servers beside it serve.
     """
 
     id: str
@@ -141,11 +142,16 @@ class PeerInfo:
     newest_protocol: int = 0
     macs: tuple[str, ...] = ()
     role: str = FULL
+    served: tuple[ServedModel, ...] = ()
 
     @property
     def protocols(self) -> ProtocolRange:
         """The protocol versions that the peer speaks."""
         return ProtocolRange.said(self.protocol, self.newest_protocol)
+
+    def serves(self, model: str) -> ServedModel | None:
+        """The model of this name that a model server beside the peer serves; None if there is none."""
+        return next((one for one in self.served if one.name == model), None)
 
     def knows(self, model: str) -> bool:
         """Whether the peer has at least config, tokenizer and headers of a model."""
@@ -156,6 +162,7 @@ class PeerInfo:
         """Every engine that runs on some device of the peer, the default one first."""
         names = [device.engine for device in self.devices if device.engine]
         names += [engine for device in self.devices for engine in device.engines]
+        names += [one.engine for one in self.served]
         return tuple(dict.fromkeys(names))
 
     @property
@@ -175,6 +182,8 @@ class PeerInfo:
         A peer that does not say, or that has no engine for the model, gives its device's engine: asked to reserve, it
         explains the refusal.
         """
+        if (served := self.serves(model)) is not None:
+            return (served.engine,)
         for name, engines in self.model_engines:
             if name == model and engines:
                 return engines

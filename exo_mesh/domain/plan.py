@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from exo_mesh.domain.served import SERVED_DIGEST
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 
@@ -131,6 +132,11 @@ class Plan:
     def engines(self) -> tuple[str, ...]:
         """Each engine of the ring once, in ring order."""
         return tuple(dict.fromkeys(stage.engine for stage in self.stages))
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the instance is a model server, which takes and gives text instead of token ids."""
+        return self.model_digest.startswith(SERVED_DIGEST)
 
     @property
     def kv_tokens(self) -> int:

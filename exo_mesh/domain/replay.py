@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.request import FinishReason, GenerateRequest, PromptLogprob, TokenEvent, TokenLogprob
+from exo_mesh.domain.text_pieces import TextPiece, TextUsage
 from exo_mesh.errors import KeyReusedError
 
 RETENTION_S = 600.0
@@ -18,12 +19,20 @@ MAX_TOKENS = 2**21
 """Most tokens of all answers together: 8 MiB of ids. A token with log-probabilities counts LOGPROBS_COUNT times."""
 
 LOGPROBS_COUNT = 50
+PIECE_COUNT = 50
+"""A piece of text takes about as much memory as 50 ids, and one more for each 4 characters."""
+
+Output = int | TextPiece
+"""What one event of an answer adds to it: a token id or a piece of text."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """The answer to a request so far. details: (logprob, likeliest others) of each token, if they are wanted. At the
-    front they are missing for tokens that another ring drew, because a ring receives only the ids of those."""
+    """The answer to a request so far: token ids, and then the rest from its first piece of text on.
+
+    details: (logprob, likeliest others) of each token in `ids`, if they are wanted. At the front they are missing for
+    tokens that another ring drew, because a ring receives only the ids of those.
+    """
 
     fingerprint: bytes
     wants_details: bool
@@ -34,18 +43,32 @@ class Kept:
     live: bool = False
     prompt: list[PromptLogprob] = field(default_factory=list)
     """Log-probabilities of the prompt from its second token on, as far as they are known, if they are wanted."""
+    rest: list[Output] = field(default_factory=list)
+    """The output after `ids`; empty for an answer without pieces of text."""
+    usage: TextUsage | None = None
+    _rest_weight: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.rest)
 
     @property
     def weight(self) -> int:
-        return 1 + len(self.ids) + LOGPROBS_COUNT * (len(self.details) + len(self.prompt))
+        return 1 + len(self.ids) + LOGPROBS_COUNT * (len(self.details) + len(self.prompt)) + self._rest_weight
 
     def add(self, event: TokenEvent) -> None:
         """Appends the next event of the answer."""
-        if event.token_id is not None:
+        if event.piece is not None:
+            self.rest.append(event.piece)
+            self._rest_weight += PIECE_COUNT + len(event.piece.text) // 4
+        elif event.token_id is not None and self.rest:
+            self.rest.append(event.token_id)
+            self._rest_weight += PIECE_COUNT
+        elif event.token_id is not None:
             self.ids.append(event.token_id)
             if self.wants_details:
                 self.details.append((event.logprob, event.top))
         self.finish = event.finish or self.finish
+        self.usage = event.usage or self.usage
 
     def meet(self, sent: Sequence[int]) -> None:
         """Brings the answer in line with the tokens that the client has already received.
@@ -59,6 +82,14 @@ class Kept:
             del self.ids[len(sent) :]
             self.details.clear()
             self.finish = None
+
+    def meet_pieces(self, sent: Sequence[TextPiece]) -> None:
+        """Like `meet`, for an answer of an engine that gives text."""
+        if len(sent) > len(self):
+            del self.ids[:]
+            self.rest, self.finish, self._rest_weight = [], None, 0
+            for piece in sent:
+                self.add(TokenEvent(len(self), None, piece=piece))
 
     def reopen(self) -> None:
         """Drops the output because log-probabilities of the prompt are missing: both are computed again, the prompt
@@ -74,14 +105,21 @@ class Kept:
         for index in range(start, len(self.ids)):
             logprob, top = self.details[index - unknown] if index >= unknown else (None, ())
             found.append(TokenEvent(index, self.ids[index], logprob, top))
-        if self.finish is FinishReason.STOP:
-            found.append(TokenEvent(len(self.ids), None, finish=self.finish))
+        first = max(start, len(self.ids))
+        found += [output_event(index, item) for index, item in enumerate(self.rest[first - len(self.ids) :], first)]
+        if self.finish is FinishReason.STOP or (self.finish is not None and self.rest):
+            found.append(TokenEvent(len(self), None, finish=self.finish, usage=self.usage))
         elif self.finish is not None and found:
             last = found[-1]
             found[-1] = TokenEvent(last.index, last.token_id, last.logprob, last.top, self.finish)
         elif self.finish is not None:
             found.append(TokenEvent(len(self.ids), None, finish=self.finish))
         return found
+
+
+def output_event(index: int, item: Output) -> TokenEvent:
+    """The event that adds this output as number `index`."""
+    return TokenEvent(index, None, piece=item) if isinstance(item, TextPiece) else TokenEvent(index, item)
 
 
 class ReplayStore:

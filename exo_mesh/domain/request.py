@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.text_pieces import TextInput, TextPiece, TextUsage
@@ -58,6 +60,16 @@ class ThinkingBudget:
             raise ValueError(f"a thinking budget needs tokens >= 0 and end_ids: {self.tokens}, {list(self.end_ids)}")
 
 
+class TextBridge(Protocol):
+    """Converts the beginning of an answer between token ids and text; the entry peer has the model's tokenizer."""
+
+    def ids_of(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
+        """The token ids with which a model would have written these pieces. Raises EngineError if it cannot have."""
+
+    def pieces_of(self, token_ids: Sequence[int]) -> tuple[TextPiece, ...]:
+        """The pieces of text that these token ids mean."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A request as token ids, as text, or as both: the instance that takes it decides which of the two is used.
@@ -109,6 +121,8 @@ class GenerateRequest:
     thinking: ThinkingBudget | None = None
     text: TextInput | None = None
     """What the client asked for, as text. A request for a model without a tokenizer in the mesh has no prompt_ids."""
+    bridge: TextBridge | None = field(default=None, compare=False, repr=False)
+    """Set for a request as ids and as text. Only the entry peer knows it."""
     keep_alive_s: float | None = None
     """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
     setting. Only the entry peer knows it."""

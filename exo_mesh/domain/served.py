@@ -7,6 +7,9 @@ from dataclasses import dataclass
 SERVED_ARCHITECTURE = "served"
 """The architecture in the card of a served model: only its server knows what it computes."""
 
+SERVED_DIGEST = "served:"
+"""The digest in the card of a served model begins with this word: there are no files to compute one from."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:

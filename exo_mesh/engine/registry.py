@@ -35,16 +35,22 @@ class Registry:
     def choose(self, preference: str = "auto") -> EngineProvider:
         """The engine named, which must be available; or with "auto" the available one with the highest preference.
 
-        Engines with a negative preference are never chosen automatically. Raises InputError for an unknown name, and
-        EngineError with every engine's reason and remedy if none can run.
+        Engines with a negative preference and whole-model engines are never chosen automatically. Raises InputError for
+        an unknown name, and EngineError with every engine's reason and remedy if none can run.
         """
         if preference != "auto":
             found = self.provider(preference)
+            if found.kind != "stage":
+                raise EngineError(
+                    f"engine {preference} serves whole models of a model server; it is used for those by itself, and "
+                    "cannot be the engine of a node"
+                )
             availability = found.availability()
             if not availability.available:
                 raise EngineError(f"engine {preference} cannot run here: {_explain(availability)}")
             return found
-        looks = {name: found.availability() for name, found in sorted(self.providers.items())}
+        stage_engines = {name: found for name, found in sorted(self.providers.items()) if found.kind == "stage"}
+        looks = {name: found.availability() for name, found in stage_engines.items()}
         able = [name for name, look in looks.items() if look.available and look.preference >= 0]
         if not able:
             reasons = [f"{name}: {_explain(look)}" for name, look in looks.items()]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.served import ServedModel
 from exo_mesh.errors import FetchError, MeshError, ReservationError
 
 
@@ -29,13 +30,17 @@ class LocalModels:
 
     card, find: may raise UnknownModelError or ModelError, and block. introduce: gets config, tokenizer and headers of a
     model, by name and digest, from peers if they are not here; may raise FetchError or ModelError. fetch: brings the
-    weights for a stage of a plan, and reports its progress until they are here; may raise FetchError.
+    weights for a stage of a plan, and reports its progress until they are here; may raise FetchError. served: the model
+    of this name that a model server beside this node serves, None if none does. server_options: the settings of a
+    whole-model engine.
     """
 
     card: Callable[[str], ModelCard]
     find: Callable[[str], Path]
     introduce: Callable[[str, str], Awaitable[None]] = _fetch_nothing
     fetch: Callable[[Plan, int], AsyncGenerator[FetchStep, None]] = _all_is_here
+    served: Callable[[str], ServedModel | None] = lambda name: None
+    server_options: Callable[[str], Mapping[str, str]] = lambda engine: {}
 
 
 async def refuse_misfit(
@@ -48,7 +53,8 @@ async def refuse_misfit(
     if not 0 <= index < len(plan.stages) or own_id not in plan.stages[index].peers:
         raise ReservationError(f"stage {index} of the plan does not belong to this peer", peer_id=own_id)
     try:
-        await models.introduce(plan.model, plan.model_digest)
+        if not plan.takes_text:
+            await models.introduce(plan.model, plan.model_digest)
         card = await asyncio.to_thread(models.card, plan.model)
     except FetchError as exc:
         raise ReservationError(exc.full, peer_id=own_id) from exc

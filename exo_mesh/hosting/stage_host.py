@@ -46,6 +46,7 @@ from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.telemetry.stage_metrics import ModelFacts, StageMeter, StageSeat
 from exo_mesh.transport.plan_codec import plan_to_proto
+from exo_mesh.transport.served_codec import served_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
@@ -374,6 +375,8 @@ class StageHost:
         """Fetch the files of a stage that is to be started, and hold its lease meanwhile. Raises FetchError, and
         StageLostError if the plan is given up. head_start: begun as soon as there is something to wait for."""
         lease, started = self._reservations.lease(instance_id, ballot), self._started.get(instance_id)
+        if lease is not None and lease.plan.takes_text:
+            return  # its server has the files
         if lease is None or (started is not None and started.plan.ballot == lease.plan.ballot):
             return  # `commit` reports the error, or joins those who watch the stage
         if self._to_go_on(lease.plan, lease.index) is not None:
@@ -474,8 +477,7 @@ class StageHost:
         rank = lease.stage.peers.index(self._own_id)
         if fault := wiring_fault(lease.stage.group, rank, wiring):
             raise InputError(f"the wiring for {lease.stage.shard} does not fit the rank of this node: {fault}")
-        model_dir = await asyncio.to_thread(self._models.find, plan.model)
-        start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
+        start = await self._start_message(lease, wiring)
         card = await asyncio.to_thread(self._models.card, plan.model)
         held = sharded(card, len(lease.stage.peers))
         lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
@@ -503,6 +505,21 @@ class StageHost:
         self._tasks.start(self._follow(runner, plan.instance_id, meter), f"runner of {label}")
         return runner
 
+    async def _start_message(self, lease: Lease, wiring: RankWiring | None) -> runner_pb2.StartStage:
+        """The message for a new process. Raises StageLostError if the model's server has gone, ModelError and
+        UnknownModelError for files."""
+        plan, home = lease.plan, self._settings.home
+        model_dir = home if plan.takes_text else await asyncio.to_thread(self._models.find, plan.model)
+        start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
+        if plan.takes_text:
+            served = self._models.served(plan.model)
+            if served is None:
+                raise StageLostError(f"no model server beside this node serves {plan.model} any more")
+            start.served.CopyFrom(served_to_proto(served))
+            start.options.clear()
+            start.options.update(self._models.server_options(served.engine))
+        return start
+
     def _runner_limits(self, engine: str) -> RunnerLimits:
         return replace(self._pace.scaled(self._limits.runner, engine), stacks_every_s=float(self._settings.hang_debug))
 
@@ -518,7 +535,7 @@ class StageHost:
             if beat.frames_in + beat.laps != before.frames_in + before.laps:
                 self._reservations.renew(instance_id, lease.ballot, self._clock())
                 lease.worked_at = self._clock()
-            if lease.ready:
+            if lease.ready and not lease.plan.takes_text:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
                 self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, steps)
             before = beat  # not a copy into one message: its arena would grow with each copy

@@ -9,6 +9,7 @@ from exo_mesh.domain.device import API, EDGE, PeerInfo
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.placement import Candidate
+from exo_mesh.domain.served import SERVED_ARCHITECTURE
 from exo_mesh.instances.outlook import capacity_of
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
@@ -77,8 +78,9 @@ class CandidatePool:
         can_be_fetched = any(self._has_model(info, card.name) or info.knows(card.name) for info in infos)
         found = []
         for info in infos:
-            has_model = self._has_model(info, card.name)
-            fetches = may_fetch and bool(info.fetches) and can_be_fetched
+            is_served = card.architecture == SERVED_ARCHITECTURE
+            has_model = info.serves(card.name) is not None if is_served else self._has_model(info, card.name)
+            fetches = may_fetch and bool(info.fetches) and can_be_fetched and not is_served
             if info.id not in spec.exclude_peers and (has_model or fetches) and not self._why_not(info, card):
                 found.append((info, has_model))
         return found

@@ -120,6 +120,11 @@ async def _ignore_failure(call: Awaitable[bool]) -> None:
         await call
 
 
+def _log_failure(placement: asyncio.Task[InstanceInfo]) -> None:
+    if not placement.cancelled() and (error := placement.exception()) is not None:
+        _log.info("%s failed: %s", placement.get_name(), error)
+
+
 class Instances:
     """Lets this node use every instance in the view; the peer that placed an instance owns it (see `owned_rings`)."""
 
@@ -248,7 +253,7 @@ class Instances:
             text = refusal_of(refused.plan, short, peers, f"other peers cannot either: {exc}")
             raise MemoryPressureError(text, retry_after_s=max(SHORT_RETRY_S, refusal.retry_after_s)) from exc
 
-    def _least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
+    def least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
         """The instance with the fewest waiting and running requests: the larger of its driver's report, up to 1 s old,
         and this node's own count. Ties go to the fewest own requests, then to a random instance, so that several entry
         peers do not all choose the same one."""
@@ -269,12 +274,8 @@ class Instances:
         load = load or Load()
         ready = [one for one in self.ready_for(spec.model, load.tokens) if suits(one, spec)]
         if ready:
-            return self._least_busy(ready, load)
-        flight = self._flights.get(spec)
-        if flight is None:
-            flight = self._tasks.start(self._place_or_join(spec), f"place {spec.model}", for_request=True)
-            self._flights[spec] = flight
-            flight.add_done_callback(lambda _: self._flights.pop(spec, None))
+            return self.least_busy(ready, load)
+        flight = self._flight(spec)
         try:
             return await asyncio.shield(flight)
         except asyncio.CancelledError:
@@ -283,6 +284,21 @@ class Instances:
                     f"{spec.model}: the instance was deleted while it was being placed"
                 ) from None
             raise
+
+    def _flight(self, spec: InstanceSpec) -> asyncio.Task[InstanceInfo]:
+        """The placement for a spec that is under way; started if there is none."""
+        flight = self._flights.get(spec)
+        if flight is None:
+            flight = self._tasks.start(self._place_or_join(spec), f"place {spec.model}", for_request=True)
+            self._flights[spec] = flight
+            flight.add_done_callback(lambda _: self._flights.pop(spec, None))
+        return flight
+
+    def place_soon(self, spec: InstanceSpec) -> None:
+        """Place an instance unless there is one or a placement for the spec is under way. Returns at once; a failure is
+        logged."""
+        if not self.exists(spec.model):
+            self._flight(spec).add_done_callback(_log_failure)
 
     def exists(self, model: str) -> bool:
         """Whether a model has an instance, or one that is being placed or recovered."""

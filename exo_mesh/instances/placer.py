@@ -27,6 +27,7 @@ from exo_mesh.domain.placement import (
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rings import DEFAULT_HOP_S, by_tier, without
 from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.served import SERVED_ARCHITECTURE
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
@@ -258,7 +259,8 @@ class Placer:
         facts: GroupFacts,
     ) -> Plan:
         policy = spec.policy or self._effective.now.placement
-        min_peers = spec.min_peers or self._effective.now.min_peers
+        is_served = card.architecture == SERVED_ARCHITECTURE
+        min_peers = spec.min_peers or (1 if is_served else self._effective.now.min_peers)
         if (spec.context_limit or 0) > card.context_length:
             raise InputError(
                 f"context_limit is {spec.context_limit}, but {card.name} supports at most {card.context_length} tokens",

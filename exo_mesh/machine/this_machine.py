@@ -34,7 +34,8 @@ def device(registry: Registry, preference: str, find: Callable[[Compute], Accele
 
     find: returns the accelerator that the chosen engine computes on.
     """
-    able = sorted(name for name, provider in registry.providers.items() if provider.availability().available)
+    stage_engines = {name: found for name, found in registry.providers.items() if found.kind == "stage"}
+    able = sorted(name for name, found in stage_engines.items() if found.availability().available)
     try:
         chosen = registry.choose(preference).name
     except MeshError:
@@ -66,7 +67,7 @@ def engines_for(registry: Registry, preference: str, wanted: str | None, archite
     A named engine (`preference`, and `wanted` for this one model) is used wherever it can run; other engines only for
     what it cannot run. With "auto", all engines that may be chosen automatically, the best first.
     """
-    looks = {name: provider.availability() for name, provider in registry.providers.items()}
+    looks = {name: found.availability() for name, found in registry.providers.items() if found.kind == "stage"}
     able = [name for name, look in looks.items() if look.available and registry.providers[name].supports(architecture)]
     named = [name for name in dict.fromkeys((wanted, preference)) if name in able]
     if preference in able:

@@ -17,6 +17,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
+from exo_mesh.models.served import ServedModels, served_card
 from exo_mesh.printable import printable_values, quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.fetched import read_manifest
@@ -64,10 +65,19 @@ class _Look:
 
 
 class Catalogue:
-    """Models here and on peers. A name means the model here first, unless its files cannot be used."""
+    """Models here and on peers. A name means the model here first, unless its files cannot be used; a served model only
+    if there are no files of that name."""
 
-    def __init__(self, store: ModelStore, membership: Membership, shelf: CardShelf | None = None) -> None:
-        """shelf: the cards whose ids and aliases are names of models; by default there are none."""
+    def __init__(
+        self,
+        store: ModelStore,
+        membership: Membership,
+        shelf: CardShelf | None = None,
+        served: ServedModels | None = None,
+    ) -> None:
+        """shelf: the cards whose ids and aliases are names of models. served: what model servers have. By default there
+        are none."""
+        self._served = served
         self._store = store
         self._membership = membership
         self._shelf = shelf
@@ -100,17 +110,21 @@ class Catalogue:
         return {name: card.architecture for name, card in self._local.items()}
 
     def names(self) -> dict[str, list[str]]:
-        """Returns the ids of the peers that have each model or parts of it, by name, for models with known cards."""
+        """Returns the ids of the peers that have each model or parts of it, or serve it, by name, for models with known
+        cards."""
         found: dict[str, list[str]] = {name: [self._membership.own.id] for name in self._local}
         for peer in self._membership.peers:
             for name in (*peer.info.models, *peer.info.partial_models):
                 if name in self._local or name in self._remote:
                     found.setdefault(name, []).append(peer.id)
-        return dict(sorted(found.items()))
+        served = {} if self._served is None else self._served.names()
+        return dict(sorted({**served, **found}.items()))
 
     def known_card(self, name: str) -> ModelCard:
         """Returns the card of one of `names()`."""
-        return self._local[name] if name in self._local else self._remote[name]
+        if name in self._local:
+            return self._local[name]
+        return self._remote[name] if name in self._remote else self._served_card(name)
 
     async def card(self, name: str) -> ModelCard:
         """Returns the card of any model in the mesh, by its name there or by another name for it (see names.py).
@@ -120,6 +134,8 @@ class Catalogue:
         """
         if (found := await self._find(name)) is not None:
             return found
+        if self._served is not None:
+            self._served.raise_if_down(name)
         meant = (await self.reference(name)).name
         if meant != name and (found := await self._find(meant)) is not None:
             return found
@@ -146,7 +162,8 @@ class Catalogue:
             if not self.holders(name):
                 if unusable is not None:
                     raise unusable
-                return None
+                found = None if self._served is None else self._served.find(name)
+                return None if found is None else served_card(found)
             await self._ask_peers(name)
         return self._remote[name]
 
@@ -154,8 +171,17 @@ class Catalogue:
         """Returns the name of the model in a directory of this machine. Raises UnknownModelError."""
         return await asyncio.to_thread(self._store.name_at, path)
 
+    def _served_card(self, name: str) -> ModelCard:
+        found = None if self._served is None else self._served.find(name)
+        if found is None:
+            raise UnknownModelError(f"no peer serves {name} any more", param="model")
+        return served_card(found)
+
     def local_card(self, name: str) -> ModelCard:
         """Blocking. Returns the card of a model on this machine. Raises UnknownModelError or ModelError."""
+        served = None if self._served is None else self._served.here(name)
+        if served is not None and name not in self._local:
+            return served_card(served)
         return self._store.card(name)
 
     def local_dir(self, name: str) -> Path:
@@ -229,6 +255,8 @@ class Catalogue:
 
     async def learn(self) -> None:
         """Asks peers for the cards of new models, so that `names` can list them."""
+        if self._served is not None:
+            self._served.remember()
         announced = self._announced()
         for name in list(self._remote.keys() - announced):
             del self._remote[name]

@@ -21,6 +21,8 @@ from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.models.mixing import Mixing
 from exo_mesh.models.profiles import Profiles
 from exo_mesh.models.selftests import SelfTests
+from exo_mesh.models.served import ServedModels
+from exo_mesh.models.server_options import server_options
 from exo_mesh.models.surveys import Surveys
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.security.credentials import CredentialSource
@@ -49,6 +51,7 @@ class ModelParts:
     mixing: Mixing
     shelf: CardShelf
     profiles: Profiles
+    served: ServedModels
 
     async def keep_cards(self) -> None:
         """Reads the card files and the chat templates of new models every LOOK_EVERY_S, for ever."""
@@ -84,7 +87,8 @@ class ModelParts:
         store = StoreRules.of(settings, membership.own.id)
         root = settings.store if store.is_here and settings.store is not None else home / "models"
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
-        catalogue = Catalogue(ModelStore(tuple(places)), membership, shelf)
+        served = ServedModels(registry, membership, server_options(settings, registry))
+        catalogue = Catalogue(ModelStore(tuple(places)), membership, shelf, served)
         exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes, root)
         files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk, is_store=store.is_here)
         rules = FetchRules(
@@ -100,4 +104,4 @@ class ModelParts:
         texts = TextCache(home / "text", catalogue, membership, disk)
         mixing = Mixing(membership, surveys, self_tests, home / "selftests", disk)
         profiles = Profiles(catalogue, shelf, texts)
-        return ModelParts(catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles)
+        return ModelParts(catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.served import SERVED_ARCHITECTURE
 from exo_mesh.engine.contract import ModelSurvey, Surveyor
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, MeshError, ModelError, UnknownModelError
@@ -107,6 +108,8 @@ class Surveys:
 
         Raises ModelError if the engine reports that it cannot run the model.
         """
+        if card.architecture == SERVED_ARCHITECTURE:
+            return ModelSurvey((), "its server runs it whole")
         key = (card.digest, engine)
         now = asyncio.get_running_loop().time()
         failure, until = self._unable.get(key, (None, 0.0))

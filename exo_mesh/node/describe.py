@@ -98,6 +98,7 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
         "fetches": peer.fetches,
         "model_engines": {model: list(engines) for model, engines in peer.model_engines},
         "rdma_ports": [asdict(port) for port in peer.rdma_ports],
+        "served": [asdict(one) for one in peer.served],
         "static_rank": None if peer.static_rank is None else asdict(peer.static_rank),
     }
 

@@ -23,6 +23,7 @@ from exo_mesh.domain.device import API, PeerInfo, Telemetry, role_of
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
+from exo_mesh.domain.served import SERVED_ARCHITECTURE
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
@@ -131,6 +132,8 @@ class Node:
             models.catalogue.local_dir,
             models.downloads.introduce,
             models.downloads.of_stage,
+            models.served.here,
+            models.served.options,
         )
         self.hub_token = models.exchange.hub_token
         self._hosting = hosting = HostingParts.at(
@@ -142,7 +145,11 @@ class Node:
             self.membership,
             models,
             hosting.host,
-            lambda card: self._engines_for(card.name, card.architecture),
+            lambda card: (
+                self.membership.own.engines_for(card.name)
+                if card.architecture == SERVED_ARCHITECTURE
+                else self._engines_for(card.name, card.architecture)
+            ),
             metrics,
             limits,
             clock,
@@ -157,6 +164,7 @@ class Node:
             metrics,
             tuning.patience,
             clock,
+            models.served.standing_for,
         )
         self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer, models.shelf)
         self._health = self._new_health()
@@ -339,6 +347,7 @@ class Node:
         keep(partial(self.sleeps.keep, settings.home), "peers that can be woken")
         keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
+        keep(self._models.served.keep, "model servers")
         keep(self.inspection.keep_traces, "traces")
         if self.inspection.exporter is not None:
             keep(self.inspection.exporter.keep, "export of traces")
@@ -585,6 +594,7 @@ class Node:
         is_loading = bool(self._owning.instances.of_model(name, InstanceState.LOADING))
         aliases, profile = self._models.profiles.of(card)
         about = self._models.shelf.card(card.name)
+        served = self._models.served
         return ModelEntry(
             name,
             tuple(peers),
@@ -598,4 +608,6 @@ class Node:
             num_layers=card.num_layers,
             quantization=(about.quantization if about is not None else None) or "",
             dtype=card.dtype,
+            served=served.find(name) if card.architecture == SERVED_ARCHITECTURE else None,
+            stand_ins=tuple(one for other in served.standing_for(name) if (one := served.find(other)) is not None),
         )

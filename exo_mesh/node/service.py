@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
+from exo_mesh.domain.served import ServedModel
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.inspection.service import InspectionService
@@ -26,7 +27,8 @@ class ModelEntry:
 
     instance_ids: the instances that are ready. is_loading: another instance is starting, or recovering from a loss.
     aliases: other names in its card. profile: its capabilities, as far as known. num_bytes: of all weights.
-    quantization: of the weights, "" if unknown. dtype: of the activations.
+    quantization: of the weights, "" if unknown. dtype: of the activations. served: set if a model server has it, and no
+    peer has its files. stand_ins: models of model servers that can answer for it.
     """
 
     name: str
@@ -41,6 +43,8 @@ class ModelEntry:
     num_layers: int = 0
     quantization: str = ""
     dtype: str = ""
+    served: ServedModel | None = None
+    stand_ins: tuple[ServedModel, ...] = ()
 
 
 class MeshObservation(Protocol):

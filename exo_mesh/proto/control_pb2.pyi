@@ -88,7 +88,7 @@ class ModelEngines(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "macs", "newest_protocol", "role")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "macs", "newest_protocol", "role", "served")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class PeerInfo(_message.Message):
     MACS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -129,7 +130,8 @@ class PeerInfo(_message.Message):
     macs: _containers.RepeatedScalarFieldContainer[str]
     newest_protocol: int
     role: str
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., macs: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+    served: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ServedModel]
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., macs: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ..., role: _Optional[str] = ..., served: _Optional[_Iterable[_Union[_plan_pb2.ServedModel, _Mapping]]] = ...) -> None: ...
 
 class RdmaPort(_message.Message):
     __slots__ = ("device", "active", "uuid", "other_uuid", "speed", "max_queue_pairs", "bridged")

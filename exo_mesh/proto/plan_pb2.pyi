@@ -113,3 +113,21 @@ class TensorSpec(_message.Message):
     dtype: str
     item_shape: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., item_shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ServedModel(_message.Message):
+    __slots__ = ("name", "engine", "server", "served_name", "stands_for", "context_limit", "slots")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SERVED_NAME_FIELD_NUMBER: _ClassVar[int]
+    STANDS_FOR_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    engine: str
+    server: str
+    served_name: str
+    stands_for: str
+    context_limit: int
+    slots: int
+    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., server: _Optional[str] = ..., served_name: _Optional[str] = ..., stands_for: _Optional[str] = ..., context_limit: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...

@@ -18,7 +18,7 @@ class TlsCredentials(_message.Message):
     def __init__(self, authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., private_key: _Optional[bytes] = ...) -> None: ...
 
 class StartStage(_message.Message):
-    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank", "total_bytes", "available_bytes", "max_running", "prefill_chunk")
+    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank", "total_bytes", "available_bytes", "max_running", "prefill_chunk", "served")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class StartStage(_message.Message):
     AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     stage: int
     model_dir: str
@@ -54,7 +55,8 @@ class StartStage(_message.Message):
     available_bytes: int
     max_running: int
     prefill_chunk: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ..., total_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., prefill_chunk: _Optional[int] = ...) -> None: ...
+    served: _plan_pb2.ServedModel
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ..., total_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., served: _Optional[_Union[_plan_pb2.ServedModel, _Mapping]] = ...) -> None: ...
 
 class LinkNext(_message.Message):
     __slots__ = ("endpoint", "keep_stream")

@@ -83,7 +83,7 @@ class Endpoint:
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last and not self._setup.follows:
             driver_pb2_grpc.add_DriverServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
-        port = _bind(server, binding, self._credentials)
+        port = bind_in_range(server, binding, self._credentials)
         await server.start()
         self._server = server
         return port
@@ -233,7 +233,8 @@ def _hello(setup: StageSetup) -> ring_pb.RingHello:
     )
 
 
-def _bind(server: grpc.aio.Server, binding: Binding, credentials: CredentialSource | None) -> int:
+def bind_in_range(server: grpc.aio.Server, binding: Binding, credentials: CredentialSource | None) -> int:
+    """Bind a server; returns the port. Raises TransportError if no port of the range is free."""
     for port in range(binding.port_first, binding.port_last + 1):
         try:
             bound = bind(server, f"{bracketed(binding.host)}:{port}", credentials)

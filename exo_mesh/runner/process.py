@@ -63,6 +63,11 @@ def run_process(control_fd: int) -> int:
         import uvloop  # halves the cost of a hop
 
         factory = uvloop.new_event_loop
+    if first.start.HasField("served"):
+        from exo_mesh.runner.whole.process import serve_whole
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(serve_whole(pipe, first.start))
     thread = EngineThread()
     return thread.run(_serve(pipe, first.start, thread, prepared), factory)
 

@@ -27,7 +27,7 @@ class Replays:
     def num_tokens(self, key_hash: bytes) -> int | None:
         """The number of tokens kept here of an answer; None if there is no such answer. From any thread."""
         kept = self._store.peek(key_hash)
-        return None if kept is None else len(kept.ids)
+        return None if kept is None else len(kept)
 
     def open(self, request: GenerateRequest) -> Kept | None:
         """The kept answer for a request; None if the request has no key. Raises KeyReusedError."""

@@ -7,13 +7,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.replay import Kept, ReplayStore
-from exo_mesh.domain.request import GenerateRequest, PromptLogprobs, TokenEvent
+from exo_mesh.domain.replay import Kept, Output, ReplayStore
+from exo_mesh.domain.request import GenerateRequest, PromptLogprobs, TextBridge, TokenEvent
+from exo_mesh.domain.text_pieces import TextPiece, TextUsage
 from exo_mesh.errors import (
     CancelledRequestError,
+    EngineError,
     InputError,
     MeshError,
     NodeStoppingError,
@@ -43,7 +46,8 @@ class JournalEntry:
     request: GenerateRequest
     model: str
     entered_at: float
-    emitted: list[int] = field(default_factory=list)
+    emitted: list[Output] = field(default_factory=list)
+    """Its output so far: token ids, and pieces of text where an engine gave text."""
     cancelled: bool = False
     on_cancel: Callable[[], object] | None = None
     last_token_at: float | None = None
@@ -65,6 +69,10 @@ class JournalEntry:
     """Whether the node cut it off, because the node stops and has waited long enough."""
     scored: int = 0
     """Log-probabilities of prompt tokens that were passed on to the client."""
+    usage: TextUsage | None = None
+    """Its tokens as its engine counted them, at the end of an answer as text."""
+    _skew: int = 0
+    """How many more events were emitted than the present leg counts from: ids and pieces are not one to one."""
 
     def is_called(self, wanted: str) -> bool:
         """Whether `wanted` is an id of this request, or of all its choices, that a client saw."""
@@ -79,28 +87,77 @@ class JournalEntry:
             return "placing"
         return "generating" if self.last_token_at is not None else "waiting"
 
-    @property
-    def resumption(self) -> GenerateRequest:
-        """The request that continues after the emitted tokens; the seed is the same, so sampling continues alike.
+    def resumption(self, *, as_text: bool) -> GenerateRequest:
+        """The request that continues after the emitted output; the seed is the same, so sampling continues alike.
+        as_text: for an engine that takes text.
+
         Missing log-probabilities of the prompt are requested together with those before them, which `accept_prompt`
-        drops."""
+        drops. Raises EngineError if the output cannot be converted for this kind of engine.
+        """
+        if as_text:
+            return self._as_text()
         wanted = self.request.prompt_logprobs if self.scored < self.request.num_scores else None
-        resume_ids = (*self.request.resume_ids, *self.emitted)
-        return replace(self.request, resume_ids=resume_ids, prompt_logprobs=wanted)
+        ids = tuple(item for item in self.emitted if not isinstance(item, TextPiece))
+        if len(ids) < len(self.emitted):
+            ids = self._bridge.ids_of(self._pieces())
+        resume_ids = (*self.request.resume_ids, *ids)
+        self._skew = self.next_index - len(resume_ids)
+        return replace(self.request, resume_ids=resume_ids, prompt_logprobs=wanted, text=None)
+
+    def _as_text(self) -> GenerateRequest:
+        assert self.request.text is not None, "an instance was chosen that takes text"
+        begun = (*self.request.text.begun, *self._pieces())
+        self._skew = self.next_index - len(begun)
+        text = replace(self.request.text, begun=begun)
+        return replace(self.request, prompt_ids=(), resume_ids=(), text=text)
+
+    def _pieces(self) -> tuple[TextPiece, ...]:
+        """The emitted output as text."""
+        found: list[TextPiece] = []
+        for is_text, items in groupby(self.emitted, lambda item: isinstance(item, TextPiece)):
+            if is_text:
+                found += [item for item in items if isinstance(item, TextPiece)]
+            else:
+                found += self._bridge.pieces_of([item for item in items if not isinstance(item, TextPiece)])
+        return tuple(found)
+
+    @property
+    def _bridge(self) -> TextBridge:
+        if self.request.bridge is None:
+            raise EngineError("this answer cannot continue: the mesh has no tokenizer of the model that began it")
+        return self.request.bridge
 
     @property
     def next_index(self) -> int:
         return len(self.request.resume_ids) + len(self.emitted)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """As the engine counted them, if it gave text; 0 while nobody has counted them."""
+        if self.usage is not None and self.usage.prompt_tokens is not None:
+            return self.usage.prompt_tokens
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """As the engine counted them, if it gave text; a piece counts as a token before that."""
+        if self.usage is not None and self.usage.output_tokens is not None:
+            return self.usage.output_tokens
+        return len(self.emitted)
+
     def accept(self, event: TokenEvent) -> bool:
         """Record an event; False for a repeated event, which the caller must drop. Raises TransportError if one is
         missing."""
-        if event.index < self.next_index:
+        index = event.index + self._skew
+        if index < self.next_index:
             return False
-        if event.index > self.next_index:
-            raise TransportError(f"the driver skipped from token {self.next_index} to token {event.index}")
-        if event.token_id is not None:
+        if index > self.next_index:
+            raise TransportError(f"the driver skipped from token {self.next_index} to token {index}")
+        if event.piece is not None:
+            self.emitted.append(event.piece)
+        elif event.token_id is not None:
             self.emitted.append(event.token_id)
+        self.usage = event.usage or self.usage
         if self.kept is not None and not self.superseded:
             self.kept.add(event)
         return True
@@ -124,7 +181,12 @@ class JournalEntry:
         if self.scored < self.request.num_scores:
             self.kept.reopen()
         events = self.kept.events(0)
-        self.emitted.extend(event.token_id for event in events if event.token_id is not None)
+        for event in events:
+            if event.piece is not None:
+                self.emitted.append(event.piece)
+            elif event.token_id is not None:
+                self.emitted.append(event.token_id)
+            self.usage = event.usage or self.usage
         return [*([PromptLogprobs(tuple(self.kept.prompt))] if self.scored else []), *events]
 
     @property
@@ -200,8 +262,8 @@ class Journal:
             entry.request.request_id,
             entry.model,
             outcome,
-            prompt_tokens=len(entry.request.prompt_ids),
-            output_tokens=len(entry.emitted),
+            prompt_tokens=entry.num_prompt_tokens,
+            output_tokens=entry.num_output_tokens,
             ttft_s=entry.ttft_s,
             duration_s=now - entry.entered_at,
             max_tokens=entry.request.max_tokens,

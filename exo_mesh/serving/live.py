@@ -36,7 +36,7 @@ class LiveChoice:
 
     @property
     def num_tokens(self) -> int:
-        return len(self._kept.ids)
+        return len(self._kept)
 
     @property
     def num_readers(self) -> int:
@@ -82,7 +82,7 @@ class LiveChoice:
                 if fresh := self._kept.prompt[num_prompt : num_prompt + MAX_AT_ONCE]:
                     num_prompt += len(fresh)
                     yield [PromptLogprobs(tuple(fresh))]
-                elif num_tokens < len(self._kept.ids) or self._kept.finish is not None:
+                elif num_tokens < len(self._kept) or self._kept.finish is not None:
                     events = self._kept.events(num_tokens)[:MAX_AT_ONCE]
                     num_tokens += len(events)
                     yield events

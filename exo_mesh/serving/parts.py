@@ -42,9 +42,10 @@ class ServingParts:
         metrics: Metrics,
         patience: Patience,
         clock: Clock,
+        stand_ins: Callable[[str], list[str]] = lambda model: [],
     ) -> ServingParts:
-        """Build the parts. used_bytes: memory in use on this machine. The settings' time limits replace those of
-        `patience`."""
+        """Build the parts. used_bytes: memory in use on this machine. stand_ins: see Rings. The settings' time limits
+        replace those of `patience`."""
         file = request_file(settings.request_log, settings.home)
         history = History(max_recent=settings.request_log_max, write=None if file is None else file.write)
         journal = Journal(history=history, used_bytes=used_bytes, clock=clock)
@@ -68,6 +69,7 @@ class ServingParts:
             live=live,
             clock=clock,
             auto_place=settings.auto_place,
+            stand_ins=stand_ins,
         )
         streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
         return ServingParts(journal, drivers, router, file, streams)

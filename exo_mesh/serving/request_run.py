@@ -238,7 +238,8 @@ class RequestRun:
 
     def _open_call(self, instance: InstanceInfo, redial: Redial) -> None:
         """Send the rest of the request to the driver. Raises ContextLengthError if the ring has no room for it."""
-        request, plan = self._entry.resumption, instance.plan
+        plan = instance.plan
+        request = self._entry.resumption(as_text=plan.takes_text)
         if self._num_calls:  # a driver may not have noticed yet that an earlier stream broke, and takes no id twice
             request = replace(request, request_id=f"{request.request_id}~{self._num_calls}", resumed=True)
         self._num_calls += 1

@@ -31,6 +31,8 @@ class Rings:
     reached: ReachedDrivers = field(default_factory=ReachedDrivers)
     auto_place: bool = True
     """Whether a request for a model without an instance places one."""
+    stand_ins: Callable[[str], list[str]] = lambda model: []
+    """The names of served models that can answer for a model."""
 
     async def find(
         self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
@@ -44,7 +46,7 @@ class Rings:
         """
         if refused is not None:
             chosen = await self.instances.elsewhere(*refused, self._load(entry), may_place=self.auto_place)
-        elif not self.auto_place and not entry.had_instance and not self.instances.exists(entry.model):
+        elif not self.auto_place and not entry.had_instance and not any(map(self.instances.exists, self._names(entry))):
             raise NoInstanceError(
                 f"No instance found for model {entry.model}, and this node places none for a request "
                 f'(--no-auto-place): place it with POST /instance {{"model": "{entry.model}"}}',
@@ -59,8 +61,9 @@ class Rings:
         """The instance that keeps this very answer, or that computes the same prompt for another choice, or the least
         busy one, or one that is placed now."""
         request = entry.request
-        load = self._load(entry)
-        ready = self.instances.ready_for(entry.model, load.tokens)
+        load, names = self._load(entry), self._names(entry)
+        found = (one for name in names for one in self.instances.ready_for(name, load.tokens))
+        ready = [one for one in found if self._fits(entry, one)]
         if request.key_hash and len(ready) > 1:
             asked = (self.drivers.recall(self._address_of(one), request.key_hash) for one in ready)
             kept = [-1 if found is None else found for found in await asyncio.gather(*asked)]
@@ -70,7 +73,22 @@ class Rings:
         for one in ready:
             if one.plan.instance_id in together:
                 return one
+        if self.auto_place:
+            for name in names[1:]:  # a model server has the model in memory already
+                self.instances.place_soon(InstanceSpec(name))
+        if len(names) > 1 and ready:
+            return self.instances.least_busy(ready, load)
         return await self.instances.ensure(InstanceSpec(entry.model), load)
+
+    def _names(self, entry: JournalEntry) -> list[str]:
+        """The model and the served models that can answer for it."""
+        return [entry.model, *(self.stand_ins(entry.model) if entry.request.text is not None else ())]
+
+    def _fits(self, entry: JournalEntry, instance: InstanceInfo) -> bool:
+        """Whether an instance can take the request, with the output so far: as text or as token ids."""
+        if instance.plan.takes_text:
+            return entry.request.text is not None
+        return bool(entry.request.prompt_ids)
 
     def _load(self, entry: JournalEntry) -> Load:
         return Load(self.journal.outstanding(), len(entry.request.prompt_ids) + entry.request.max_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.request import GenerateRequest, RequestEvent, TokenEvent
@@ -35,9 +35,10 @@ class Router:
         live: LiveStreams | None = None,
         clock: Clock = monotonic,
         auto_place: bool = True,
+        stand_ins: Callable[[str], list[str]] = lambda model: [],
     ) -> None:
-        """auto_place: see Rings."""
-        self._rings = Rings(instances, members, drivers, journal, clock, auto_place=auto_place)
+        """auto_place, stand_ins: see Rings."""
+        self._rings = Rings(instances, members, drivers, journal, clock, auto_place=auto_place, stand_ins=stand_ins)
         self._journal = journal
         self._live = live or LiveStreams()
         self._metrics = metrics
@@ -61,7 +62,7 @@ class Router:
             while run.state is not RunState.ENDED:
                 for event in await run.step():
                     if isinstance(event, TokenEvent):
-                        if event.token_id is not None:
+                        if event.token_id is not None or event.piece is not None:
                             self._count_token(entry, meter)
                         if event.finish is not None:
                             outcome = str(event.finish)
@@ -83,7 +84,7 @@ class Router:
     def _account(self, entry: JournalEntry, meter: RequestMeter, outcome: str) -> None:
         """Record how a request ended."""
         now = self._clock()
-        num_prompt, latency_s = len(entry.request.prompt_ids), now - entry.entered_at
+        num_prompt, latency_s = entry.num_prompt_tokens, now - entry.entered_at
         meter.ended(outcome, num_prompt, latency_s, is_error=outcome not in FINE)
         self._journal.close(entry, outcome, now)
         if entry.request.keep_alive_s is not None and entry.instance_id:

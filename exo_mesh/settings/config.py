@@ -91,6 +91,13 @@ class Settings:
     engine: str = "auto"
     engine_options: dict[str, str] = field(default_factory=dict)
     model_engines: dict[str, str] = field(default_factory=dict)
+    openai_servers: tuple[str, ...] = ()
+    openai_key_file: Path | None = None
+    llama_server: Path | None = None
+    rkllm_server_host: str = ""
+    rkllm_server_port: int = 0
+    stands_for: dict[str, str] = field(default_factory=dict)
+    server_options: dict[str, str] = field(default_factory=dict)
     mixed_rings: str = "auto"
     tensor_group: int = 0
     group_backend: WishedBackend = "auto"
@@ -353,6 +360,20 @@ _ENGINES = (
             values.one_of("auto", "ring", "jaccl", "jaccl-ring")),
     Setting("hostfile", "FILE", "a hostfile of mlx.launch: its hosts form one tensor group, in rank order",
             values.path),
+    Setting("openai_server", "URL", "a model server with the OpenAI API, such as llama-server, vLLM or Ollama, whose "
+            "models this node offers to the mesh; prompts and answers go there as text",
+            values.matching(r"https?://[^\s/@,]+(/[^\s@,]*)?", "a URL such as http://127.0.0.1:8000"), "openai_servers",
+            separator=","),
+    Setting("openai_key_file", "FILE", "file with the API key of the servers of --openai-server", values.path),
+    Setting("llama_server", "FILE", "the program llama-server; this node starts it for GGUF files in --models-dir",
+            values.path),
+    Setting("rkllm_server_host", "ADDRESS", "address of a RKLLAMA server; by default one on an RK3588 or RK3576 board",
+            values.matching(r"\S+", "an address or host name")),
+    Setting("rkllm_server_port", "PORT", "port of the RKLLAMA server; 0 = 8080", _PORT, toml=(int,)),
+    Setting("stands_for", "SERVED=MODEL", "a served model is the same model as another one in the mesh, so that each "
+            "can answer for the other", values.option, separator=","),
+    Setting("server_option", "ENGINE.K=V", "an option of an engine for model servers", values.option,
+            "server_options", separator=","),
     Setting("fast_synch", "WHEN", "MLX_METAL_FAST_SYNCH for the engines: auto, on or off",
             values.one_of("auto", "on", "off"), bare="on"),
 )  # fmt: skip

@@ -64,6 +64,17 @@ class TextAssembler:
         self._num_released += len(text)
         return Piece(text, self._release(everything=finish is not None and not self._stops.stopped), finish)
 
+    def push_text(self, text: str, finish: FinishReason | None = None) -> Piece:
+        """Take text that an engine gave without token ids. Text of tokens that is held back comes first."""
+        tail = self._detokenizer.flush()
+        self._num_decoded += len(tail)
+        given = self._stops.push(tail + text)
+        if finish is not None and not self._stops.stopped:
+            given += self._stops.flush()
+        ends = FinishReason.STOP if self._stops.stopped else finish
+        self._num_released += len(given)
+        return Piece(given, self._release(everything=ends is not None and not self._stops.stopped), ends)
+
     def _release(self, *, everything: bool) -> tuple[TokenSpan, ...]:
         """Remove and return the tokens whose text has been sent. A token that ends inside a character waits until that
         character is complete. everything: return all tokens that wait."""

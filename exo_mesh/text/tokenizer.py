@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
 from exo_mesh.text.built_in_templates import built_in_template
 from exo_mesh.text.detokenizer import Detokenizer
-from exo_mesh.text.output.formats import OutputFormat, format_of
+from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
 
@@ -77,6 +78,21 @@ class TextModel:
             defaults=_sampling_defaults(generation, directory / "generation_config.json"),
             byte_of_character=_byte_of_character() if _decodes_bytes(tokenizer) else None,
             output=format_of(template.source if template else None, architecture, markers),
+        )
+
+    @classmethod
+    def without_vocabulary(cls, name: str) -> TextModel:
+        """The text side of a model whose server has the tokenizer: it has no tokens, no template and no defaults."""
+        return cls(
+            name=name,
+            tokenizer=Tokenizer(BPE()),
+            template=None,
+            special_tokens={},
+            eos_ids=frozenset(),
+            hidden_ids=frozenset(),
+            defaults=SamplingDefaults(),
+            byte_of_character=None,
+            output=PLAIN,
         )
 
     @property

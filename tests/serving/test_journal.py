@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from exo_mesh.domain.request import (
@@ -12,7 +15,8 @@ from exo_mesh.domain.request import (
     SamplingParams,
     TokenEvent,
 )
-from exo_mesh.errors import InputError, OverloadError, TransportError
+from exo_mesh.domain.text_pieces import TextInput, TextPiece, TextUsage, text_of
+from exo_mesh.errors import EngineError, InputError, OverloadError, TransportError
 from exo_mesh.serving.choices import fan_out
 from exo_mesh.serving.journal import Journal
 
@@ -25,8 +29,9 @@ def test_a_resumption_goes_on_after_what_was_emitted_with_the_same_seed() -> Non
     entry = Journal().open(request(), "m", 0.0)
     for index, token in enumerate((7, 8)):
         assert entry.accept(TokenEvent(index, token))
-    assert entry.resumption.resume_ids == (7, 8)
-    assert entry.resumption.sampling.seed == 42 and entry.resumption.prompt_ids == (1, 2, 3)
+    assert entry.resumption(as_text=False).resume_ids == (7, 8)
+    assert entry.resumption(as_text=False).sampling.seed == 42
+    assert entry.resumption(as_text=False).prompt_ids == (1, 2, 3)
 
 
 def test_repeats_are_dropped_and_gaps_are_an_error() -> None:
@@ -90,13 +95,13 @@ def scores(first: int, stop: int) -> PromptLogprobs:
 def test_what_was_told_of_a_prompt_is_not_told_again_after_a_resumption() -> None:
     entry = Journal().open(GenerateRequest("r", tuple(range(9)), 0, prompt_logprobs=2), "m", 0.0)
     assert entry.accept_prompt(scores(1, 4)) == scores(1, 4)
-    assert entry.resumption.prompt_logprobs == 2, "some are missing: the next driver tells all of them"
+    assert entry.resumption(as_text=False).prompt_logprobs == 2, "some are missing: the next driver tells all of them"
     assert entry.accept_prompt(scores(1, 3)) is None
     assert entry.accept_prompt(scores(2, 6)) == scores(4, 6)
     with pytest.raises(TransportError, match="from prompt token 5 to 7"):
         entry.accept_prompt(scores(7, 9))
     assert entry.accept_prompt(scores(6, 9)) == scores(6, 9)
-    assert entry.resumption.prompt_logprobs is None, "none are missing"
+    assert entry.resumption(as_text=False).prompt_logprobs is None, "none are missing"
 
 
 def test_an_answer_under_a_key_is_told_again_with_its_prompt() -> None:
@@ -120,7 +125,7 @@ def test_what_lacks_a_part_of_its_prompt_is_computed_again() -> None:
     journal.close(first, "stage_lost", 1.0)
     second = journal.open(keyed, "m", 2.0)
     assert second.replay() == [scores(1, 2)]
-    assert second.resumption.prompt_logprobs == 0
+    assert second.resumption(as_text=False).prompt_logprobs == 0
     assert second.accept_prompt(scores(1, 3)) == scores(2, 3)
 
 
@@ -134,3 +139,69 @@ def test_a_cancel_of_a_request_ends_all_its_choices() -> None:
     assert all(entry.cancelled for entry in choices)
     assert not other.cancelled
     assert not journal.cancel("nobody")
+
+
+class Bridge:
+    """One id for each character."""
+
+    def ids_of(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
+        return tuple(ord(character) for character in text_of(pieces))
+
+    def pieces_of(self, token_ids: Sequence[int]) -> tuple[TextPiece, ...]:
+        return (TextPiece("text", "".join(map(chr, token_ids))),)
+
+
+def of_both_kinds() -> GenerateRequest:
+    return replace(request(), text=TextInput(b"{}"), bridge=Bridge())
+
+
+def test_an_answer_of_a_model_server_continues_on_a_ring_as_token_ids() -> None:
+    entry = Journal().open(of_both_kinds(), "m", 0.0)
+    entry.resumption(as_text=True)
+    for index, word in enumerate(("ab", "cde")):
+        assert entry.accept(TokenEvent(index, None, piece=TextPiece("text", word)))
+    onwards = entry.resumption(as_text=False)
+    assert onwards.resume_ids == tuple(map(ord, "abcde")) and onwards.text is None
+    assert not entry.accept(TokenEvent(4, ord("e"))), "the client has it"
+    assert entry.accept(TokenEvent(5, ord("f"))) and len(entry.emitted) == 3
+    with pytest.raises(TransportError, match="skipped"):
+        entry.accept(TokenEvent(7, ord("h")))
+
+
+def test_an_answer_of_a_ring_continues_on_a_model_server_as_text() -> None:
+    entry = Journal().open(of_both_kinds(), "m", 0.0)
+    entry.resumption(as_text=False)
+    for index, character in enumerate("abc"):
+        assert entry.accept(TokenEvent(index, ord(character)))
+    onwards = entry.resumption(as_text=True)
+    assert onwards.text is not None and onwards.text.begun == (TextPiece("text", "abc"),)
+    assert (onwards.prompt_ids, onwards.resume_ids) == ((), ())
+    assert entry.accept(TokenEvent(1, None, piece=TextPiece("text", "de")))
+    back = entry.resumption(as_text=False)
+    assert back.resume_ids == tuple(map(ord, "abcde"))
+
+
+def test_without_a_tokenizer_an_answer_stays_with_its_kind_of_engine() -> None:
+    entry = Journal().open(replace(of_both_kinds(), bridge=None), "m", 0.0)
+    entry.resumption(as_text=True)
+    entry.accept(TokenEvent(0, None, piece=TextPiece("text", "ab")))
+    with pytest.raises(EngineError, match="no tokenizer"):
+        entry.resumption(as_text=False)
+
+
+def test_the_counts_of_an_engine_win_over_the_number_of_pieces() -> None:
+    entry = Journal().open(of_both_kinds(), "m", 0.0)
+    entry.resumption(as_text=True)
+    entry.accept(TokenEvent(0, None, piece=TextPiece("text", "two tokens")))
+    assert (entry.num_prompt_tokens, entry.num_output_tokens) == (3, 1)
+    entry.accept(TokenEvent(1, None, finish=FinishReason.STOP, usage=TextUsage(9, 2)))
+    assert (entry.num_prompt_tokens, entry.num_output_tokens) == (9, 2)
+
+
+def test_a_beginning_that_the_client_sent_is_part_of_what_an_engine_continues() -> None:
+    asked = replace(request(), text=TextInput(b"{}", begun=(TextPiece("text", "Once"),)))
+    entry = Journal().open(asked, "m", 0.0)
+    entry.resumption(as_text=True)
+    assert entry.accept(TokenEvent(1, None, piece=TextPiece("text", " upon")))
+    onwards = entry.resumption(as_text=True)
+    assert onwards.text is not None and text_of(onwards.text.begun) == "Once upon"

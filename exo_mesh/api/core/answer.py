@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.running import MAX_AT_ONCE, Feed
+from exo_mesh.api.core.served_reader import ServedReader
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.request import GenerateRequest, Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
 from exo_mesh.serving.choices import best_choices
@@ -50,20 +51,31 @@ class ChoiceReader:
                 max_calls=None if prepared.parallel_calls else 1,
             )
         self._assembler = TextAssembler(prepared.text.detokenizer(shown), prepared.stops)
+        self._served = ServedReader(self._assembler, prepared)
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens so far."""
-        return self._assembler.num_tokens
+        """Output tokens so far, as the engine counted them if it gave text; a piece of text counts as one before
+        that."""
+        return self._served.output_tokens or self._assembler.num_tokens + self._served.num_pieces
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        """Prompt tokens as a model server counted them; None if none did."""
+        return self._served.prompt_tokens
 
     @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens among the output tokens so far."""
-        return self._parser.num_reasoning_tokens if self._parser else 0
+        return (self._parser.num_reasoning_tokens if self._parser else 0) + self._served.num_reasoning_pieces
 
     def push(self, event: TokenEvent) -> list[OutputEvent]:
         """Take a token event and return the neutral events that it completes; [] if its text is held back."""
         self.position += 1
+        if event.piece is not None or self._served.has_begun or event.usage is not None:
+            events = self._served.push(event)
+            self.finished = self._served.is_over
+            return events
         if event.logprob is not None:
             self.logprobs.append(event.logprob)
         piece = self._assembler.push(event)
@@ -132,6 +144,13 @@ class Answer:
     def num_tokens(self) -> int:
         """Output tokens of all choices so far."""
         return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts; each prompt counts once, even if it has several answers."""
+        counted = [choice.num_prompt_tokens for choice in self.choices[:: self.prepared.num_drawn]]
+        known = [number for number in counted if number is not None]
+        return sum(known) if known else self.prepared.num_prompt_tokens
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -9,15 +9,18 @@ from functools import partial
 from typing import Any
 
 from exo_mesh.api.core.asker import Asker
+from exo_mesh.api.core.bridge import AnswerBridge
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.grammar import answer_grammar
 from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
+from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.model_names import find_model
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
+from exo_mesh.domain.text_pieces import TextInput
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.node.service import MeshService, ModelEntry
 from exo_mesh.serving.choices import fan_out
@@ -81,11 +84,12 @@ class PreparedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A prompt in token ids, and the most tokens that may follow it."""
+    """A prompt in token ids, and the most tokens that may follow it. as_text: the request for a model server."""
 
     ids: tuple[int, ...]
     max_tokens: int
     text: str = ""
+    as_text: TextInput | None = None
 
 
 async def prepare(
@@ -98,7 +102,9 @@ async def prepare(
     """Prepare a request. Raises InputError, UnknownModelError, ContextLengthError, or an error of the service."""
     name = choose_model(asked.model, service.models())
     entry = await find_model(service, name, may_download=asker.may_download)
-    text = await texts.get(await service.text_files(entry.name))
+    text = await texts.of(service, entry)
+    if entry.served is not None:
+        return _prepare_served(asked, asker, entry, text, await service.context_limit(entry.name))
     _check_ids(list(asked.sampling.logit_bias), text, "logit_bias")
     _check_ids(asked.stop_ids, text, asked.names.stop_ids)
     limit = await service.context_limit(entry.name)
@@ -108,7 +114,9 @@ async def prepare(
         began = monotonic()
         encoded = [await _encode_prompt(one, asked, entry, text, limit, texts) for one in asked.subject.prompts]
         tokenizer_s = monotonic() - began
-        return replace(_prepared(asked, asker, entry, text, encoded, asked.grammar), tokenizer_s=tokenizer_s)
+        prepared = _prepared(asked, asker, entry, text, encoded, asked.grammar)
+        prepared = _also_as_text(prepared, asked, entry, AnswerBridge(text, is_bare=True))
+        return replace(prepared, tokenizer_s=tokenizer_s)
     return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts, options)
 
 
@@ -141,8 +149,9 @@ async def _prepare_conversation(
         await texts.check_grammar(grammar, names.grammar)
     budget = _thinking_budget(conversation.thinking.budget, text, starts_in_reasoning)
     prepared = _prepared(asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens)], grammar, budget)
+    bridge = AnswerBridge(text, tools, starts_in_reasoning=starts_in_reasoning)
     return replace(
-        prepared,
+        _also_as_text(prepared, asked, entry, bridge),
         output=text.output,
         tools=tools,
         parallel_calls=conversation.parallel_tool_calls,
@@ -150,6 +159,38 @@ async def _prepare_conversation(
         template_s=rendered_at - began,
         tokenizer_s=encoded_at - rendered_at,
     )
+
+
+def _prepare_served(
+    asked: NeutralRequest, asker: Asker, entry: ModelEntry, text: TextModel, limit: int
+) -> PreparedRequest:
+    """Prepare a request for a model that only a model server has: its template and tokenizer are there."""
+    most = min(limit, asked.max_tokens or asked.default_tokens or limit)
+    encoded = [_Encoded((), most, as_text=one) for one in text_inputs(asked)]
+    if isinstance(asked.subject, Prompts) and asked.subject.echo:
+        pairs = zip(encoded, asked.subject.prompts, strict=True)
+        encoded = [replace(one, text=str(prompt)) for one, prompt in pairs]
+    prepared = _prepared(asked, asker, entry, text, encoded, None)
+    if isinstance(asked.subject, Conversation):
+        prepared = replace(prepared, parallel_calls=asked.subject.parallel_tool_calls)
+    return prepared
+
+
+def _also_as_text(
+    prepared: PreparedRequest, asked: NeutralRequest, entry: ModelEntry, bridge: AnswerBridge
+) -> PreparedRequest:
+    """The request with its text, if a model server can answer for the model and the text says all that was asked."""
+    if not entry.stand_ins:
+        return prepared
+    try:
+        inputs = text_inputs(asked)
+    except InputError:
+        return prepared
+    choices = tuple(
+        replace(choice, request=replace(choice.request, text=inputs[index // prepared.num_drawn], bridge=bridge))
+        for index, choice in enumerate(prepared.choices)
+    )
+    return replace(prepared, choices=choices)
 
 
 async def _encode_prompt(
@@ -259,6 +300,7 @@ def _prepared(
     first = GenerateRequest(
         request_id=asker.request_id,
         prompt_ids=encoded[0].ids,
+        text=encoded[0].as_text,
         max_tokens=encoded[0].max_tokens,
         sampling=sampling,
         stop_ids=text.eos_ids | frozenset(entry.eos_ids) | frozenset(asked.stop_ids),
@@ -306,6 +348,7 @@ def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Aske
         request_id=f"{first.request_id}.{index}",
         span_id="",
         prompt_ids=prompt.ids,
+        text=prompt.as_text,
         max_tokens=prompt.max_tokens,
         key_hash=b"" if key is None else key.of_prompt(index).key_hash,
     )

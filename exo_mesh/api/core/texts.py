@@ -14,6 +14,7 @@ from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
+from exo_mesh.node.service import MeshService, ModelEntry
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.text.template import Message
 from exo_mesh.text.tokenizer import TextModel
@@ -48,6 +49,13 @@ class TextModels:
         if version not in self._opening:
             self._opening[version] = self._tasks.start(self._read(version), f"read the text files of {directory.name}")
         return await asyncio.shield(self._opening[version])
+
+    async def of(self, service: MeshService, entry: ModelEntry) -> TextModel:
+        """The text model of a model of the mesh. For one that only a model server has, an empty one. Raises ModelError
+        and the errors of MeshService.text_files."""
+        if entry.served is not None:
+            return TextModel.without_vocabulary(entry.name)
+        return await self.get(await service.text_files(entry.name))
 
     async def render(
         self, text: TextModel, messages: Sequence[Message], *, variables: Mapping[str, Any], **options: bool

@@ -93,7 +93,7 @@ class Reply(ABC):
         return {choice: events[choice] for choice in self._answer.best()}
 
     def _usage(self) -> Usage:
-        num_prompt, num_tokens = self._answer.prepared.num_prompt_tokens, self._answer.num_tokens
+        num_prompt, num_tokens = self._answer.num_prompt_tokens, self._answer.num_tokens
         details = CompletionDetails(self._answer.num_reasoning_tokens)
         return Usage(num_prompt, num_tokens, num_prompt + num_tokens, PromptDetails(), details)
 
@@ -120,7 +120,7 @@ class Reply(ABC):
     def _timings(self) -> TimingsObject | UnsetType:
         if not self._delivery.shows_timings:
             return UNSET
-        timings, num_prompt = self._answer.timings, self._answer.prepared.num_prompt_tokens
+        timings, num_prompt = self._answer.timings, self._answer.num_prompt_tokens
         num_tokens = self._answer.num_tokens
         return TimingsObject(0, *_speed(num_prompt, timings.prompt_s), *_speed(num_tokens, timings.answer_s))
 

@@ -71,7 +71,8 @@ class StreamRoutes:
             raise InputError("an answer with best_of cannot be read now: the best texts are known only at the end")
         if request.method == "HEAD":
             return web.Response(headers=HEADERS)
-        text = await self._context.texts.get(await self._service.text_files(recipe.model))
+        entry = await self._service.model(recipe.model)
+        text = await self._context.texts.of(self._service, entry)
         followed = _Followed(self._service.streams, found[0], viewer)
         async with Answer(followed, recipe.prepared(text), self._context.watchdog) as answer:
             reply = recipe.reply(answer, recipe.delivery, recipe.created)

@@ -99,6 +99,7 @@ function OnDisk({ list, live, may, busy, act, place }) {
     ${list.map((one) => html`<div class="item model" key=${one.id}>
       <div><strong>${one.id}</strong> ${one.status === "loaded" && html`<span class="pill state-loaded">${t("models.isLoaded")}</span>`}
         <p class="quiet">${[bytes(one.num_bytes), t("models.layers", { n: one.num_layers }), one.quantization || one.dtype, t("models.context", { n: number(one.context_length) })].filter(Boolean).join(" · ")}</p>
+        ${(one.served_by ?? []).map((by) => html`<p class="quiet" key=${by.server}>${t("models.servedBy", { engine: by.engine, server: by.server })}</p>`)}
         <p class="quiet">${t("models.on", { peers: wherePlaced(one.id, peers) || one.peers.map((id) => peers[id]?.name ?? id.slice(0, 8)).join(", ") })}</p></div>
       <div class="choices">
         <button type="button" disabled=${!may || busy[one.id]} aria-expanded=${placing === one.id ? "true" : "false"} onClick=${() => setPlacing(placing === one.id ? "" : one.id)}>${t(busy[one.id] ? "models.working" : "models.place")}<span class="hidden"> ${one.id}</span></button>

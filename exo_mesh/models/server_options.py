@@ -1,0 +1,44 @@
+"""The settings of whole-model engines, from the settings of the node. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from exo_mesh.engine.registry import Registry
+from exo_mesh.settings.config import Settings
+
+
+def server_options(settings: Settings, registry: Registry) -> dict[str, dict[str, str]]:
+    """The options of every whole-model engine, by engine: this node's settings for model servers, and what
+    `--server-option` gives. An absent key means that nothing was set."""
+    shared = {"stands_for": json.dumps(settings.stands_for)} if settings.stands_for else {}
+    own: Mapping[str, dict[str, str]] = {"openai": _openai(settings), "rkllm": _rkllm(settings)}
+    return {
+        name: {**shared, **own.get(name, {}), **_given(settings, name)}
+        for name, provider in registry.providers.items()
+        if provider.kind == "whole-model"
+    }
+
+
+def _openai(settings: Settings) -> dict[str, str]:
+    found = {"servers": ",".join(settings.openai_servers)} if settings.openai_servers else {}
+    if settings.openai_key_file is not None:
+        found["key_file"] = str(settings.openai_key_file)
+    if settings.llama_server is not None:
+        found["binary"] = str(settings.llama_server)
+        found["models_dir"] = ",".join(map(str, (*settings.models_dirs, settings.home / "models")))
+    return found
+
+
+def _rkllm(settings: Settings) -> dict[str, str]:
+    found = {"host": settings.rkllm_server_host} if settings.rkllm_server_host else {}
+    if settings.rkllm_server_port:
+        found["port"] = str(settings.rkllm_server_port)
+    return found
+
+
+def _given(settings: Settings, engine: str) -> dict[str, str]:
+    """What `--server-option ENGINE.KEY=VALUE` gives for one engine."""
+    begins = f"{engine}."
+    return {key.removeprefix(begins): one for key, one in settings.server_options.items() if key.startswith(begins)}
