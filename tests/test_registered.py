@@ -38,7 +38,7 @@ def test_every_engine_is_in_each_list_of_engines_of_the_import_contracts() -> No
 
 def test_every_engine_has_a_row_in_the_documentation() -> None:
     table = (ROOT / "docs" / "reference" / "engines.md").read_text().partition("## Which one is chosen")[0]
-    documented = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    documented = set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE))
     assert documented == set(entry_points()), "docs/reference/engines.md, the first table"
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
+SPLIT = ("api", "runner")
+"""Packages whose folders count as packages of their own: the dialects of the API, the two kinds of runners."""
+
 
 @dataclass(frozen=True, slots=True)
 class Package:
@@ -25,14 +28,18 @@ def packages(root: Path = ROOT) -> list[Package]:
     """Returns the packages of exo_mesh and the engines, the largest first."""
     folders = [path for path in (root / "exo_mesh").iterdir() if (path / "__init__.py").is_file()]
     folders += [path for path in (root / "engines").iterdir() if (path / "__init__.py").is_file()]
-    sizes = [_measured(folder) for folder in folders if folder.name not in ("proto", "api")]
-    return sorted([*sizes, *_api_packages(root / "exo_mesh" / "api")], key=lambda one: -one.lines)
+    sizes = [_measured(folder) for folder in folders if folder.name not in ("proto", *SPLIT)]
+    parts = [part for name in SPLIT for part in _parts(root / "exo_mesh" / name)]
+    return sorted([*sizes, *parts], key=lambda one: -one.lines)
 
 
-def _api_packages(api: Path) -> list[Package]:
-    """Splits the API: its core and each dialect count as packages of their own."""
-    parts = [path for path in api.iterdir() if (path / "__init__.py").is_file()]
-    return [_measured(api, without=parts), *(replace(_measured(part), name=f"api.{part.name}") for part in parts)]
+def _parts(folder: Path) -> list[Package]:
+    """Splits a package: what is directly in it, and each folder below."""
+    below = [path for path in folder.iterdir() if (path / "__init__.py").is_file()]
+    return [
+        _measured(folder, without=below),
+        *(replace(_measured(part), name=f"{folder.name}.{part.name}") for part in below),
+    ]
 
 
 def _measured(folder: Path, without: Sequence[Path] = ()) -> Package:

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from exo_mesh.domain.request import FinishReason
-from exo_mesh.domain.text_pieces import TextPiece, TextUsage, text_of
-from exo_mesh.domain.text_request import TextEnd, TextEvent, TextRequest
+from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage, text_of
+from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.engine.whole import WholeLoadRequest
 from exo_mesh.errors import EngineError, ModelError, StageLostError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from exo_mesh.domain.served import SERVED_ARCHITECTURE, ServedModel, ServerReport
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE, ServedModel, ServerReport
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.whole import WholeModelEngine
 from exo_mesh_dummy.text_options import NAME, is_up, parse_text_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exo_mesh.domain.served import ServedModel
+from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry
 

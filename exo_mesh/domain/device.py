@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.health import Reason
 from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
-from exo_mesh.domain.served import ServedModel
+from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.protocol import ProtocolRange
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from exo_mesh.domain.served import SERVED_DIGEST
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
+from exo_mesh.domain.whole.served import SERVED_DIGEST
 
 
 @dataclass(frozen=True, slots=True, order=True)

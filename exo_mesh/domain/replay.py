@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.request import FinishReason, GenerateRequest, PromptLogprob, TokenEvent, TokenLogprob
-from exo_mesh.domain.text_pieces import TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage
 from exo_mesh.errors import KeyReusedError
 
 RETENTION_S = 600.0

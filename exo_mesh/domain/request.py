@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.text_pieces import TextInput, TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage
 
 
 class FinishReason(StrEnum):

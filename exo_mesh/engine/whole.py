@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from exo_mesh.domain.served import ServedModel, ServerReport
-from exo_mesh.domain.text_request import TextEvent, TextRequest
+from exo_mesh.domain.whole.served import ServedModel, ServerReport
+from exo_mesh.domain.whole.text_request import TextEvent, TextRequest
 from exo_mesh.engine.contract import Availability, LoadProgress
 
 

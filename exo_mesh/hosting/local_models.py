@@ -10,7 +10,7 @@ from pathlib import Path
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.served import ServedModel
+from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.errors import FetchError, MeshError, ReservationError
 
 

@@ -9,7 +9,7 @@ from exo_mesh.domain.device import API, EDGE, PeerInfo
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.placement import Candidate
-from exo_mesh.domain.served import SERVED_ARCHITECTURE
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.instances.outlook import capacity_of
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership

@@ -27,9 +27,9 @@ from exo_mesh.domain.placement import (
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rings import DEFAULT_HOP_S, by_tier, without
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.served import SERVED_ARCHITECTURE
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.errors import (
     CrashLoopError,
     DeadlineError,

@@ -12,7 +12,7 @@ from exo_mesh.beat import next_beat
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.served import SERVED_ARCHITECTURE, SERVED_DIGEST, ServedModel, ServerReport
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE, SERVED_DIGEST, ServedModel, ServerReport
 from exo_mesh.engine.registry import Registry
 from exo_mesh.engine.whole import ModelServer
 from exo_mesh.errors import MeshError, PendingPlacementError

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.served import SERVED_ARCHITECTURE
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.engine.contract import ModelSurvey, Surveyor
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, MeshError, ModelError, UnknownModelError

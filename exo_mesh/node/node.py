@@ -23,8 +23,8 @@ from exo_mesh.domain.device import API, PeerInfo, Telemetry, role_of
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
-from exo_mesh.domain.served import SERVED_ARCHITECTURE
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel

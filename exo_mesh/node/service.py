@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
-from exo_mesh.domain.served import ServedModel
+from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.inspection.service import InspectionService

@@ -13,7 +13,7 @@ from typing import Any
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.replay import Kept, Output, ReplayStore
 from exo_mesh.domain.request import GenerateRequest, PromptLogprobs, TextBridge, TokenEvent
-from exo_mesh.domain.text_pieces import TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage
 from exo_mesh.errors import (
     CancelledRequestError,
     EngineError,

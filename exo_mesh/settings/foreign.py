@@ -71,8 +71,6 @@ VARIABLES = {
     "SKULK_DATA_REORDER_BUFFER": "frames arrive in order; leave it out",
     "SKULK_EVENT_LOG_DIR": "there is no event log; GET /events reads the flight recorder",
     "RUNNER_MODE": FLAGS["--subprocess"],
-    "RKLLM_SERVER_HOST": "this version has no RKLLAMA engine; see docs/tasks/rk3588.md",
-    "RKLLM_SERVER_PORT": "this version has no RKLLAMA engine; see docs/tasks/rk3588.md",
 }
 """By variable: what to use instead."""
 

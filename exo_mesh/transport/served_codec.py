@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exo_mesh.domain.served import ServedModel
+from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.printable import printable
 from exo_mesh.proto import plan_pb2 as pb
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast, get_args
 
-from exo_mesh.domain.text_pieces import PieceKind, TextInput, TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import PieceKind, TextInput, TextPiece, TextUsage
 from exo_mesh.errors import PeerVersionError
 from exo_mesh.printable import printable
 from exo_mesh.proto import driver_pb2 as pb

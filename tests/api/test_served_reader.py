@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from exo_mesh.api.core.answer import ChoiceReader
 from exo_mesh.api.core.preparing import PreparedChoice, PreparedRequest
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
-from exo_mesh.domain.text_pieces import TextInput, TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage
 from exo_mesh.text.output.events import (
     OutputEnd,
     OutputEvent,

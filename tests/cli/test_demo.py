@@ -66,6 +66,7 @@ class Provider:
 
     look: Availability
     name: str = "mlx"
+    kind: str = "stage"
 
     def availability(self) -> Availability:
         return self.look

@@ -56,10 +56,11 @@ def ours(name: str, path: str) -> Sequence[Subject]:
 
 
 def installed() -> dict[str, str]:
-    """{name: "package:attribute"}: what this tree declares, and what is installed besides."""
+    """{name: "package:attribute"} of stage engines: what this tree declares, and what is installed besides."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
     found = {point.name: point.value for point in entry_points(group=GROUP)}
-    return {**found, **declared}
+    stages = {**found, **declared}
+    return {name: path for name, path in stages.items() if Subject(path).load_provider().kind == "stage"}
 
 
 SUBJECTS = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
-from exo_mesh.domain.served import SERVED_DIGEST, ServedModel
-from exo_mesh.domain.text_pieces import TextInput, text_of
+from exo_mesh.domain.whole.served import SERVED_DIGEST, ServedModel
+from exo_mesh.domain.whole.text_pieces import TextInput, text_of
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import PendingPlacementError, UnknownModelError
 from exo_mesh.models.served import UNKNOWN_CONTEXT, served_card

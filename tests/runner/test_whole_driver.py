@@ -14,8 +14,8 @@ from exo_mesh_dummy.text import words_for
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import FinishReason, GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.text_pieces import TextInput, TextPiece, TextUsage, text_of
-from exo_mesh.domain.text_request import TextEnd, TextEvent, TextRequest
+from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage, text_of
+from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.engine.whole import WholeLoadRequest
 from exo_mesh.errors import EngineError, InputError

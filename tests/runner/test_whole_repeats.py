@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.text_pieces import TextPiece, text_of
+from exo_mesh.domain.whole.text_pieces import TextPiece, text_of
 from exo_mesh.errors import EngineError
 from exo_mesh.runner.whole.repeating import Repeated
 

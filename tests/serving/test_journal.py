@@ -15,7 +15,7 @@ from exo_mesh.domain.request import (
     SamplingParams,
     TokenEvent,
 )
-from exo_mesh.domain.text_pieces import TextInput, TextPiece, TextUsage, text_of
+from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage, text_of
 from exo_mesh.errors import EngineError, InputError, OverloadError, TransportError
 from exo_mesh.serving.choices import fan_out
 from exo_mesh.serving.journal import Journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exo_mesh.domain.request import TokenEvent
-from exo_mesh.domain.text_pieces import TextPiece, text_of
+from exo_mesh.domain.whole.text_pieces import TextPiece, text_of
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh.text.assembler import TextAssembler
 from exo_mesh.text.output.events import ReasoningPart, TextPart, ToolCallArguments, ToolCallBegin, ToolCallEnd

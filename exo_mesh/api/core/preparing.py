@@ -20,7 +20,7 @@ from exo_mesh.api.model_names import find_model
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
-from exo_mesh.domain.text_pieces import TextInput
+from exo_mesh.domain.whole.text_pieces import TextInput
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.node.service import MeshService, ModelEntry
 from exo_mesh.serving.choices import fan_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.domain.request import TokenEvent
-from exo_mesh.domain.text_pieces import PieceKind, TextPiece
+from exo_mesh.domain.whole.text_pieces import PieceKind, TextPiece
 from exo_mesh.text.assembler import Piece, TextAssembler
 from exo_mesh.text.output.events import (
     OutputEnd,

@@ -13,15 +13,15 @@ from typing import Any
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
-from exo_mesh.domain.text_pieces import TextPiece
-from exo_mesh.domain.text_request import TextEnd, TextEvent, TextRequest
+from exo_mesh.domain.whole.text_pieces import TextPiece
+from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.engine.whole import WholeModelEngine
 from exo_mesh.errors import EngineError, InputError, MeshError, SupersededError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.generation import error_events, prefill_events, queue_events
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.whole.repeating import Repeated
-from exo_mesh.runner.whole.slots import Slots, Turn
+from exo_mesh.runner.whole.slots import Slots, Waiter
 from exo_mesh.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.driver_codec import event_to_proto
 from exo_mesh.transport.plan_codec import ballot_to_proto
@@ -31,7 +31,7 @@ SIGN_OF_LIFE_S = 5.0
 
 
 @dataclass(slots=True)
-class Counters:
+class AnswerCounts:
     """Counted since the start, for the heartbeat. busy_s: time in which at least one request had a slot."""
 
     tokens: int = 0
@@ -49,7 +49,7 @@ class WholeDriver:
     ) -> None:
         self.plan = plan
         self._ballot = ballot_to_proto(plan.ballot)
-        self.counters = Counters()
+        self.counters = AnswerCounts()
         self.queue_waits = Durations(WAIT_BOUNDS_S)
         self.replays = Replays(now)
         self._engine = engine
@@ -128,7 +128,7 @@ class WholeDriver:
         finally:
             self.slots.leave(turn)
 
-    async def _wait(self, turn: Turn) -> AsyncIterator[pb.GenerateEvents]:
+    async def _wait(self, turn: Waiter) -> AsyncIterator[pb.GenerateEvents]:
         """Yield the place in the queue whenever it changes, until the request has a slot."""
         said: tuple[int, int] | None = None
         while not turn.has_slot:
@@ -162,7 +162,7 @@ class WholeDriver:
                     return
         raise EngineError("the engine ended the answer without saying why")
 
-    def _count(self, turn: Turn, event: TextEvent, began: float) -> None:
+    def _count(self, turn: Waiter, event: TextEvent, began: float) -> None:
         counters = self.counters
         counters.events += 1
         if isinstance(event, TextPiece):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from exo_mesh.domain.text_pieces import TextPiece
+from exo_mesh.domain.whole.text_pieces import TextPiece
 from exo_mesh.errors import EngineError
 
 

@@ -15,7 +15,7 @@ SMOOTHING = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class Waiter:
     """One request that waits for a slot or has one. `changed` is set whenever its place in the queue may change."""
 
     id: int
@@ -33,7 +33,7 @@ class Slots:
 
     def __init__(self, num_slots: int, max_waiting: int, now: Callable[[], float]) -> None:
         self._num_slots = max(1, num_slots)
-        self._queue: FairQueue[Turn] = FairQueue(max_waiting)
+        self._queue: FairQueue[Waiter] = FairQueue(max_waiting)
         self._now = now
         self._ids = count(1)
         self._running = 0
@@ -52,9 +52,9 @@ class Slots:
         """How long the oldest waiting request has waited; 0.0 without one."""
         return max((self._now() - turn.entered_at for turn in self._queue), default=0.0)
 
-    def enter(self, client: str, priority: int, *, resumed: bool) -> Turn:
+    def enter(self, client: str, priority: int, *, resumed: bool) -> Waiter:
         """Queue a request; it may have a slot at once. Raises OverloadError if the queue is full."""
-        turn = Turn(next(self._ids), client, priority, resumed, entered_at=self._now())
+        turn = Waiter(next(self._ids), client, priority, resumed, entered_at=self._now())
         if not self._queue.push(turn):
             wait_s = self._wait_s(len(self._queue))
             raise OverloadError(
@@ -64,16 +64,16 @@ class Slots:
         self._admit()
         return turn
 
-    def place(self, turn: Turn) -> tuple[int, int, float]:
+    def place(self, turn: Waiter) -> tuple[int, int, float]:
         """(place, length of the queue, estimated wait in seconds) of a waiting request; place 1 is next."""
         ahead = sum(_goes_before(other, turn) for other in self._queue)
         return ahead + 1, len(self._queue), self._wait_s(ahead)
 
-    def charge(self, turn: Turn, tokens: int) -> None:
+    def charge(self, turn: Waiter, tokens: int) -> None:
         """Count output tokens as used by the client of a request."""
         self._queue.charge(turn.client, OUTPUT_WEIGHT * tokens)
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: Waiter) -> None:
         """End a request, whether it has a slot or waits."""
         if turn.has_slot:
             turn.has_slot = False
@@ -99,7 +99,7 @@ class Slots:
         return self._answer_s * (ahead + 1) / self._num_slots
 
 
-def _goes_before(other: Turn, turn: Turn) -> bool:
+def _goes_before(other: Waiter, turn: Waiter) -> bool:
     """Whether another waiting request has its turn first, if both clients have used the model equally."""
     if other is turn:
         return False

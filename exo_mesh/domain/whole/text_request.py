@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.domain.request import FinishReason, SamplingParams
-from exo_mesh.domain.text_pieces import NO_USAGE, TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import NO_USAGE, TextPiece, TextUsage
 
 
 @dataclass(frozen=True, slots=True)
