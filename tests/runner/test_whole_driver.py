@@ -145,6 +145,22 @@ async def test_an_answer_that_ends_without_an_end_is_an_error_and_never_taken_fo
     assert messages[-1].error_code == EngineError.code
 
 
+async def test_a_bug_in_an_engine_ends_the_request_with_a_typed_error() -> None:
+    class Broken(Words):
+        async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+            yield TextPiece("text", "a")
+            raise KeyError("oops")
+
+    messages = await collect(WholeDriver(PLAN, Broken([]), 10), request())
+    assert messages[-1].error_code == EngineError.code and "oops" not in messages[-1].error_message
+
+
+async def test_an_engine_that_never_ends_is_ended() -> None:
+    endless = Words(["a"] * 10_000)
+    messages = await collect(WholeDriver(PLAN, endless, 10), replace(request(), max_tokens=5))
+    assert messages[-1].error_code == EngineError.code and len(messages) < 50
+
+
 async def test_the_same_key_gets_the_kept_answer_without_the_engine() -> None:
     engine = Words(["a", "b"])
     driver = WholeDriver(PLAN, engine, 10)

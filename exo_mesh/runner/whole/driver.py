@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -26,8 +27,14 @@ from exo_mesh.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.driver_codec import event_to_proto
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
+MAX_PIECES_PER_TOKEN = 4
+"""An engine that has given more pieces of text than this for each token of the limit does not keep the limit."""
+
 SIGN_OF_LIFE_S = 5.0
 """While an engine is silent, its caller gets a message this often; the engine has deadlines of its own."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -70,6 +77,11 @@ class WholeDriver:
                     yield message
         except MeshError as exc:
             yield error_events(self._ballot, exc)
+        except Exception as exc:  # noqa: BLE001 - a bug in an engine must end its request, not the stream to the peer
+            _log.exception("request %s failed", request.request_id)
+            yield error_events(
+                self._ballot, EngineError(f"the engine failed ({type(exc).__name__}); see the log")
+            )
 
     async def _answer(self, request: GenerateRequest) -> AsyncGenerator[pb.GenerateEvents]:
         asked = text_request(request)
@@ -120,6 +132,8 @@ class WholeDriver:
                         yield prefill_events(self._ballot, 0)
                         continue
                     token = _token_event(index, event)
+                    if index - len(asked.begun) > MAX_PIECES_PER_TOKEN * request.max_tokens:
+                        raise EngineError(f"the engine does not keep the limit of {request.max_tokens} tokens")
                     index += token.finish is None
                     if kept is not None:
                         kept.add(token)
