@@ -75,6 +75,13 @@ def test_a_group_is_checked_and_gives_what_one_process_gives_from_half_of_the_by
 
 
 @pytest.mark.extended
+@pytest.mark.extended
+def test_a_forward_takes_two_all_reduces_for_each_layer(llama: Path, tmp_path: Path) -> None:
+    wanted = frames()[:3]
+    outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), wanted), tmp_path)
+    assert [outcome.answer["reduces"] for outcome in outcomes] == [2 * LAYERS * len(wanted)] * 2
+
+
 def test_a_sequence_is_copied_on_every_rank(llama: Path, tmp_path: Path) -> None:
     """One goes on from its own prefill, one from a copy of it, and one from a copy of fewer positions."""
     wanted: list[Frame] = [

@@ -46,13 +46,31 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "peak": peak_bytes(),
         "before": before,
     }
+    reduces = count_reduces()
     if job["verify_chunk"]:
         check = stage.verify(job["verify_chunk"], lambda done, total: None)
         answer |= {"worst": check.worst, "all_reduce_s": check.all_reduce_s, "chunk_s": check.chunk_s}
+    reduces.clear()
     run_frames(stage, job)
+    answer["reduces"] = len(reduces)
     answer["peak_all"] = peak_bytes()
     answer["kv_heads"] = [entry.keys.shape[1] for one in stage._sequences.values() for entry in one.cache.own_entries()]
     return answer
+
+
+def count_reduces() -> list[object]:
+    """A list that grows by one with each all-reduce from now on."""
+    import mlx.core as mx
+
+    seen: list[object] = []
+    all_sum = mx.distributed.all_sum
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(None)
+        return all_sum(*args, **kwargs)
+
+    mx.distributed.all_sum = counted
+    return seen
 
 
 def run_frames(stage: Any, job: dict[str, Any]) -> None:

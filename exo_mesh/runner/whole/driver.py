@@ -79,9 +79,7 @@ class WholeDriver:
             yield error_events(self._ballot, exc)
         except Exception as exc:  # noqa: BLE001 - a bug in an engine must end its request, not the stream to the peer
             _log.exception("request %s failed", request.request_id)
-            yield error_events(
-                self._ballot, EngineError(f"the engine failed ({type(exc).__name__}); see the log")
-            )
+            yield error_events(self._ballot, EngineError(f"the engine failed ({type(exc).__name__}); see the log"))
 
     async def _answer(self, request: GenerateRequest) -> AsyncGenerator[pb.GenerateEvents]:
         asked = text_request(request)
