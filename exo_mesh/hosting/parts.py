@@ -9,7 +9,8 @@ from exo_mesh.clock import Clock
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.peer_desk import PeerDesk
-from exo_mesh.hosting.stage_host import HostLimits, RunnerHistory, StageHost
+from exo_mesh.hosting.runner_starter import HostLimits, RunnerHistory
+from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.machine.pressure import MemoryMonitor

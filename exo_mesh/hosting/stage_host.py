@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from exo_mesh.beat import next_beat
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import why_no_layers
 from exo_mesh.domain.download import FetchStep
-from exo_mesh.domain.fast_synch import runner_environment
-from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
-from exo_mesh.domain.tensor_group import RankWiring, sharded
-from exo_mesh.domain.wiring_rules import RING_VERBOSE
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
-from exo_mesh.hosting.flight_recorder import FlightRecorder
-from exo_mesh.hosting.guard import Guard
 from exo_mesh.hosting.hops import Hops
 from exo_mesh.hosting.local_models import LocalModels, refuse_misfit
-from exo_mesh.hosting.pid_files import PidFiles
-from exo_mesh.hosting.quarantine import Quarantine
 from exo_mesh.hosting.reservations import Lease, Reservations
 from exo_mesh.hosting.runner_exit import End
-from exo_mesh.hosting.runner_pace import RunnerPace
-from exo_mesh.hosting.spares import HeadStart, SparePool
+from exo_mesh.hosting.runner_starter import USUAL_LIMITS, HostLimits, RunnerHistory, RunnerStarter
+from exo_mesh.hosting.spares import HeadStart
 from exo_mesh.hosting.speed import SpeedMeter
-from exo_mesh.hosting.stage_state import goes_on, is_well, start_message, why_unwell
+from exo_mesh.hosting.stage_state import goes_on, is_well, why_unwell
 from exo_mesh.hosting.status_board import StageBeat
-from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Runner
+from exo_mesh.hosting.supervisor import Runner
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.memory import MemoryReader, capacity_bytes, usable_bytes
 from exo_mesh.machine.pressure import Needs
@@ -44,9 +35,8 @@ from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
-from exo_mesh.telemetry.stage_metrics import ModelFacts, StageMeter, StageSeat
+from exo_mesh.telemetry.stage_metrics import StageMeter, StageSeat
 from exo_mesh.transport.plan_codec import plan_to_proto
-from exo_mesh.transport.served_codec import served_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
@@ -58,31 +48,6 @@ STOOD_STILL_S = 2.0
 """If the periodic check runs this late, this process was suspended or the machine slept."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class HostLimits:
-    """The way runners are started, and their time limits."""
-
-    runner: RunnerLimits = field(default_factory=RunnerLimits)
-    command: Sequence[str] = RUNNER_COMMAND
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerHistory:
-    """The memory of this node about its runners after they ended: whether to try again, their last phases, their
-    pids."""
-
-    guard: Guard
-    flights: FlightRecorder
-    pid_files: PidFiles
-
-    @staticmethod
-    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> RunnerHistory:
-        """The history in the home of a node."""
-        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
-        guard = Guard(own_id, quarantine, settings.engine_options, clock)
-        return RunnerHistory(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
 
 
 class StageHost:
@@ -102,7 +67,7 @@ class StageHost:
         read_memory: MemoryReader,
         metrics: Metrics,
         *,
-        limits: HostLimits = HostLimits(),
+        limits: HostLimits = USUAL_LIMITS,
         clock: Clock = monotonic,
         credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
@@ -118,24 +83,19 @@ class StageHost:
         self._can_run = can_run
         self._read_memory = read_memory
         self._metrics = metrics
-        self._limits = limits
         self._clock = clock
         self._credentials = credentials
         self._reservations = Reservations()
-        self._make_runner = make_runner
         self._hosts_of = hosts_of
         self._fence_of = fence_of
         self._hops = Hops(hosts_of, is_out_of_reach)
-        self._environment = runner_environment(settings.fast_synch, os.environ)
-        if settings.log_level == "debug":
-            self._environment.setdefault(RING_VERBOSE, "1")
         self._why_no_layers = why_no_layers(settings.role, settings.max_memory_bytes)
-        num_spares = 0 if self._why_no_layers else settings.spare_runners
-        self._spares = SparePool(num_spares, engine, limits.command, self._environment)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._keep = keep or RunnerHistory.at(settings, own_id, Disk(settings.home), clock)
-        self._pace = RunnerPace()
+        self._starter = RunnerStarter(
+            settings, models, read_memory, credentials, limits, self._keep, engine, make_runner, self._why_no_layers
+        )
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self.draining = False
@@ -145,7 +105,7 @@ class StageHost:
     def start(self) -> None:
         self._tasks.keep(self._keep_expiring, "expire leases")
         self._tasks.keep(self._hops.keep, "ways of the hops")
-        self._tasks.keep(self._spares.keep, "spare runners")
+        self._tasks.keep(self._starter.spares.keep, "spare runners")
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
@@ -330,7 +290,7 @@ class StageHost:
         wiring: of this node's rank, if the stage is a tensor group and has not been started. Raises StageLostError if
         the plan is not in force here, InputError for a wiring of another rank.
         """
-        head_start = self._spares.head_start()
+        head_start = self._starter.spares.head_start()
         try:
             async with aclosing(self._fetch(instance_id, ballot, head_start)) as steps:
                 async for step in steps:
@@ -477,51 +437,14 @@ class StageHost:
         rank = lease.stage.peers.index(self._own_id)
         if fault := wiring_fault(lease.stage.group, rank, wiring):
             raise InputError(f"the wiring for {lease.stage.shard} does not fit the rank of this node: {fault}")
-        start = await self._start_message(lease, wiring)
-        card = await asyncio.to_thread(self._models.card, plan.model)
-        held = sharded(card, len(lease.stage.peers))
-        lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
-        lease.step_bytes = held.step_bytes(lease.stage.shard.start, lease.stage.shard.stop)
-        label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
-        label += f" rank {rank}" if wiring is not None else ""
-        runner = self._make_runner(
-            label,
-            start,
-            self._settings.host,
-            limits=self._runner_limits(lease.stage.engine),
-            command=self._limits.command,
-            environment=self._environment,
-            spare=(self._spares.take(lease.stage.engine) or head_start.take()) if wiring is None else None,
-            flight=self._keep.flights.open(label),
-            pid_files=self._keep.pid_files,
-        )
-        size = gigabytes(lease.weights_bytes)
-        _log.info("loading stage %s of %s with %s, %s of weights", label, plan.model, lease.stage.engine, size)
+        started = await self._starter.start(lease, rank, wiring, head_start)
+        runner = started.runner
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
         self._metrics.runner_started(plan.model, plan.instance_id)
-        facts = ModelFacts(card.architecture, card.dtype, card.num_layers)
-        meter = self._metrics.stages.follow(facts)
-        self._tasks.start(self._follow(runner, plan.instance_id, meter), f"runner of {label}")
+        meter = self._metrics.stages.follow(started.facts)
+        self._tasks.start(self._follow(runner, plan.instance_id, meter), f"runner of {runner.label}")
         return runner
-
-    async def _start_message(self, lease: Lease, wiring: RankWiring | None) -> runner_pb2.StartStage:
-        """The message for a new process. Raises StageLostError if the model's server has gone, ModelError and
-        UnknownModelError for files."""
-        plan, home = lease.plan, self._settings.home
-        model_dir = home if plan.takes_text else await asyncio.to_thread(self._models.find, plan.model)
-        start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
-        if plan.takes_text:
-            served = self._models.served(plan.model)
-            if served is None:
-                raise StageLostError(f"no model server beside this node serves {plan.model} any more")
-            start.served.CopyFrom(served_to_proto(served))
-            start.options.clear()
-            start.options.update(self._models.server_options(served.engine))
-        return start
-
-    def _runner_limits(self, engine: str) -> RunnerLimits:
-        return replace(self._pace.scaled(self._limits.runner, engine), stacks_every_s=float(self._settings.hang_debug))
 
     async def _follow(self, runner: Runner, instance_id: str, meter: StageMeter) -> None:
         before = runner_pb2.Heartbeat()
@@ -542,8 +465,8 @@ class StageHost:
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
                 _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)
-                self._pace.started(runner.started_s)
-                self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
+                self._starter.pace.started(runner.started_s)
+                self._starter.pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
             lease.ready = runner.board.ready
             meter.take(self._seat(lease), beat)
 

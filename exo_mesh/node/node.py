@@ -34,7 +34,7 @@ from exo_mesh.hosting.own_reading import own_reading
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.ring_energy import keep_ring_energy
-from exo_mesh.hosting.stage_host import HostLimits
+from exo_mesh.hosting.runner_starter import HostLimits
 from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts

@@ -22,7 +22,7 @@ async def test_a_lost_runner_is_replaced_by_the_spare_which_is_replaced_in_its_t
 ) -> None:
     monkeypatch.setattr(spares, "REFILL_AFTER_S", 0.0)
     async with mesh(tmp_path, 1, spare_runners=1) as (node,):
-        pool = node._hosting.host._spares
+        pool = node._hosting.host._starter.spares
         await until(lambda: idle(pool))
         (first,) = idle(pool)
         placed = await node.create_instance(InstanceSpec(MODEL))
@@ -38,7 +38,7 @@ async def test_a_lost_runner_is_replaced_by_the_spare_which_is_replaced_in_its_t
 async def test_a_spare_that_dies_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spares, "BROKEN_AFTER_S", 0.0)
     async with mesh(tmp_path, 1, spare_runners=1) as (node,):
-        pool = node._hosting.host._spares
+        pool = node._hosting.host._starter.spares
         await until(lambda: idle(pool))
         (first,) = idle(pool)
         os.kill(first, signal.SIGKILL)
@@ -49,4 +49,4 @@ async def test_a_spare_that_dies_is_not_taken(tmp_path: Path, monkeypatch: pytes
 async def test_there_is_none_unless_it_was_asked_for(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,):
         await node.create_instance(InstanceSpec(MODEL))
-        assert len(runners()) == 1 and not idle(node._hosting.host._spares)
+        assert len(runners()) == 1 and not idle(node._hosting.host._starter.spares)

@@ -24,7 +24,7 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
-from exo_mesh.hosting.stage_host import HostLimits
+from exo_mesh.hosting.runner_starter import HostLimits
 from exo_mesh.instances import tensor_groups
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.tensor_groups import GroupTroubles, wirings

@@ -14,7 +14,7 @@ import psutil
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.hosting.stage_host import HostLimits
+from exo_mesh.hosting.runner_starter import HostLimits
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.membership.detector import Timing
