@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_mesh.domain.whole.repeating import Repeated
 from exo_mesh.domain.whole.text_pieces import TextPiece, text_of
 from exo_mesh.errors import EngineError
-from exo_mesh.runner.whole.repeating import Repeated
 
 
 def cut(text: str, places: list[int]) -> list[TextPiece]:

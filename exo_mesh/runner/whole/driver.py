@@ -14,6 +14,7 @@ from typing import Any
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
+from exo_mesh.domain.whole.repeating import Repeated
 from exo_mesh.domain.whole.text_pieces import TextPiece
 from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.engine.whole import WholeModelEngine
@@ -21,7 +22,6 @@ from exo_mesh.errors import EngineError, InputError, MeshError, SupersededError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.generation import error_events, prefill_events, queue_events
 from exo_mesh.runner.replays import Replays, replay_messages
-from exo_mesh.runner.whole.repeating import Repeated
 from exo_mesh.runner.whole.slots import Slots, Waiter
 from exo_mesh.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.driver_codec import event_to_proto
