@@ -41,6 +41,8 @@ class DummyText:
         self._options = options = parse_text_options(request.options)
         if request.model.served_name not in options.models:
             raise ModelError(f"the dummy server has no model {request.model.served_name}")
+        if not is_up(options):
+            raise EngineError("the dummy server is down")
         self.slots, self.continues = options.slots, options.continues
         progress(1, 1)
 
@@ -52,8 +54,9 @@ class DummyText:
         begun = text_of(request.begun)
         if not text.startswith(begun):
             raise EngineError("the beginning of the answer is not one of this engine")
+        num_begun = len(re.findall(r"\S+", begun))
         pieces = re.findall(r"\s*\S+", text[len(begun) :])
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(pieces, num_begun):
             if number == request.max_tokens:
                 yield TextEnd(FinishReason.LENGTH, TextUsage(num_prompt, number))
                 return
@@ -61,7 +64,7 @@ class DummyText:
             if not is_up(self._options):
                 raise StageLostError("the dummy server is down")
             yield TextPiece("text", piece)
-        yield TextEnd(FinishReason.STOP, TextUsage(num_prompt, len(pieces)))
+        yield TextEnd(FinishReason.STOP, TextUsage(num_prompt, num_begun + len(pieces)))
 
     async def check(self) -> None:
         if not is_up(self._options):
