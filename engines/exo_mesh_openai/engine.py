@@ -82,7 +82,7 @@ class OpenAiEngine:
             if self._own is not None and found.models:
                 served_name = found.models[0].served_name
             model = with_default_slots(found.model(served_name, address.where), found.kind, options.slots)
-            self._can = await find_continuing(prober, found.kind)
+            self._can = await find_continuing(prober, found.kind, served_name)
         except (StageLostError, OverloadError) as exc:
             raise EngineError(str(exc)) from exc
         finally:

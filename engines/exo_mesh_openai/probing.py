@@ -111,7 +111,7 @@ async def check_server(client: ServerClient, kind: ServerKind, served_name: str)
         raise EngineError(str(exc)) from exc
 
 
-async def find_continuing(client: ServerClient, kind: ServerKind) -> Continuing:
+async def find_continuing(client: ServerClient, kind: ServerKind, served_name: str) -> Continuing:
     """What the server can continue. llama-server is asked to render a begun answer, because that depends on its version
     and on the model's template; other kinds either can or cannot."""
     if kind.continues == "none":
@@ -119,7 +119,8 @@ async def find_continuing(client: ServerClient, kind: ServerKind) -> Continuing:
     if kind is not LLAMA_SERVER:
         return Continuing(text=True)
     text, reasoning = await asyncio.gather(
-        _renders(client, {"content": _PROBE}), _renders(client, {"content": "", "reasoning_content": _PROBE})
+        _renders(client, served_name, {"content": _PROBE}),
+        _renders(client, served_name, {"content": "", "reasoning_content": _PROBE}),
     )
     return Continuing(text, text and reasoning)
 
@@ -137,10 +138,15 @@ async def count_tokens(client: ServerClient, kind: ServerKind, served_name: str,
     return len(tokens) if isinstance(tokens, list) else sum(bool(piece.text) for piece in begun)
 
 
-async def _renders(client: ServerClient, begun: Mapping[str, str]) -> bool:
+async def _renders(client: ServerClient, served_name: str, begun: Mapping[str, str]) -> bool:
     """Whether llama-server renders a begun message so that it stays open."""
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", **begun}]
-    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    body = {
+        "model": served_name,
+        "messages": messages,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
     try:
         reply = await client.ask("/apply-template", body)
     except StageLostError:
