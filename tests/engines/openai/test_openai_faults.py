@@ -29,8 +29,8 @@ from exo_mesh.errors import (
 from tests.support.fake_openai import FAULT_AFTER, FakeModelServer
 from tests.support.openai_engine import chat, collect, joined, loaded_from
 
-SHORT = Deadlines(connect_s=1.0, first_token_s=0.2, between_tokens_s=0.2, usage_s=0.2, probe_s=2.0)
-"""Injected: the tests of stalls wait for them."""
+SOON, LATER = 0.4, 30.0
+"""Injected deadlines: the one that a test waits for, and all others, which a busy machine must not reach."""
 
 
 async def failing(server: FakeModelServer, deadlines: Deadlines | None = None) -> tuple[list[TextPiece], MeshError]:
@@ -71,14 +71,16 @@ async def test_a_stream_without_an_end_is_a_lost_stage() -> None:
 
 @pytest.mark.parametrize("switch", ["stall", "pings"])
 async def test_a_server_that_stalls_in_mid_answer_is_a_lost_stage(switch: str) -> None:
-    got, error = await failing(FakeModelServer("vllm", frozenset({switch})), SHORT)
-    assert isinstance(error, StageLostError) and "sent nothing for 0.2 s" in str(error)
+    deadlines = Deadlines(first_token_s=LATER, between_tokens_s=SOON)
+    got, error = await failing(FakeModelServer("vllm", frozenset({switch})), deadlines)
+    assert isinstance(error, StageLostError) and "sent nothing for 0.4 s" in str(error)
     assert len(got) == FAULT_AFTER
 
 
 async def test_a_server_that_never_begins_is_a_lost_stage() -> None:
-    got, error = await failing(FakeModelServer("vllm", frozenset({"stall-first"})), SHORT)
-    assert isinstance(error, StageLostError) and "sent nothing for 0.2 s" in str(error)
+    deadlines = Deadlines(first_token_s=SOON, between_tokens_s=LATER)
+    got, error = await failing(FakeModelServer("vllm", frozenset({"stall-first"})), deadlines)
+    assert isinstance(error, StageLostError) and "sent nothing for 0.4 s" in str(error)
     assert not got
 
 
