@@ -17,6 +17,7 @@ from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.engine.whole import WholeLoadRequest
 from exo_mesh.errors import EngineError, MeshError, ModelError, OverloadError, StageLostError
 from exo_mesh_rkllm.answer import BoardAnswer
+from exo_mesh_rkllm.board_lock import BoardLock
 from exo_mesh_rkllm.dialects import Dialect, answer_body, answer_path
 from exo_mesh_rkllm.exchange import BoardExchange
 from exo_mesh_rkllm.look import SLOTS
@@ -27,7 +28,10 @@ from exo_mesh_rkllm.server import LOAD_S, RkllamaServer, new_session
 CHECK_S = 2.0
 CLOSE_S = 2.0
 FREE_S = 60.0
-"""A request waits at most this long for the end of an answer that nobody reads any more."""
+"""A request waits at most this long for the end of an answer that nobody reads any more, and as long for the answer of
+another model of the same board."""
+
+LOCK_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class _LoadedModel:
     context_limit: int
     first_token_s: float
     answer_s: float
+    lock: BoardLock
 
 
 class RkllmEngine:
@@ -71,7 +76,14 @@ class RkllmEngine:
             await session.close()
             raise
         self._loaded = _LoadedModel(
-            session, server, dialect, model.served_name, model.context_limit, options.first_token_s, options.answer_s
+            session,
+            server,
+            dialect,
+            model.served_name,
+            model.context_limit,
+            options.first_token_s,
+            options.answer_s,
+            BoardLock(model.server),
         )
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
@@ -102,11 +114,12 @@ class RkllmEngine:
                 raise StageLostError("RKLLAMA ended the connection in the middle of an answer")
             for piece in answer.flush():
                 yield piece
-            yield answer.end()
+            end = answer.end()
         finally:
             self._is_taken = False
             if self._exchange is not None:
                 self._exchange.abandon()
+        yield end
 
     async def check(self) -> None:
         loaded = self._require()
@@ -161,6 +174,14 @@ class RkllmEngine:
                 self._exchange = last  # the next request tries again
                 raise
 
+    async def _lock_the_board(self, loaded: _LoadedModel) -> None:
+        """Wait until no other model of this board computes an answer."""
+        ends_at = monotonic() + self._free_s
+        while not loaded.lock.acquire():
+            if monotonic() >= ends_at:
+                raise OverloadError("the board computes a request for another model", retry_after_s=5.0)
+            await asyncio.sleep(LOCK_POLL_S)
+
     async def _first_line(self, loaded: _LoadedModel, path: str, body: dict[str, Any]) -> bytes | None:
         """Send the request and wait for the first line. An old server that has unloaded the model loads it again."""
         try:
@@ -174,7 +195,10 @@ class RkllmEngine:
     async def _send(self, loaded: _LoadedModel, path: str, body: dict[str, Any]) -> bytes | None:
         is_whole = loaded.dialect is Dialect.DOCUMENTED
         url = loaded.server.url + path
-        self._exchange = BoardExchange(loaded.session, url, body, loaded.answer_s, is_whole=is_whole)
+        await self._lock_the_board(loaded)
+        self._exchange = BoardExchange(
+            loaded.session, url, body, loaded.answer_s, is_whole=is_whole, when_done=loaded.lock.release
+        )
         # a server that gives the whole answer at once gives its first token with the last one
         within_s = loaded.answer_s if is_whole else loaded.first_token_s
         try:

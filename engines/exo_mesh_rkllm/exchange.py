@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import aiohttp
@@ -27,14 +27,22 @@ MAX_LINES = 256
 class BoardExchange:
     """A request that runs in a task of its own, from its creation on.
 
-    answer_s: deadline of the whole answer. is_whole: the answer is one JSON document and no stream of lines.
+    answer_s: deadline of the whole answer. is_whole: the answer is one JSON document and no stream of lines. when_done:
+    called when the task ends, however it ends.
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, body: dict[str, Any], answer_s: float, *, is_whole: bool = False
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        body: dict[str, Any],
+        answer_s: float,
+        *,
+        is_whole: bool = False,
+        when_done: Callable[[], None] = lambda: None,
     ) -> None:
         self._session, self._url, self._body, self._answer_s = session, url, body, answer_s
-        self._is_whole = is_whole
+        self._is_whole, self._when_done = is_whole, when_done
         self._lines: asyncio.Queue[bytes | MeshError | None] = asyncio.Queue(MAX_LINES)
         self._is_abandoned = False
         self.was_read = False
@@ -86,6 +94,7 @@ class BoardExchange:
             await self._put(connection_lost(exc))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        self._when_done()
         with contextlib.suppress(asyncio.QueueFull):  # a reader that finds lines need not be woken
             self._lines.put_nowait(None)
 

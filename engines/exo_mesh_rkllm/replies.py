@@ -99,10 +99,10 @@ def is_not_loaded(error: MeshError) -> bool:
 def _chunks(value: Mapping[str, Any]) -> tuple[Chunk, ...]:
     if "message" in value:
         message = value["message"]
-        text, thought = message.get("content") or "", message.get("thinking") or ""
+        text, thought = _text(message.get("content")), _text(message.get("thinking"))
         return (_of_ollama(value, text, thought, _calls(message.get("tool_calls"))),)
     if "response" in value:
-        return (_of_ollama(value, value["response"] or "", "", ()),)
+        return (_of_ollama(value, _text(value["response"]), "", ()),)
     if "tokens" in value:
         return _of_tokens(value["tokens"])
     return (_of_choices(value),)
@@ -139,11 +139,11 @@ def _of_choices(value: Mapping[str, Any]) -> Chunk:
     choice = value["choices"][0]
     # chat stream, chat answer, or completion and the old form, whose text is in the choice itself
     part = choice.get("delta", choice.get("message", choice))
-    text = part.get("content") or part.get("text") or ""
+    text = _text(part.get("content")) or _text(part.get("text"))
     is_end = choice.get("finish_reason") is not None
     return Chunk(
         text=text,
-        reasoning=part.get("reasoning_content") or "",
+        reasoning=_text(part.get("reasoning_content")),
         calls=_calls(part.get("tool_calls")),
         is_end=is_end,
         was_aborted=_ABORTED.search(text) is not None,
@@ -157,10 +157,18 @@ def _calls(calls: list[Mapping[str, Any]] | None) -> tuple[ServedCall, ...]:
     found = []
     for call in (calls or ())[:MAX_CALLS]:
         function = call["function"]
-        found.append(ServedCall(str(function["name"]), arguments_text(function.get("arguments")), call.get("id") or ""))
+        name, arguments = _text(function["name"]), arguments_text(function.get("arguments"))
+        found.append(ServedCall(name, arguments, _text(call.get("id"))))
     return tuple(found)
+
+
+def _text(value: Any) -> str:
+    """A text that may be missing. Raises TypeError for another value."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where a text belongs")
+    return value or ""
 
 
 def _count(value: Any) -> int | None:
     """A number of tokens; RKLLAMA reports 0 where it does not know."""
-    return value if isinstance(value, int) and value > 0 else None
+    return value if type(value) is int and value > 0 else None

@@ -14,8 +14,9 @@ import json
 import re
 import subprocess
 import sys
+import urllib.request
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -130,6 +131,7 @@ class Pipe:
 class Work:
     """An answer in computation. calls: tool calls, instead of the tokens. finish: the finish reason."""
 
+    model: str
     pipe: Pipe
     tokens: list[str]
     calls: list[dict[str, Any]]
@@ -155,8 +157,9 @@ class FakeRkllama:
     num_served: int = 0
 
     def __post_init__(self) -> None:
-        self._board = asyncio.Lock()
-        self._pipe = Pipe()
+        # each model has a worker, with a queue and a pipe
+        self._queues: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._pipes: dict[str, Pipe] = defaultdict(Pipe)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def app(self) -> web.Application:
@@ -237,7 +240,7 @@ class FakeRkllama:
             return self._error(400, f"No model {name} are currently loaded.")
         self.loaded.clear()
         await self._stop(request.app)  # the worker process of the model ends, and its pipe with it
-        self._pipe = Pipe()
+        self._pipes.clear()
         return web.json_response({"message": f"Model {name} successfully unloaded!"})
 
     def _admit(self, path: str, body: dict[str, Any]) -> web.Response | None:
@@ -253,7 +256,7 @@ class FakeRkllama:
         self.loaded.add(name)
         return None
 
-    def _work(self, body: dict[str, Any], pipe: Pipe) -> Work:
+    def _work(self, body: dict[str, Any], model: str, pipe: Pipe) -> Work:
         question = question_of(body)
         options = body.get("options", body)
         limit = options.get("num_predict", options.get("max_tokens", 1024))
@@ -273,11 +276,11 @@ class FakeRkllama:
         if len(tokens) > limit and Quirk.IGNORES_LIMIT not in self.quirks:
             tokens = tokens[:limit]
             finish = "stop" if Quirk.STOP_AT_LIMIT in self.quirks else "length"
-        return Work(pipe, tokens, calls, len(json.dumps(body.get("messages", question)).split()), finish)
+        return Work(model, pipe, tokens, calls, len(json.dumps(body.get("messages", question)).split()), finish)
 
     async def _compute(self, work: Work) -> None:
         """The worker of a model: one answer after the other, each token into the one pipe."""
-        async with self._board:
+        async with self._queues[work.model]:
             self.num_running += 1
             self.most_running = max(self.most_running, self.num_running)
             try:
@@ -298,9 +301,9 @@ class FakeRkllama:
             return refused
         if Quirk.NEVER_BEGINS in self.quirks:
             await asyncio.sleep(3600)
-        if Quirk.LEAVES_REST not in self.quirks:
-            self._pipe = Pipe()
-        work = self._work(body, self._pipe)
+        model = str(body.get("model", ""))
+        pipe = self._pipes[model] if Quirk.LEAVES_REST in self.quirks else Pipe()
+        work = self._work(body, model, pipe)
         task = asyncio.get_running_loop().create_task(self._compute(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -442,8 +445,15 @@ class Board:
             process.kill()
             process.communicate(timeout=10)
 
+    def state(self) -> dict[str, Any]:
+        """What it has done since its start: `served`, `running`, `most_running`, `loads`, `num_bodies`."""
+        with urllib.request.urlopen(f"http://{self.address}/fake/state", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
     def num_running(self) -> int | None:
-        return None
+        """See ServerUnderTest."""
+        return int(self.state()["running"])
 
 
 @contextmanager

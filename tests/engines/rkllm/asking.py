@@ -46,14 +46,25 @@ async def loaded(
     fake: FakeRkllama, *, model: str = MODELS[0], free_s: float = 5.0, context_limit: int = 0, **options: str
 ) -> AsyncIterator[RkllmEngine]:
     """An engine that has loaded a model of the server, which runs meanwhile."""
-    async with serving(fake) as address:
-        engine = RkllmEngine(free_s=free_s)
-        served = ServedModel("m", "rkllm", address, model, context_limit=context_limit)
-        try:
-            await engine.load(WholeLoadRequest(served, options), lambda done, total: None)
-            yield engine
-        finally:
-            await engine.close()
+    async with (
+        serving(fake) as address,
+        loaded_at(address, model=model, free_s=free_s, context_limit=context_limit, **options) as engine,
+    ):
+        yield engine
+
+
+@asynccontextmanager
+async def loaded_at(
+    address: str, *, model: str = MODELS[0], free_s: float = 5.0, context_limit: int = 0, **options: str
+) -> AsyncIterator[RkllmEngine]:
+    """An engine that has loaded a model of the server at an address."""
+    engine = RkllmEngine(free_s=free_s)
+    served = ServedModel("m", "rkllm", address, model, context_limit=context_limit)
+    try:
+        await engine.load(WholeLoadRequest(served, options), lambda done, total: None)
+        yield engine
+    finally:
+        await engine.close()
 
 
 async def answer(engine: RkllmEngine, request: TextRequest) -> Got:

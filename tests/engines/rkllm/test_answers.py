@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
 import pytest
+from exo_mesh_rkllm.exchange import MAX_LINES
 
 from exo_mesh.domain.request import FinishReason, SamplingParams
 from exo_mesh.errors import ContextLengthError, InputError, ModelError, OverloadError
@@ -192,6 +194,17 @@ async def test_a_missing_model_is_named_with_those_that_exist() -> None:
     with pytest.raises(ModelError, match=r"no model nowhere; it has Qwen3-1\.7B, TinyLlama 1\.1B"):
         async with loaded(FakeRkllama(), model="nowhere"):
             pass
+
+
+async def test_an_answer_that_is_longer_than_the_buffer_reaches_a_slow_reader_whole() -> None:
+    words = " ".join(f"w{index}" for index in range(4 * MAX_LINES))
+    got = []
+    async with loaded(FakeRkllama()) as engine:
+        async for event in engine.generate(chat(f"say: {words}", 10_000)):
+            got.append(getattr(event, "text", ""))
+            if len(got) == 2:
+                await asyncio.sleep(0.1)  # the server fills the buffer meanwhile
+    assert "".join(got) == words
 
 
 async def test_a_cancelled_answer_that_gave_nothing_leaves_the_engine_usable() -> None:

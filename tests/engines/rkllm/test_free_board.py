@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
+from exo_mesh_rkllm.board_lock import BoardLock
 
-from exo_mesh.errors import EngineError, OverloadError, StageLostError
-from tests.engines.rkllm.asking import answer, begin, chat, loaded
-from tests.support.fake_rkllama import MODELS, TODAY, FakeRkllama, Quirk
+from exo_mesh.errors import EngineError, MeshError, OverloadError, StageLostError
+from tests.engines.rkllm.asking import answer, begin, chat, loaded, loaded_at
+from tests.support.fake_rkllama import MODELS, TODAY, FakeRkllama, Quirk, serving
 
 QUESTION = "Tell me of the lamp."
 
@@ -60,6 +62,52 @@ async def test_after_a_lost_connection_the_model_is_loaded_again() -> None:
         fake.quirks = TODAY
         assert (await answer(engine, chat("say: back"))).text() == "back"
     assert fake.loads == [MODELS[0]] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="boards run Linux")
+async def test_two_models_of_a_board_compute_one_after_the_other() -> None:
+    fake = FakeRkllama(token_s=0.002)
+    async with (
+        serving(fake) as address,
+        loaded_at(address) as first,
+        loaded_at(address, model=MODELS[1]) as second,
+    ):
+        got = await asyncio.gather(answer(first, chat("say: a b c")), answer(second, chat("say: x y z")))
+        assert [one.text() for one in got] == ["a b c", "x y z"]
+        await begin(first.generate(chat(QUESTION)))
+        assert (await answer(second, chat("say: later"))).text() == "later", "after the cancelled answer has ended"
+    assert fake.most_running == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="boards run Linux")
+async def test_a_board_that_another_model_uses_for_long_is_busy() -> None:
+    fake = FakeRkllama(token_s=0.02)
+    async with (
+        serving(fake) as address,
+        loaded_at(address) as first,
+        loaded_at(address, model=MODELS[1], free_s=0.05) as second,
+    ):
+        await begin(first.generate(chat(QUESTION)))
+        with pytest.raises(OverloadError, match="for another model"):
+            await answer(second, chat("say: early"))
+
+
+async def test_every_end_of_an_answer_frees_the_board_for_others() -> None:
+    fake = FakeRkllama()
+    async with serving(fake) as address, loaded_at(address) as engine:
+        lock, other = BoardLock(address), BoardLock(address)
+        for quirk in (Quirk.GARBAGE, Quirk.DIES, Quirk.ABORT_TEXT):
+            fake.quirks = {quirk}
+            with pytest.raises(MeshError):
+                await answer(engine, chat(QUESTION))
+        fake.quirks = TODAY
+        assert (await answer(engine, chat("say: x", stops=("x",)))).text() == ""
+        await begin(engine.generate(chat(QUESTION)))
+    assert lock.acquire(), "a closed engine holds nothing"
+    assert sys.platform != "linux" or not other.acquire()
+    lock.release()
+    assert other.acquire()
+    other.release()
 
 
 async def test_a_closed_engine_refuses_and_can_be_closed_twice() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from exo_mesh_rkllm.answer import BoardAnswer
 from exo_mesh_rkllm.replies import Chunk, is_not_loaded, read_chunks, refusal
 from exo_mesh_rkllm.thinking import ThoughtSplitter
 from exo_mesh_rkllm.tool_calls import MAX_ARGUMENTS, arguments_text
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError, OverloadError
@@ -134,6 +136,40 @@ def test_the_tokens_of_a_whole_answer_are_chunks_and_an_end() -> None:
 def test_a_line_of_another_form_is_an_engine_error(line: bytes) -> None:
     with pytest.raises(EngineError):
         read_chunks(line)
+
+
+KEYS = (
+    "message", "content", "thinking", "tool_calls", "function", "name", "arguments", "id", "done", "response", "tokens",
+    "choices", "delta", "text", "usage", "finish_reason", "reasoning_content", "eval_count", "eval_duration", "error",
+    "detail",
+)  # fmt: skip
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.just("<think>"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), anything, max_size=5), max_size=4))
+def test_whatever_a_server_sends_is_an_answer_or_one_of_our_errors(values: list[dict[str, Any]]) -> None:
+    answer = BoardAnswer(2, ("a",), context_limit=3)
+    with contextlib.suppress(MeshError):
+        pieces = [
+            piece
+            for value in values
+            for chunk in read_chunks(json.dumps(value).encode())
+            for piece in answer.push(chunk)
+        ]
+        pieces += answer.flush()
+        answer.end()
+        assert all(type(part) is str for piece in pieces for part in (piece.text, piece.name, piece.call_id))
+        assert all(piece.text for piece in pieces)
 
 
 def test_an_error_in_a_stream_is_that_error() -> None:
