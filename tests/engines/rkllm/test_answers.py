@@ -198,12 +198,12 @@ async def test_a_missing_model_is_named_with_those_that_exist() -> None:
 
 async def test_an_answer_that_is_longer_than_the_buffer_reaches_a_slow_reader_whole() -> None:
     words = " ".join(f"w{index}" for index in range(4 * MAX_LINES))
-    got = []
-    async with loaded(FakeRkllama()) as engine:
+    got, fake = [], FakeRkllama()
+    async with loaded(fake) as engine, asyncio.timeout(10):
         async for event in engine.generate(chat(f"say: {words}", 10_000)):
             got.append(getattr(event, "text", ""))
-            if len(got) == 2:
-                await asyncio.sleep(0.1)  # the server fills the buffer meanwhile
+            while fake.num_running:
+                await asyncio.sleep(0.01)
     assert "".join(got) == words
 
 

@@ -151,11 +151,11 @@ anything = st.recursive(
     | st.text(max_size=5)
     | st.just("<think>"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
-    max_leaves=12,
+    max_leaves=8,
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), anything, max_size=5), max_size=4))
 def test_whatever_a_server_sends_is_an_answer_or_one_of_our_errors(values: list[dict[str, Any]]) -> None:
     answer = BoardAnswer(2, ("a",), context_limit=3)
