@@ -26,7 +26,7 @@ from exo_mesh_rkllm.replies import is_not_loaded, read_chunks
 from exo_mesh_rkllm.server import LOAD_S, RkllamaServer, new_session
 
 CHECK_S = 2.0
-CLOSE_S = 2.0
+CLOSE_S = 0.5
 FREE_S = 60.0
 """A request waits at most this long for the end of an answer that nobody reads any more, and as long for the answer of
 another model of the same board."""

@@ -48,7 +48,8 @@ def served_models(
     for served in names:
         facts = local.get(served, ModelfileFacts())
         name = options.names.get(served) or mesh_name(served)
-        same = options.stands_for.get(served) or options.stands_for.get(facts.tokenizer, "")
+        keys = (name, served, facts.tokenizer)
+        same = next((options.stands_for[key] for key in keys if key in options.stands_for), "")
         model = ServedModel(name, "rkllm", options.server, served, same, facts.context_limit, SLOTS)
         if name:
             found.setdefault(name, model)

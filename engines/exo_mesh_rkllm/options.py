@@ -29,9 +29,9 @@ class RkllmOptions:
     """The parsed options.
 
     host, port: where RKLLAMA listens. models_dir: its directory of models, if that is on this machine. names: the name
-    in the mesh of a model, by the server's name. stands_for: the model of the mesh that a model is equal to, by the
-    server's name or by its HUGGINGFACE_PATH. first_token_s, answer_s: longest waits for the first token and for a whole
-    answer.
+    in the mesh of a model, by the server's name. stands_for: the model of the mesh that a model is equal to, by its
+    name in the mesh or at the server, or by its HUGGINGFACE_PATH. first_token_s, answer_s: longest waits for the first
+    token and for a whole answer.
     """
 
     host: str = DEFAULT_HOST

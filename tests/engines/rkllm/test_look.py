@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from exo_mesh_rkllm import provider
 from exo_mesh_rkllm.board import describe_board
 from exo_mesh_rkllm.look import LOOK_S, look, mesh_name, served_models
 from exo_mesh_rkllm.modelfile import MAX_BYTES, ModelfileFacts, parse_modelfile, read_models
 from exo_mesh_rkllm.options import MOST_MODELS, RkllmOptions, names_a_server, parse_options
+from exo_mesh_rkllm.provider import RkllmProvider
 
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.errors import InputError
@@ -78,12 +78,13 @@ def test_the_provider_says_what_it_found_or_what_would_help(monkeypatch: pytest.
     monkeypatch.setattr("exo_mesh_rkllm.board.describe_board", lambda: "")
     monkeypatch.delenv("RKLLM_SERVER_HOST", raising=False)
     monkeypatch.delenv("RKLLM_SERVER_PORT", raising=False)
-    look = provider.availability()
-    assert not look.available and "RK3588" in look.reason and "host=HOST" in look.remedy
+    own = RkllmProvider()
+    look = own.availability()
+    assert not look.available and "RK3588" in look.reason and "--rkllm-server-host" in look.remedy
     monkeypatch.setenv("RKLLM_SERVER_HOST", "board.lan")
-    assert provider.availability().available
+    assert own.availability().available
     monkeypatch.setattr("exo_mesh_rkllm.board.describe_board", lambda: "NPU of the RK3588")
-    look = provider.availability()
+    look = own.availability()
     assert (look.reason, look.compute, look.preference, look.dtypes) == ("NPU of the RK3588", "npu", -1, ())
 
 
@@ -140,6 +141,16 @@ async def test_a_server_that_says_nothing_is_down_after_a_while(monkeypatch: pyt
     assert LOOK_S <= 2, "the contract's deadline"
 
 
+async def test_elsewhere_the_engine_is_available_while_a_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh_rkllm.board.describe_board", lambda: "")
+    monkeypatch.setattr("exo_mesh_rkllm.look.describe_board", lambda: "")
+    own = RkllmProvider()
+    async with serving(FakeRkllama()) as address:
+        assert len(await own.look(options_of(address))) == 1
+        assert own.availability().available
+        assert not await own.look({}) and not own.availability().available
+
+
 async def test_elsewhere_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exo_mesh_rkllm.look.describe_board", lambda: "")
     monkeypatch.delenv("RKLLM_SERVER_HOST", raising=False)
@@ -179,7 +190,7 @@ def test_a_modelfile_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_models_get_names_that_the_mesh_allows_and_stand_for_others_only_if_told() -> None:
     local = {"dir one": ModelfileFacts(tokenizer="Qwen/Qwen3-1.7B", context_limit=7)}
-    options = RkllmOptions(names={"x": "org/own"}, stands_for={"Qwen/Qwen3-1.7B": "qwen3-1.7b", "x": "other"})
+    options = RkllmOptions(names={"x": "org/own"}, stands_for={"Qwen/Qwen3-1.7B": "qwen3-1.7b", "org/own": "other"})
     models = {one.served_name: one for one in served_models(["dir one", "x", "???", "dir-one"], local, options)}
     assert {name: (one.name, one.stands_for) for name, one in models.items()} == {
         "dir one": ("dir-one", "qwen3-1.7b"),
