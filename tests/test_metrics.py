@@ -23,7 +23,7 @@ FACTS = ModelFacts("llama", "bfloat16", 16)
 
 def families() -> list[MetricFamily]:  # type: ignore[type-arg]
     metrics = Metrics()
-    parts = (metrics, metrics.requests, metrics.stages, metrics.hardware)
+    parts = (metrics, metrics.requests, metrics.stages, metrics.hardware, metrics.rkllm)
     return [one for part in parts for one in vars(part).values() if isinstance(one, MetricFamily)]
 
 

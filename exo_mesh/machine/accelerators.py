@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.engine.contract import Compute
+from exo_mesh.engine.rockchip import chip_of, npu_words
 from exo_mesh.machine.memory import MemoryReading
 
 VRAM_SHARE = 0.9
@@ -106,7 +107,7 @@ def accelerator_for(compute: Compute, machine: Machine, system: MemoryReading) -
         return Accelerator("gpu", machine.cpu, apple_reading(system, machine.wired_limit_bytes))
     if compute == "npu" and machine.board is not None:
         why = f"the NPU of the {machine.board.chip} shares {system.why}"
-        return Accelerator("npu", machine.board.name, replace(system, why=why))
+        return Accelerator("npu", f"{machine.board.name}: {npu_words(machine.board.chip)}", replace(system, why=why))
     name = machine.board.name if machine.board is not None and not machine.cpu else machine.cpu
     return Accelerator("cpu", name, system)
 
@@ -176,16 +177,11 @@ def parse_amd(name: str, files: Mapping[str, str], gpu_metrics: bytes = b"") -> 
 
 def parse_device_tree(model: bytes, compatible: bytes) -> Board | None:
     """Reads a Rockchip board with an NPU from /proc/device-tree: strings that end with a zero byte; None for others."""
-    names = [part.decode(errors="replace") for part in compatible.split(b"\0") if part]
-    chips = [name.partition(",")[2] for name in names if name.startswith("rockchip,rk35")]
-    chip = next((chip for chip in reversed(chips) if chip in NPU_CHIPS), None)
-    if chip is None:
+    chip = chip_of(compatible)
+    if not chip:
         return None
-    return Board(model.split(b"\0")[0].decode(errors="replace") or names[0], chip.removesuffix("s"))
-
-
-NPU_CHIPS = ("rk3562", "rk3566", "rk3568", "rk3576", "rk3588", "rk3588s")
-"""Rockchip chips that have an NPU with a driver in Linux, as device trees name them."""
+    name = (model or compatible).split(b"\0")[0].decode(errors="replace")
+    return Board(name, chip)
 
 
 def parse_cpu_name(cpuinfo: str) -> str:

@@ -15,6 +15,7 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.telemetry.families import Counters, Gauges, Histograms, Infos, MetricFamily
 from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 from exo_mesh.telemetry.request_metrics import RequestMetrics
+from exo_mesh.telemetry.rkllm_metrics import RkllmMetrics
 from exo_mesh.telemetry.stage_metrics import StageMetrics
 
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
@@ -34,20 +35,22 @@ count an event that creates its series."""
 
 
 class Metrics:
-    """All metric families of a node, in `registry`. requests, stages, hardware: families of these subjects."""
+    """All metric families of a node, in `registry`. requests, stages, hardware, rkllm: families of these
+    subjects."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self.requests = RequestMetrics()
         self.stages = StageMetrics(clock)
         self.hardware = HardwareMetrics()
+        self.rkllm = RkllmMetrics()
         self._init_runners_and_recoveries()
         self._init_models()
         self._init_node()
         self.registry = CollectorRegistry()
         self.registry.register(self.hardware)  # first: it sets the series of the families below
         self._families: list[MetricFamily[Any]] = []
-        for part in (self.requests, self.stages, self.hardware, self):
+        for part in (self.requests, self.stages, self.hardware, self.rkllm, self):
             for family in vars(part).values():
                 if isinstance(family, MetricFamily):
                     self._families.append(family)

@@ -11,6 +11,7 @@ from exo_mesh_dummy.engine import DummyOptions
 from exo_mesh_mlx.options import check_options
 from exo_mesh_numpy.options import NumpyOptions
 from exo_mesh_openai.options import OPTIONS as OPENAI_OPTIONS
+from exo_mesh_rkllm.options import RkllmOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "reference" / "engines"
@@ -40,5 +41,6 @@ def test_the_options_on_each_page_are_those_of_the_code() -> None:
     assert documented_options("mlx") == set()
     assert documented_options("torch") == torch_options()
     assert documented_options("numpy") == {field.name for field in fields(NumpyOptions)}
+    assert documented_options("rkllm") == {field.name for field in fields(RkllmOptions)}
     assert documented_options("dummy") == {field.name for field in fields(DummyOptions)}
     assert documented_options("openai") == set(OPENAI_OPTIONS)

@@ -177,6 +177,15 @@ def test_a_rockchip_board_is_known_by_its_device_tree() -> None:
     assert orange is not None and orange.chip == "rk3588"
     assert parse_device_tree(b"Raspberry Pi 5 Model B Rev 1.0\0", b"raspberrypi,5-model-b\0brcm,bcm2712\0") is None
     assert parse_device_tree(b"", b"") is None
+    assert parse_device_tree(b"", b"radxa,rock-3a\0rockchip,rk3568\0") == Board("radxa,rock-3a", "rk3568")
+
+
+@pytest.mark.parametrize(
+    ("chip", "words"), [("rk3576", "NPU of the RK3576, 6 TOPS INT8"), ("rk3568", "NPU of the RK3568")]
+)
+def test_an_npu_is_described_with_its_speed_where_that_is_known(chip: str, words: str) -> None:
+    npu = accelerator_for("npu", Machine("", board=Board("a board", chip)), SYSTEM)
+    assert npu.name == f"a board: {words}"
 
 
 def test_an_engines_compute_leads_to_its_device() -> None:
@@ -191,6 +200,7 @@ def test_an_engines_compute_leads_to_its_device() -> None:
         "metal": "cpu",
     }
     assert found["npu"].memory.total_bytes == SYSTEM.total_bytes
+    assert found["npu"].name == "Radxa ROCK 5B: NPU of the RK3588, 6 TOPS INT8"
     assert [one.kind for one in devices(machine, SYSTEM, ["cuda", "cuda"])] == ["gpu", "cpu"]
 
 

@@ -91,10 +91,16 @@ def work_through_a_loss(peers: list[Peer]) -> None:
         assert [answer.result(60) for answer in answers] == [120] * 6
 
 
+NO_BOARD = "exo_mesh_rkllm_server_up"
+"""A metric without a series here: no node of this test has a board."""
+
+
 def silent(prometheus: Prometheus) -> set[str]:
     """Queries without a series now. What stands after `or vector(0)` is left out: that always returns one."""
     found = set()
     for target in targets():
+        if NO_BOARD in target.expr:
+            continue
         expr = filled_in(target.expr, WINDOW).replace(" or vector(0)", "")
         if not prometheus.query(expr):
             found.add(target.name)

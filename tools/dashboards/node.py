@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.dashboards.boards import Board, Panel, Query, Row, events, rate, series, total
+from tools.dashboards.boards import Board, Panel, Query, Row, events, quantiles, rate, series, total
 
 _WHAT = (
     Panel(
@@ -248,6 +248,29 @@ _POWER = (
     ),
 )
 
+_BOARDS = (
+    Panel(
+        "RKLLAMA answers",
+        "1 while RKLLAMA beside the node answers. Without it the node serves none of the board's models.",
+        "bool_yes_no",
+        (Query(series("exo_mesh_rkllm_server_up"), "{{node}} {{server}}"),),
+        kind="state-timeline",
+        height=6,
+    ),
+    Panel(
+        "Time of an answer",
+        "From a request to RKLLAMA to the end of its answer. A board computes one request at a time.",
+        "s",
+        quantiles("exo_mesh_rkllm_inference_duration_seconds"),
+    ),
+    Panel(
+        "Time to load a model",
+        "Until RKLLAMA has a model ready. It is short if the model was loaded already.",
+        "s",
+        quantiles("exo_mesh_rkllm_model_load_duration_seconds"),
+    ),
+)
+
 _MACHINE = (
     Panel(
         "CPU of the machine",
@@ -290,12 +313,13 @@ _MACHINE = (
 NODE = Board(
     "node",
     "exo-mesh: node",
-    "Each node's versions, memory, disk, process, downloads and machine.",
+    "Each node's versions, memory, disk, process, downloads, boards and machine.",
     (
         Row("What it is", _WHAT),
         Row("Memory and disk", _MEMORY),
         Row("Process", _PROCESS),
         Row("Downloads", _DOWNLOADS),
+        Row("RKLLM boards", _BOARDS),
         Row("Power and accelerators", _POWER),
         Row("Machine", _MACHINE),
     ),
