@@ -46,7 +46,7 @@ def error_of_value(status: int, value: object, where: str, retry_after: str = ""
     message, words = _message(value)
     said = f"the model server {where} says: {message}" if message else f"the model server {where} answers {status}"
     if status in (401, 403):
-        return EngineError(f"{said} (status {status}); set the engine option key_file to a file with its key")
+        return EngineError(f"{said} (status {status}); put its key into a file and name it with --openai-key-file")
     if 300 <= status < 400:
         return EngineError(
             f"the model server {where} redirects (status {status}); name the address that it redirects to"

@@ -461,10 +461,13 @@ class StageHost:
             if lease.ready and not lease.plan.takes_text:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
                 self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, steps)
+            if lease.plan.takes_text:
+                self._metrics.rkllm.note_answers(lease.stage.engine, before, beat)
             before = beat  # not a copy into one message: its arena would grow with each copy
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
                 _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)
+                self._metrics.rkllm.note_load(lease.stage.engine, runner.board.load_s)
                 self._starter.pace.started(runner.started_s)
                 self._starter.pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
             lease.ready = runner.board.ready

@@ -302,12 +302,13 @@ class Placer:
         unfetched: FetchError | None = None
         give_up_at = asyncio.get_running_loop().time() + FIGURES_S
         while True:
+            silent = self._pool.without_figures(card, spec)
             try:
                 reserved = await self._reserve(card, spec, instance_id, above)
             except PlacementError as exc:
                 if unfetched is not None:  # more informative than the refusal of the other peers
                     raise unfetched from None
-                if await self._hear_figures(card, spec, give_up_at):
+                if await self._hear_figures(card, spec, give_up_at, silent):
                     continue
                 raise await self.judge(card, spec, exc) from exc
             plan, began = reserved.plan, monotonic()
@@ -469,9 +470,14 @@ class Placer:
         """See CandidatePool.candidates."""
         return self._pool.candidates(card, spec, may_fetch=may_fetch)
 
-    async def _hear_figures(self, card: ModelCard, spec: InstanceSpec, give_up_at: float) -> bool:
-        """Wait for the telemetry of peers that could take part; True as soon as some of it has arrived."""
+    async def _hear_figures(
+        self, card: ModelCard, spec: InstanceSpec, give_up_at: float, silent: Sequence[PeerInfo]
+    ) -> bool:
+        """Wait for the telemetry of peers that could take part; True as soon as some of it has arrived. silent: the peers
+        without telemetry when the plan was solved."""
         missing = self._pool.without_figures(card, spec)
+        if missing != silent:
+            return asyncio.get_running_loop().time() < give_up_at
         while missing and asyncio.get_running_loop().time() < give_up_at:
             await self._membership.changed.wait(0.2)
             if self._pool.without_figures(card, spec) != missing:

@@ -21,7 +21,7 @@ from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.models.mixing import Mixing
 from exo_mesh.models.profiles import Profiles
 from exo_mesh.models.selftests import SelfTests
-from exo_mesh.models.served import ServedModels
+from exo_mesh.models.served import OnReports, ServedModels
 from exo_mesh.models.server_options import server_options
 from exo_mesh.models.surveys import Surveys
 from exo_mesh.models.text_cache import TextCache
@@ -79,15 +79,16 @@ class ModelParts:
         disk: Disk,
         credentials: CredentialSource | None,
         on_change: Callable[[], Awaitable[None]],
+        on_reports: OnReports,
     ) -> ModelParts:
-        """on_change: publishes which models are here now."""
+        """on_change: publishes which models are here now. on_reports: see ServedModels."""
         home, options = settings.home, settings.engine_options
         directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
         shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)
         store = StoreRules.of(settings, membership.own.id)
         root = settings.store if store.is_here and settings.store is not None else home / "models"
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
-        served = ServedModels(registry, membership, server_options(settings, registry))
+        served = ServedModels(registry, membership, server_options(settings, registry), on_reports)
         catalogue = Catalogue(ModelStore(tuple(places)), membership, shelf, served)
         exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes, root)
         files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk, is_store=store.is_here)

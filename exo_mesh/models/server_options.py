@@ -25,8 +25,8 @@ def _openai(settings: Settings) -> dict[str, str]:
     found = {"servers": ",".join(settings.openai_servers)} if settings.openai_servers else {}
     if settings.openai_key_file is not None:
         found["key_file"] = str(settings.openai_key_file)
-    if settings.llama_server is not None:
-        found["binary"] = str(settings.llama_server)
+    if settings.llama_server:
+        found["binary"] = settings.llama_server
         found["models_dir"] = ",".join(map(str, (*settings.models_dirs, settings.home / "models")))
     return found
 

@@ -35,6 +35,7 @@ from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.ring_energy import keep_ring_energy
 from exo_mesh.hosting.runner_starter import HostLimits
+from exo_mesh.inspection.describe import describe_instance, peers_of
 from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
@@ -54,8 +55,8 @@ from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.node.control_service import ControlService
-from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_awake, keep_house, keep_rdma_ports
 from exo_mesh.node.model_desk import ModelDesk
@@ -125,7 +126,13 @@ class Node:
         sharing = SharingParts.at(settings, origins, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
         self._models = models = ModelParts.at(
-            settings, registry, self.membership, machine.disk, credentials, self._announce_models
+            settings,
+            registry,
+            self.membership,
+            machine.disk,
+            credentials,
+            self._announce_models,
+            shown_in(metrics.rkllm),
         )
         local = LocalModels(
             models.catalogue.local_card,

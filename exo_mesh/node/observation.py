@@ -12,12 +12,7 @@ from exo_mesh.clock import monotonic
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
-from exo_mesh.inspection.desk import Inspection
-from exo_mesh.instances.instances import Instances
-from exo_mesh.instances.stage_phases import with_phases
-from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.service import Membership
-from exo_mesh.node.describe import (
+from exo_mesh.inspection.describe import (
     describe_beat,
     describe_cables,
     describe_peer_memory,
@@ -26,6 +21,11 @@ from exo_mesh.node.describe import (
     describe_topology,
     describe_view,
 )
+from exo_mesh.inspection.desk import Inspection
+from exo_mesh.instances.instances import Instances
+from exo_mesh.instances.stage_phases import with_phases
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.service import Membership
 from exo_mesh.node.health import Health
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings

@@ -93,7 +93,7 @@ class Settings:
     model_engines: dict[str, str] = field(default_factory=dict)
     openai_servers: tuple[str, ...] = ()
     openai_key_file: Path | None = None
-    llama_server: Path | None = None
+    llama_server: str = ""
     rkllm_server_host: str = ""
     rkllm_server_port: int = 0
     stands_for: dict[str, str] = field(default_factory=dict)
@@ -366,7 +366,7 @@ _ENGINES = (
             separator=","),
     Setting("openai_key_file", "FILE", "file with the API key of the servers of --openai-server", values.path),
     Setting("llama_server", "FILE", "the program llama-server; this node starts it for GGUF files in --models-dir",
-            values.path),
+            values.matching(r"\S.*", "a program such as llama-server, or its path")),
     Setting("rkllm_server_host", "ADDRESS", "address of a RKLLAMA server; by default one on an RK3588 or RK3576 board",
             values.matching(r"\S+", "an address or host name")),
     Setting("rkllm_server_port", "PORT", "port of the RKLLAMA server; 0 = 8080", _PORT, toml=(int,)),

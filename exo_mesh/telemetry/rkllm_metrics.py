@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.telemetry.families import Gauges, Histograms
 from exo_mesh.telemetry.request_metrics import LATENCY_BOUNDS_S
+
+MAX_AT_ONCE = 64
+"""Most answers that are counted for one heartbeat, which comes twice a second."""
 
 ENGINE = "rkllm"
 """The engine whose figures are shown here; those of other engines are ignored."""
@@ -41,10 +45,13 @@ class RkllmMetrics:
         for server, up in is_up.items():
             self.server_up.labels(server).set(float(up))
 
-    def note_answer(self, engine: str, duration_s: float) -> None:
-        """Counts an answer that has ended, however it ended."""
-        if engine == ENGINE:
-            self.inference_duration.observe(duration_s)
+    def note_answers(self, engine: str, before: Heartbeat, now: Heartbeat) -> None:
+        """Counts the answers that have ended between two heartbeats, with their mean time: a board computes one at a
+        time, so there is rarely more than one."""
+        ended = now.prompts - before.prompts
+        if engine == ENGINE and ended > 0:
+            for _ in range(min(ended, MAX_AT_ONCE)):
+                self.inference_duration.observe((now.busy_s - before.busy_s) / ended)
 
     def note_load(self, engine: str, duration_s: float) -> None:
         """Counts a model that an engine has made ready."""

@@ -189,7 +189,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         engine_options={"a": "1", "b": "x=y"},
         openai_servers=("http://127.0.0.1:8000", "https://box:1/v1"),
         openai_key_file=Path("/k/openai"),
-        llama_server=Path("/usr/bin/llama-server"),
+        llama_server="/usr/bin/llama-server",
         rkllm_server_host="board",
         rkllm_server_port=8081,
         stands_for={"served": "a/b"},

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from exo_mesh.engine.contract import LibraryMemory
 from exo_mesh.hosting.status_board import StageBeat
-from exo_mesh.node.describe import describe_stage_memory
+from exo_mesh.inspection.describe import describe_stage_memory
 from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.proto.runner_pb2 import LibraryMemory as LibraryMessage
 

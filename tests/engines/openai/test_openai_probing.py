@@ -63,7 +63,7 @@ async def test_models_of_lm_studio_have_the_context_they_are_loaded_with() -> No
 
 @pytest.mark.parametrize(
     ("switch", "says"),
-    [("needs-key", "key_file"), ("redirect", "redirects"), ("no-such-path", "no OpenAI-style server"),
+    [("needs-key", "--openai-key-file"), ("redirect", "redirects"), ("no-such-path", "no OpenAI-style server"),
      ("loading", "loading its model")],
 )  # fmt: skip
 async def test_a_server_that_gives_no_models_is_down_for_a_reason(switch: str, says: str) -> None:
