@@ -52,8 +52,15 @@ SGLANG = ServerKind(
     continues="final-message",
     slots=64,
 )
+EXO_MESH = ServerKind(
+    "exo-mesh",
+    sampling={"top_k": "top_k", "min_p": "min_p", "repetition_penalty": "repetition_penalty"},
+    takes_template_kwargs=True,
+    continues="final-message",
+    slots=32,
+)
 OLLAMA = ServerKind("Ollama", takes_logit_bias=False)
 LM_STUDIO = ServerKind("LM Studio", sampling={"top_k": "top_k", "repetition_penalty": "repeat_penalty"})
 OTHER = ServerKind("an OpenAI-style server", most_stops=4)
 
-KINDS = (LLAMA_SERVER, VLLM, SGLANG, OLLAMA, LM_STUDIO, OTHER)
+KINDS = (LLAMA_SERVER, VLLM, SGLANG, EXO_MESH, OLLAMA, LM_STUDIO, OTHER)

@@ -12,7 +12,16 @@ from exo_mesh.errors import EngineError, MeshError, ModelError, OverloadError, S
 from exo_mesh_openai.body import Continuing
 from exo_mesh_openai.client import JsonReply, ServerClient
 from exo_mesh_openai.failures import error_of_value
-from exo_mesh_openai.kinds import LLAMA_SERVER, LM_STUDIO, OLLAMA, OTHER, SGLANG, VLLM, ServerKind
+from exo_mesh_openai.kinds import (
+    EXO_MESH,
+    LLAMA_SERVER,
+    LM_STUDIO,
+    OLLAMA,
+    OTHER,
+    SGLANG,
+    VLLM,
+    ServerKind,
+)
 
 MAX_MODELS = 256
 """Models of one server that the mesh knows; a server with more has a catalogue of models that are not all on disk."""
@@ -22,7 +31,7 @@ MAX_NAME = 500
 OLLAMA_CONTEXT = 4096
 """The smallest context that Ollama gives a model by default. It cuts longer prompts without saying so."""
 
-_OWNERS: Mapping[str, ServerKind] = {"llamacpp": LLAMA_SERVER, "vllm": VLLM, "sglang": SGLANG}
+_OWNERS: Mapping[str, ServerKind] = {"llamacpp": LLAMA_SERVER, "vllm": VLLM, "sglang": SGLANG, "exo-mesh": EXO_MESH}
 """What these servers write into `owned_by` of each model."""
 
 _PROBE = "a text that a template repeats"
@@ -86,6 +95,8 @@ async def find_server(client: ServerClient, shown: ShownModels | None = None) ->
     kind = next((kind for owner, kind in _OWNERS.items() if owner in owners), None)
     if kind is LLAMA_SERVER:
         return FoundServer(kind, await _of_llama_server(client, known))
+    if kind is EXO_MESH:
+        return FoundServer(kind, _of_a_mesh(known))
     if kind is VLLM or kind is SGLANG:
         return FoundServer(kind, _plain(known))
     return await _by_their_own_api(client, known, shown or ShownModels())
@@ -189,6 +200,14 @@ async def _ask(client: ServerClient, path: str) -> JsonReply:
 
 def _plain(entries: Iterable[Mapping[str, Any]]) -> tuple[FoundModel, ...]:
     return tuple(FoundModel(entry["id"], _number(entry.get("max_model_len"))) for entry in entries)
+
+
+def _of_a_mesh(entries: Iterable[Mapping[str, Any]]) -> tuple[FoundModel, ...]:
+    """Models that the nodes of another mesh compute. Those that it only passes on to model servers are left out: two
+    meshes that name each other would pass a request on for ever."""
+    return tuple(
+        FoundModel(entry["id"], _number(entry.get("context_length"))) for entry in entries if not entry.get("served_by")
+    )
 
 
 def _of_lm_studio(entries: Iterable[Mapping[str, Any]], details: Iterable[object]) -> tuple[FoundModel, ...]:

@@ -473,8 +473,8 @@ class Placer:
     async def _hear_figures(
         self, card: ModelCard, spec: InstanceSpec, give_up_at: float, silent: Sequence[PeerInfo]
     ) -> bool:
-        """Wait for the telemetry of peers that could take part; True as soon as some of it has arrived. silent: the peers
-        without telemetry when the plan was solved."""
+        """Wait for the telemetry of peers that could take part; True as soon as some of it has arrived. silent: the
+        peers without telemetry when the plan was solved."""
         missing = self._pool.without_figures(card, spec)
         if missing != silent:
             return asyncio.get_running_loop().time() < give_up_at
