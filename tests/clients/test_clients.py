@@ -48,7 +48,7 @@ def python_client(name: str, url: str) -> Any:
     return _last_line([python, str(SCRIPTS / f"{name}_client.py"), url, MODEL], environ_of(python))
 
 
-def example(name: str, url: str, folder: Path) -> str:
+def example(name: str, url: str, folder: Path, model: str = MODEL) -> str:
     """What an example of a client prints, without the white space around it."""
     program = EXAMPLES / name
     if program.suffix == ".mjs":
@@ -57,12 +57,12 @@ def example(name: str, url: str, folder: Path) -> str:
             pytest.skip(f"{packages} is not set, or there is no node: a directory with node_modules is needed")
         (folder / "node_modules").symlink_to(Path(os.environ[packages]).resolve() / "node_modules")
         copied = shutil.copy(program, folder)  # node looks for packages beside the program
-        return _printed(["node", str(copied), url, MODEL], dict(os.environ)).strip()
+        return _printed(["node", str(copied), url, model], dict(os.environ)).strip()
     if name == "ask_curl.sh":
-        return _printed(["sh", str(program), url, MODEL], dict(os.environ)).strip()
+        return _printed(["sh", str(program), url, model], dict(os.environ)).strip()
     python = sys.executable if name == "ask_openai.py" else clients_python()
     runner = "sh" if program.suffix == ".sh" else python
-    return _printed([runner, str(program), url, MODEL], environ_of(python)).strip()
+    return _printed([runner, str(program), url, model], environ_of(python)).strip()
 
 
 def ai_sdk(url: str) -> Any:
