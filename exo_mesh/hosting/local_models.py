@@ -31,8 +31,8 @@ class LocalModels:
     card, find: may raise UnknownModelError or ModelError, and block. introduce: gets config, tokenizer and headers of a
     model, by name and digest, from peers if they are not here; may raise FetchError or ModelError. fetch: brings the
     weights for a stage of a plan, and reports its progress until they are here; may raise FetchError. served: the model
-    of this name that a model server beside this node serves, None if none does. server_options: the settings of a
-    whole-model engine.
+    of this name that a model server beside this node serves, None if none does. server_options: the settings of its
+    whole-model engine for it.
     """
 
     card: Callable[[str], ModelCard]
@@ -40,7 +40,7 @@ class LocalModels:
     introduce: Callable[[str, str], Awaitable[None]] = _fetch_nothing
     fetch: Callable[[Plan, int], AsyncGenerator[FetchStep, None]] = _all_is_here
     served: Callable[[str], ServedModel | None] = lambda name: None
-    server_options: Callable[[str], Mapping[str, str]] = lambda engine: {}
+    server_options: Callable[[ServedModel], Mapping[str, str]] = lambda model: {}
 
 
 async def refuse_misfit(

@@ -139,7 +139,7 @@ class RunnerStarter:
                 raise StageLostError(f"no model server beside this node serves {plan.model} any more")
             start.served.CopyFrom(served_to_proto(served))
             start.options.clear()
-            start.options.update(self._models.server_options(served.engine))
+            start.options.update(self._models.server_options(served))
         return start
 
     def _runner_limits(self, engine: str) -> RunnerLimits:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from exo_mesh.beat import next_beat
+from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
@@ -22,7 +23,7 @@ from exo_mesh.models.mixing import Mixing
 from exo_mesh.models.profiles import Profiles
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.served import OnReports, ServedModels
-from exo_mesh.models.server_options import server_options
+from exo_mesh.models.server_options import server_options, with_card
 from exo_mesh.models.surveys import Surveys
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.security.credentials import CredentialSource
@@ -52,6 +53,11 @@ class ModelParts:
     shelf: CardShelf
     profiles: Profiles
     served: ServedModels
+
+    def server_options(self, model: ServedModel) -> dict[str, str]:
+        """The settings of a whole-model engine for a model that it serves here, with what the model's card says."""
+        card = self.shelf.card(model.name) or self.shelf.card(model.stands_for)
+        return with_card(self.served.options(model.engine), card)
 
     async def keep_cards(self) -> None:
         """Reads the card files and the chat templates of new models every LOOK_EVERY_S, for ever."""

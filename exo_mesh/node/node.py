@@ -140,7 +140,7 @@ class Node:
             models.downloads.introduce,
             models.downloads.of_stage,
             models.served.here,
-            models.served.options,
+            models.server_options,
         )
         self.hub_token = models.exchange.hub_token
         self._hosting = hosting = HostingParts.at(

@@ -12,8 +12,9 @@ from exo_mesh.domain.whole.served import SERVED_DIGEST, ServedModel
 from exo_mesh.domain.whole.text_pieces import TextInput, text_of
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import PendingPlacementError, UnknownModelError
+from exo_mesh.models.cards.toml_card import read_card_text
 from exo_mesh.models.served import UNKNOWN_CONTEXT, served_card
-from exo_mesh.models.server_options import server_options
+from exo_mesh.models.server_options import server_options, with_card
 from exo_mesh.node.node import Node
 from tests.support.nodes import Machine, make_node, until
 
@@ -70,3 +71,17 @@ def test_options_reach_the_engine_that_they_name_and_no_other(tmp_path: Path) ->
     node = make_node(tmp_path, "n", Machine(), server_options={"dummy-text.words": "3", "other.words": "4"})
     options = server_options(node.settings, load_registry())
     assert options["dummy-text"] == {"words": "3"}
+
+
+def test_the_card_of_a_model_gives_a_supervised_server_its_speculation(tmp_path: Path) -> None:
+    text = 'id = "a/b"\n[runtime]\nserved_spec_type = "draft_simple"\nserved_spec_n_max = 8\n'
+    card = read_card_text(text + 'served_spec_draft_repo = "a/draft"\nserved_spec_draft_file = "d.gguf"\n', "card")
+    draft = tmp_path / "a" / "draft" / "d.gguf"
+    draft.parent.mkdir(parents=True)
+    draft.touch()
+    own = {"binary": "llama-server", "models_dir": f"/nowhere,{tmp_path}"}
+    flags = {"spec_type": "draft_simple", "spec_n_max": "8", "draft_model": str(draft)}
+    assert with_card(own, card) == own | flags
+    assert with_card({**own, "spec_type": "ngram"}, card)["spec_type"] == "ngram", "what the operator says wins"
+    assert with_card({"servers": "http://s:1"}, card) == {"servers": "http://s:1"}, "another's server has its own flags"
+    assert with_card(own, None) == own
