@@ -225,7 +225,8 @@ class Telemetry:
     loaded; None from a peer of an older version. temperature_c, power_w: 0 where they are unknown. frames: computed so
     far, by instance whose driver runs there. is_draining: the peer accepts no new work. hops: its paths to peers with
     which it shares a ring. hardware: power, temperature and utilization of its machine and accelerators. prompt_tokens:
-    computed so far, by instance whose driver runs there. entry_requests: None from a peer of an older version.
+    computed so far, by instance whose driver runs there. entry_requests: None from a peer of an older version. waiting:
+    requests in the queue, by instance whose driver runs there; slots: requests that it runs at once.
     """
 
     peer_id: str
@@ -250,3 +251,5 @@ class Telemetry:
     hardware: HardwareReading = NO_HARDWARE
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     entry_requests: EntryRequests | None = None
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)

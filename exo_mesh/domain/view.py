@@ -49,7 +49,8 @@ class InstanceState(StrEnum):
 class InstanceInfo:
     """A placed model as its owner describes it; endpoints ("host:port") and pids are per stage, in ring order.
 
-    adopted: the ballot by which the current owner took it over; its runners keep the ballot of their plan.
+    adopted: the ballot by which the current owner took it over; its runners keep the ballot of their plan. is_auto: the
+    mesh placed it by itself, because the requests of its model had to wait; it is given back when they no longer do.
     """
 
     plan: Plan
@@ -58,6 +59,7 @@ class InstanceInfo:
     pids: tuple[int, ...] = ()
     reason: str = ""
     adopted: Ballot = NO_BALLOT
+    is_auto: bool = False
 
     @property
     def ballot(self) -> Ballot:

@@ -53,6 +53,8 @@ def own_reading(
         hardware=hardware,
         prompt_tokens=host.prompt_tokens,
         entry_requests=entry_requests,
+        waiting=host.waiting,
+        slots=host.slots,
     )
 
 

@@ -184,6 +184,16 @@ class StageHost:
         """Requests that wait or run, by instance whose driver runs here."""
         return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}
 
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Requests in the queue, by instance whose driver runs here."""
+        return {stage.instance_id: stage.beat.queued for stage in self.beats() if stage.is_driver}
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Requests that run at once, by instance whose driver runs here."""
+        return {stage.instance_id: stage.beat.slots for stage in self.beats() if stage.is_driver and stage.beat.slots}
+
     def promised(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node has promised."""
         return self._reservations.promised(instance_id)

@@ -39,6 +39,7 @@ def describe_instance(
         "model_digest": plan.model_digest,
         "state": str(instance.state),
         "reason": instance.reason,
+        "automatic": instance.is_auto,
         "owner": owner,
         "ballot": [instance.ballot.counter, instance.ballot.proposer],
         "digest": plan.digest,

@@ -23,6 +23,10 @@ class IdleClock:
         """Set how long this instance may be idle from now on; negative: for ever. The last call wins."""
         self._wished_s[name] = idle_s
 
+    def is_kept(self, name: str) -> bool:
+        """Whether a client wants the instance to stay loaded for ever."""
+        return self._wished_s.get(name, 0.0) < 0
+
     def due(self, work: Mapping[str, tuple[int, int]], now: float) -> list[str]:
         """The instances to unload now; each is returned once. work: by instance, the number of requests that wait or
         run there, and the tokens generated so far."""

@@ -7,9 +7,8 @@ import contextlib
 import logging
 import random
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from exo_mesh.clock import Clock, monotonic
@@ -27,11 +26,12 @@ from exo_mesh.errors import (
     TransportError,
 )
 from exo_mesh.instances.avoided_rings import Distrust
+from exo_mesh.instances.choosing import InstanceChoice, Load
 from exo_mesh.instances.owned_rings import OwnedRings
 from exo_mesh.instances.placer import BallotBeatenError, Placer, StageFailedError
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
-from exo_mesh.instances.short_peers import refusal_of, short_members
+from exo_mesh.instances.short_peers import draining_members, refusal_of, short_members
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.membership.fences import FENCE_S, LEAP, Fence
@@ -97,15 +97,6 @@ def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What is known when an instance is chosen for a request. own: live requests of this entry peer, by instance.
-    tokens: the most tokens, prompt and output together, that the request may use."""
-
-    own: Counter[str] = field(default_factory=Counter)
-    tokens: int = 0
-
-
 def _as_grouped(plan: Plan, spec: InstanceSpec) -> bool:
     groups = groups_of(plan)
     if spec.groups:
@@ -149,6 +140,7 @@ class Instances:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._progress: dict[str, tuple[str, int, int]] = {}
         self._distrust = Distrust()
+        self.choice = InstanceChoice(membership, rng, clock)
         self._out_of_reach: set[str] = set()
         self._tasks = TaskOwner()
 
@@ -219,12 +211,13 @@ class Instances:
         return instance.plan.peer_ids[-1] in self._out_of_reach
 
     def ready_for(self, model: str, tokens: int = 0) -> list[InstanceInfo]:
-        """The instances that a request could run on now: those that can hold `tokens` tokens, if any, and among them
-        those without a peer that is short of memory, if any."""
+        """The instances that a request could run on now: those that can hold `tokens` tokens, if any; among them those
+        without a peer that is short of memory, if any; and among these those without a peer that drains, if any."""
         trusted = [one for one in self.of_model(model) if self.is_trusted(one)]
         ready = [one for one in trusted if one.plan.context_limit >= tokens] or trusted
         readings = self._membership.telemetry if len(ready) > 1 else {}
-        return [one for one in ready if not short_members(one.plan, readings)] or ready
+        roomy = [one for one in ready if not short_members(one.plan, readings)] or ready
+        return [one for one in roomy if not draining_members(one.plan, readings)] or roomy
 
     async def elsewhere(
         self, refused: InstanceInfo, refusal: MemoryPressureError, load: Load, *, may_place: bool = True
@@ -253,28 +246,17 @@ class Instances:
             text = refusal_of(refused.plan, short, peers, f"other peers cannot either: {exc}")
             raise MemoryPressureError(text, retry_after_s=max(SHORT_RETRY_S, refusal.retry_after_s)) from exc
 
-    def least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
-        """The instance with the fewest waiting and running requests: the larger of its driver's report, up to 1 s old,
-        and this node's own count. Ties go to the fewest own requests, then to a random instance, so that several entry
-        peers do not all choose the same one."""
-        said: Counter[str] = Counter()
-        for reading in self._membership.telemetry.values() if len(ready) > 1 else ():
-            said.update(reading.outstanding)
-
-        def busy(one: InstanceInfo) -> tuple[int, int]:
-            own = load.own[one.plan.instance_id]
-            return max(said[one.plan.instance_id], own), own
-
-        least = min(map(busy, ready))
-        return self._rng.choice([one for one in ready if busy(one) == least])
-
     async def ensure(self, spec: InstanceSpec, load: Load | None = None) -> InstanceInfo:
         """A ready instance that matches the spec: an existing one, or one that is placed now. Concurrent callers with
-        the same spec share one placement."""
-        load = load or Load()
+        the same spec share one placement. load: of the request that needs it; None if somebody asks for the instance
+        itself. An instance that is asked for is no longer given back by itself."""
+        is_asked, load = load is None and not spec.is_auto, load or Load()
         ready = [one for one in self.ready_for(spec.model, load.tokens) if suits(one, spec)]
         if ready:
-            return self.least_busy(ready, load)
+            best = self.choice.best([one for one in ready if one.plan.instance_id not in load.full] or ready, load)
+            if is_asked and best.is_auto:
+                self.keep_alive(best.plan.instance_id, -1.0)
+            return best
         flight = self._flight(spec)
         try:
             return await asyncio.shield(flight)
@@ -464,8 +446,10 @@ class Instances:
                 found = await self._placer.place(card, spec, instance_id, self._owned.above(instance_id), on_progress)
         finally:
             self._progress.pop(spec.model, None)
-        self._owned.take(*found)
-        return found[1]
+        monitor, instance = found
+        instance = replace(instance, is_auto=spec.is_auto or instance.is_auto)
+        self._owned.take(monitor, instance)
+        return instance
 
     async def _mend(
         self, spec: InstanceSpec, instance_id: str, on_progress: OnProgress
@@ -483,7 +467,8 @@ class Instances:
         if stale is not None:  # its watch would report this recovery as a loss
             await stale.close()
         try:
-            return await self._recoverer.recover(left.plan, above, on_progress, only_what_is_left=True)
+            monitor, instance = await self._recoverer.recover(left.plan, above, on_progress, only_what_is_left=True)
+            return monitor, replace(instance, is_auto=left.is_auto)
         except MeshError as exc:
             if stale is not None:
                 self._membership.put_instance(instance_id, None)

@@ -197,6 +197,7 @@ class OwnedRings:
         """Recover the rest of a ring that this node owns by the ballot `owned`; False if that fails. cause: of the
         loss, for the metrics."""
         instance_id = plan.instance_id
+        is_auto = self._is_auto(instance_id)
         try:
             monitor, instance = await self._recoverer.recover(
                 plan,
@@ -214,8 +215,22 @@ class OwnedRings:
         except MeshError as exc:
             _log.warning("%s could not be recovered: %s", instance_id, exc)
             return False
-        self.take(monitor, instance)
+        self.take(monitor, replace(instance, is_auto=is_auto))
         return True
+
+    def _is_auto(self, instance_id: str) -> bool:
+        """Whether the last known record of an instance says that the mesh placed it by itself."""
+        records = [one for _, one in self._records_of(instance_id)]
+        lapsed, _ = self._lapsed.get(instance_id, (None, 0.0))
+        known = [*records, *([] if lapsed is None else [lapsed])]
+        return bool(known) and max(known, key=lambda one: one.ballot).is_auto
+
+    def unload(self, instance_id: str) -> None:
+        """End an instance that this node owns and nobody uses, without a deletion fence: a later request may place it
+        again."""
+        monitor = self.monitors.pop(instance_id, None)
+        if monitor is not None:
+            self._start_end(monitor, for_good=True)
 
     def take(self, monitor: RingMonitor, instance: InstanceInfo) -> None:
         """Become the owner of a ring that is ready: watch it and publish it."""
@@ -303,7 +318,7 @@ class OwnedRings:
                 await self._adopt_if_due(instance)
             self._give_up_broken_groups()
             for instance_id in self.unused.due(asyncio.get_running_loop().time()):
-                self._start_end(self.monitors.pop(instance_id), for_good=True)
+                self.unload(instance_id)
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
 

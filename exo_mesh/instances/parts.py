@@ -12,6 +12,7 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.instances.auto_replicas import AutoReplicas
 from exo_mesh.instances.candidate_pool import CandidatePool, Here
 from exo_mesh.instances.group_facts import GroupKnowledge
 from exo_mesh.instances.instances import Instances
@@ -28,12 +29,13 @@ from exo_mesh.telemetry.metrics import Metrics
 @dataclass(frozen=True, slots=True)
 class InstanceParts:
     """The parts that manage instances. members: the only way from here to stages. owned_rings: this node's rings.
-    instances: those of the whole mesh."""
+    instances: those of the whole mesh. auto_replicas: None if that is off."""
 
     members: Members
     placer: Placer
     owned_rings: OwnedRings
     instances: Instances
+    auto_replicas: AutoReplicas | None
 
     @staticmethod
     def at(
@@ -60,7 +62,10 @@ class InstanceParts:
         recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
         owned_rings = OwnedRings(membership, members, recoverer, limits, settings.idle_unload)
         instances = Instances(membership, owned_rings, placer, models.catalogue, recoverer, rng, clock)
-        return InstanceParts(members, placer, owned_rings, instances)
+        auto_replicas = None
+        if settings.auto_replicas == "on":
+            auto_replicas = AutoReplicas(membership, instances, owned_rings, placer, models.catalogue, clock)
+        return InstanceParts(members, placer, owned_rings, instances, auto_replicas)
 
 
 def plans_in_force(membership: Membership) -> Callable[[], list[Plan]]:

@@ -1,4 +1,4 @@
-"""Finds the peers of a ring that report themselves short of memory."""
+"""Finds the peers of a ring that report themselves short of memory, or that drain."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def short_members(plan: Plan, readings: Mapping[str, Telemetry]) -> dict[str, Re
             if reason.code == MemoryPressureError.code:
                 found[peer_id] = reason
     return found
+
+
+def is_short(reading: Telemetry) -> bool:
+    """Whether a peer reports that it is short of memory."""
+    return any(reason.code == MemoryPressureError.code for reason in reading.reasons)
+
+
+def draining_members(plan: Plan, readings: Mapping[str, Telemetry]) -> set[str]:
+    """The members of a ring that drain, and will probably stop soon."""
+    return {peer_id for peer_id in plan.member_ids if peer_id in readings and readings[peer_id].is_draining}
 
 
 def refusal_of(plan: Plan, short: Mapping[str, Reason], peers: Mapping[str, PeerInfo], why: str) -> str:

@@ -18,7 +18,8 @@ class InstanceSpec:
     prefer to their own choice, in this order. mixed_rings: whether stages may use several engines, one of
     `domain.rings.MIXING`; None means the node's own setting. tensor_group: 1 for no tensor group, N for at least one of
     N peers. groups: the peers of each group, by id or name, the leader first. group_backend: how their ranks
-    communicate. Open fields use the node's own settings.
+    communicate. is_auto: nobody asked for the instance; it is placed because the requests of its model have to wait.
+    Open fields use the node's own settings.
     """
 
     model: str
@@ -33,6 +34,7 @@ class InstanceSpec:
     tensor_group: int | None = None
     groups: tuple[tuple[str, ...], ...] = ()
     group_backend: WishedBackend | None = None
+    is_auto: bool = False
 
     def group_wish(self, settings: Settings) -> GroupWish:
         """The requested grouping, with open fields taken from the settings."""

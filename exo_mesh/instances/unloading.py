@@ -43,6 +43,10 @@ class UnusedRings:
             self._idle.wish(instance_id, idle_s)
         return instance_id in self._rings
 
+    def is_kept(self, instance_id: str) -> bool:
+        """See IdleClock.is_kept."""
+        return self._idle.is_kept(instance_id)
+
     def due(self, now: float) -> list[str]:
         """The instances to unload now; each is returned once."""
         idle = self._idle.due(self._work(self._rings), now) if self._idle.is_on else []

@@ -345,6 +345,8 @@ class Node:
         keep(partial(keep_addresses, self.membership, settings.host, port, types), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
+        if self._owning.auto_replicas is not None:
+            keep(self._owning.auto_replicas.keep, "automatic instances")
         if not settings.allow_sleep:
             keep(partial(keep_awake, self.observation, self._models.downloads), "staying awake")
         self._machine.meter.start(self.metrics.hardware)

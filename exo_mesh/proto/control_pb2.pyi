@@ -166,7 +166,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes", "hardware", "prompt_tokens", "entry_requests")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes", "hardware", "prompt_tokens", "entry_requests", "waiting", "slots")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,20 @@ class Telemetry(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class WaitingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SlotsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +238,8 @@ class Telemetry(_message.Message):
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENTRY_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -246,7 +262,9 @@ class Telemetry(_message.Message):
     hardware: HardwareReading
     prompt_tokens: _containers.ScalarMap[str, int]
     entry_requests: EntryRequests
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., hardware: _Optional[_Union[HardwareReading, _Mapping]] = ..., prompt_tokens: _Optional[_Mapping[str, int]] = ..., entry_requests: _Optional[_Union[EntryRequests, _Mapping]] = ...) -> None: ...
+    waiting: _containers.ScalarMap[str, int]
+    slots: _containers.ScalarMap[str, int]
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., hardware: _Optional[_Union[HardwareReading, _Mapping]] = ..., prompt_tokens: _Optional[_Mapping[str, int]] = ..., entry_requests: _Optional[_Union[EntryRequests, _Mapping]] = ..., waiting: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class EntryRequests(_message.Message):
     __slots__ = ("running", "awaited")
@@ -440,20 +458,22 @@ class IndirectProbeReply(_message.Message):
     def __init__(self, reached: bool = ..., refused: bool = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("plan", "state", "endpoints", "pids", "reason", "adopted")
+    __slots__ = ("plan", "state", "endpoints", "pids", "reason", "adopted", "automatic")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     PIDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     state: InstanceState
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     pids: _containers.RepeatedScalarFieldContainer[int]
     reason: str
     adopted: _plan_pb2.Ballot
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+    automatic: bool
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., automatic: bool = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download", "card", "settings")

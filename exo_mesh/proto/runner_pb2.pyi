@@ -193,7 +193,7 @@ class GroupFigures(_message.Message):
     def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ..., reduce_bytes_per_s: _Optional[float] = ..., alone_layer_s: _Optional[float] = ..., alone_chunk_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s", "laps_saved", "computing_tokens", "computing_prefill", "expected_s", "prefill_frames", "decode_frames", "shared_tokens", "prompts", "laps_took", "hops_took", "queue_waits", "prefill_tokens", "prefill_s", "hop_took", "all_reduce_s", "library", "step_all_reduces")
+    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s", "laps_saved", "computing_tokens", "computing_prefill", "expected_s", "prefill_frames", "decode_frames", "shared_tokens", "prompts", "laps_took", "hops_took", "queue_waits", "prefill_tokens", "prefill_s", "hop_took", "all_reduce_s", "library", "slots", "step_all_reduces")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_IN_FIELD_NUMBER: _ClassVar[int]
     FRAMES_OUT_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +229,7 @@ class Heartbeat(_message.Message):
     HOP_TOOK_FIELD_NUMBER: _ClassVar[int]
     ALL_REDUCE_S_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     STEP_ALL_REDUCES_FIELD_NUMBER: _ClassVar[int]
     progress: int
     frames_in: int
@@ -265,8 +266,9 @@ class Heartbeat(_message.Message):
     hop_took: Durations
     all_reduce_s: float
     library: LibraryMemory
+    slots: int
     step_all_reduces: int
-    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., prompts: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., hop_took: _Optional[_Union[Durations, _Mapping]] = ..., all_reduce_s: _Optional[float] = ..., library: _Optional[_Union[LibraryMemory, _Mapping]] = ..., step_all_reduces: _Optional[int] = ...) -> None: ...
+    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., prompts: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., hop_took: _Optional[_Union[Durations, _Mapping]] = ..., all_reduce_s: _Optional[float] = ..., library: _Optional[_Union[LibraryMemory, _Mapping]] = ..., slots: _Optional[int] = ..., step_all_reduces: _Optional[int] = ...) -> None: ...
 
 class LibraryMemory(_message.Message):
     __slots__ = ("source", "active_bytes", "cache_bytes", "peak_bytes", "limit_bytes")

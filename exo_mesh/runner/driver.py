@@ -114,6 +114,7 @@ class Driver:
         """Write the load of this driver into a heartbeat. From any thread; the numbers may be of slightly different
         moments."""
         scheduler = self._scheduler
+        beat.slots = self._limits.max_running
         beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
         beat.kv_pool_tokens = scheduler.max_tokens
         beat.evictions, beat.laps_saved = self.evictions, self.laps_saved

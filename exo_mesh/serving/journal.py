@@ -73,6 +73,8 @@ class JournalEntry:
     """Its tokens as its engine counted them, at the end of an answer as text."""
     _skew: int = 0
     """How many more events were emitted than the present leg counts from: ids and pieces are not one to one."""
+    prefilled: int = 0
+    """Prompt tokens that its present ring has computed, as far as the driver has reported it."""
 
     def is_called(self, wanted: str) -> bool:
         """Whether `wanted` is an id of this request, or of all its choices, that a client saw."""
@@ -302,6 +304,14 @@ class Journal:
         if not share_id:
             return set()
         return {entry.instance_id for entry in self._live.values() if entry.request.share_id == share_id}
+
+    def on_instances(self) -> dict[str, list[JournalEntry]]:
+        """The live requests by instance, oldest first."""
+        found: dict[str, list[JournalEntry]] = {}
+        for entry in self._live.values():
+            if entry.instance_id:
+                found.setdefault(entry.instance_id, []).append(entry)
+        return found
 
     def outstanding(self) -> Counter[str]:
         """Live requests by instance."""

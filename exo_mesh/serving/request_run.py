@@ -21,9 +21,18 @@ from exo_mesh.domain.request import (
     RequestEvent,
     TokenEvent,
 )
+from exo_mesh.domain.routing.choice import MOST_MOVES
 from exo_mesh.domain.view import InstanceInfo
-from exo_mesh.errors import ContextLengthError, DeadlineError, InstanceDeletedError, MemoryPressureError, StageLostError
+from exo_mesh.errors import (
+    ContextLengthError,
+    DeadlineError,
+    InstanceDeletedError,
+    MemoryPressureError,
+    OverloadError,
+    StageLostError,
+)
 from exo_mesh.serving.journal import JournalEntry
+from exo_mesh.serving.leg_times import LegTimes
 from exo_mesh.serving.redial import Redial
 from exo_mesh.serving.rings import Rings
 from exo_mesh.telemetry.request_metrics import RequestMeter
@@ -79,6 +88,10 @@ class _TimeUpError(Exception):
     """A request has reached Patience.total_s."""
 
 
+class _BetterElsewhereError(Exception):
+    """A request that waits in a queue is expected to be done earlier at another instance."""
+
+
 class RequestRun:
     """One request on its way. Call `step` until the state is ENDED or it raises, then `aclose`. An error ends the
     request in any state.
@@ -104,6 +117,12 @@ class RequestRun:
         self._redial: Redial | None = None
         self._trouble: StageLostError | None = None
         self._refused: tuple[InstanceInfo, MemoryPressureError] | None = None
+        self._full: frozenset[str] = frozenset()
+        self._is_new = True
+        """Whether no ring has accepted it, so that it queues as any new request."""
+        self._is_queued = False
+        self._num_moves = 0
+        self._leg: LegTimes | None = None
         self._prefill_total = 0
         self._fetched = 0
         entry.on_cancel = self._interrupt
@@ -122,6 +141,17 @@ class RequestRun:
             if not self._entry.emitted:
                 raise
             return [self._end_for_memory(exc)]
+        except OverloadError as exc:
+            if not self._may_ask_another():
+                raise
+            assert self._instance is not None
+            self._full |= {self._instance.plan.instance_id}
+            await self._ask_another(str(exc))
+            return []
+        except _BetterElsewhereError:
+            self._num_moves += 1
+            await self._ask_another("it waits in a queue, and another instance has room")
+            return []
         except StageLostError as exc:
             self._raise_if_deleted()
             if self.state not in (RunState.ON_RING, RunState.REDIALLING):
@@ -139,7 +169,14 @@ class RequestRun:
             return self._ends_at
         if (error := self._call.overdue(now)) is not None:
             self._call.interrupt(error)
+        elif self._is_queued and self._moves():
+            self._call.interrupt(_BetterElsewhereError())
         return min(self._ends_at, self._call.deadline)
+
+    def _moves(self) -> bool:
+        if self._instance is None or self._num_moves >= MOST_MOVES:
+            return False
+        return self._rings.moves(self._entry, self._instance, self._full)
 
     async def aclose(self) -> None:
         """Free what the request holds in any state: its call to a driver, its part in a placement."""
@@ -159,7 +196,7 @@ class RequestRun:
         """Report progress while an instance is found or placed; then call the driver."""
         if self._work is None:
             self._entry.instance_id = ""
-            self._work = asyncio.ensure_future(self._rings.find(self._entry, self._refused))
+            self._work = asyncio.ensure_future(self._rings.find(self._entry, self._refused, self._full))
         await asyncio.wait((self._work,), timeout=PROGRESS_EVERY_S)
         self._raise_if_stopped()
         self._raise_if_deleted()
@@ -182,23 +219,30 @@ class RequestRun:
     async def _read(self) -> Sequence[RequestEvent]:
         """Read one message of the driver. After a broken stream the same ring is called again as long as it is healthy:
         other requests on it continue, and nothing is loaded again."""
-        assert self._call is not None and self._redial is not None
+        assert self._call is not None and self._redial is not None and self._leg is not None
         try:
             event = await self._call.read()
         except DriverStreamError as exc:
             await self._leave_ring(RunState.REDIALLING, exc)
             return [Progress("recovering")]
         self._redial.heard()
+        self._is_queued = False
         if isinstance(event, Queued):
+            self._is_queued = bool(event.place) and not self._entry.emitted
+            if not event.place:
+                self._leg.turn()
             return [Progress("queued", event.place, event.length, event.wait_s)]
         if isinstance(event, Prefilled):
+            self._entry.prefilled = event.num_tokens
             return [Progress("prefill", event.num_tokens, self._prefill_total)]
         if isinstance(event, PromptLogprobs):
             new = self._entry.accept_prompt(event)
             return [] if new is None else [new]
         if event.events[-1].finish is not None:
             self._go(RunState.ENDED)
-        return [token for token in event.events if self._entry.accept(token)]
+        tokens = [token for token in event.events if self._entry.accept(token)]
+        self._leg.came(len(tokens))
+        return tokens
 
     async def _dial_again(self) -> Sequence[RequestEvent]:
         """Call the same driver once its members report that the ring is healthy. Raises StageLostError if it is
@@ -241,8 +285,9 @@ class RequestRun:
         plan = instance.plan
         request = self._entry.resumption(as_text=plan.takes_text)
         if self._num_calls:  # a driver may not have noticed yet that an earlier stream broke, and takes no id twice
-            request = replace(request, request_id=f"{request.request_id}~{self._num_calls}", resumed=True)
-        self._num_calls += 1
+            request_id = f"{request.request_id}~{self._num_calls}"
+            request = replace(request, request_id=request_id, resumed=not self._is_new)
+        self._num_calls, self._is_new, self._is_queued = self._num_calls + 1, False, False
         wanted = len(request.prompt_ids) + request.max_tokens
         if wanted > plan.context_limit:
             raise ContextLengthError(
@@ -256,7 +301,21 @@ class RequestRun:
         self._call = self._rings.call(
             address, instance, request, silences, self._begin_leg(instance), self._took_ballot
         )
+        self._leg = self._rings.leg(self._entry, instance)
         self._go(RunState.ON_RING)
+
+    def _may_ask_another(self) -> bool:
+        """Whether the instance has refused the request because its queue is full, and another instance has not yet."""
+        if self.state is not RunState.ON_RING or self._entry.emitted or self._instance is None:
+            return False
+        return self._rings.has_room_besides(self._entry, self._full | {self._instance.plan.instance_id})
+
+    async def _ask_another(self, why: str) -> None:
+        """Send a request without a token to another instance: there it is a new request."""
+        _log.info("request %s: %s; asking another instance", self._entry.request.request_id, why)
+        await self._let_go()
+        self._is_new, self._is_queued = True, False
+        self._go(RunState.PLACING)
 
     async def _look_elsewhere(self, refusal: MemoryPressureError) -> None:
         """Look for another ring after one refused or ended the request because its machine is short of memory. To the
@@ -264,8 +323,7 @@ class RequestRun:
         assert self._instance is not None
         self._refused = self._instance, refusal
         await self._let_go()
-        if not self._entry.emitted:
-            self._num_calls = 0
+        self._is_new = not self._entry.emitted
         self._go(RunState.PLACING)
 
     async def _leave_ring(self, state: RunState, trouble: StageLostError) -> None:

@@ -9,14 +9,40 @@ from dataclasses import dataclass, field
 from exo_mesh.clock import Clock
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
+from exo_mesh.domain.routing.choice import Job
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import MemoryPressureError, NoInstanceError
-from exo_mesh.instances.instances import Instances, Load
+from exo_mesh.instances.choosing import Load, OwnJobs
+from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.serving.journal import Journal, JournalEntry
+from exo_mesh.serving.leg_times import LegTimes
 from exo_mesh.serving.redial import ReachedDrivers, Redial
 from exo_mesh.transport.control_driver import DriverCall, DriverChannels, Silences
+
+BYTES_PER_TOKEN = 4
+"""Of English text, with the usual tokenizers."""
+
+
+LOOK_EVERY_S, MOST_LOOKS = 0.5, 8
+"""At most so many waiting requests are compared with other instances in this time: with 1,000 live requests one
+comparison takes a millisecond."""
+
+
+@dataclass(slots=True)
+class MoveLooks:
+    """Limits how often waiting requests are compared with other instances."""
+
+    began: float = 0.0
+    num_looks: int = 0
+
+    def take(self, now: float) -> bool:
+        """Whether one more comparison may be made now."""
+        if now - self.began >= LOOK_EVERY_S:
+            self.began, self.num_looks = now, 0
+        self.num_looks += 1
+        return self.num_looks <= MOST_LOOKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +55,27 @@ class Rings:
     journal: Journal
     clock: Clock
     reached: ReachedDrivers = field(default_factory=ReachedDrivers)
+    looks: MoveLooks = field(default_factory=MoveLooks)
     auto_place: bool = True
     """Whether a request for a model without an instance places one."""
     stand_ins: Callable[[str], list[str]] = lambda model: []
     """The names of served models that can answer for a model."""
 
     async def find(
-        self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
+        self,
+        entry: JournalEntry,
+        refused: tuple[InstanceInfo, MemoryPressureError] | None = None,
+        full: frozenset[str] = frozenset(),
     ) -> InstanceInfo:
         """The instance for a request, placed now if there is none. The request counts there from now on, so that the
         next request sees it. refused: the instance and error of a ring that is short of memory; the result is another
-        ring.
+        ring. full: instances whose queues have refused the request; the result is another one, if there is one.
 
         Without auto_place, raises NoInstanceError for a new request without an instance. A request that has begun goes
         on: losing its ring does not undo the placement that somebody asked for.
         """
         if refused is not None:
-            chosen = await self.instances.elsewhere(*refused, self._load(entry), may_place=self.auto_place)
+            chosen = await self.instances.elsewhere(*refused, self._load(entry, full), may_place=self.auto_place)
         elif not self.auto_place and not entry.had_instance and not any(map(self.instances.exists, self._names(entry))):
             raise NoInstanceError(
                 f"No instance found for model {entry.model}, and this node places none for a request "
@@ -53,17 +83,16 @@ class Rings:
                 param="model",
             )
         else:
-            chosen = await self._choose(entry)
+            chosen = await self._choose(entry, full)
         entry.instance_id, entry.had_instance = chosen.plan.instance_id, True
         return chosen
 
-    async def _choose(self, entry: JournalEntry) -> InstanceInfo:
-        """The instance that keeps this very answer, or that computes the same prompt for another choice, or the least
-        busy one, or one that is placed now."""
+    async def _choose(self, entry: JournalEntry, full: frozenset[str]) -> InstanceInfo:
+        """The instance that keeps this very answer, or that computes the same prompt for another choice, or the one
+        that is expected to be done first, or one that is placed now."""
         request = entry.request
-        load, names = self._load(entry), self._names(entry)
-        found = (one for name in names for one in self.instances.ready_for(name, load.tokens))
-        ready = [one for one in found if self._fits(entry, one)]
+        load, names = self._load(entry, full), self._names(entry)
+        ready = self._ready(entry, full)
         if request.key_hash and len(ready) > 1:
             asked = (self.drivers.recall(self._address_of(one), request.key_hash) for one in ready)
             kept = [-1 if found is None else found for found in await asyncio.gather(*asked)]
@@ -77,7 +106,7 @@ class Rings:
             for name in names[1:]:  # a model server has the model in memory already
                 self.instances.place_soon(InstanceSpec(name))
         if len(names) > 1 and ready:
-            return self.instances.least_busy(ready, load)
+            return self.instances.choice.best(ready, load)
         return await self.instances.ensure(InstanceSpec(entry.model), load)
 
     def _names(self, entry: JournalEntry) -> list[str]:
@@ -90,8 +119,69 @@ class Rings:
             return entry.request.text is not None
         return bool(entry.request.prompt_ids)
 
-    def _load(self, entry: JournalEntry) -> Load:
-        return Load(self.journal.outstanding(), len(entry.request.prompt_ids) + entry.request.max_tokens)
+    def _ready(self, entry: JournalEntry, full: frozenset[str]) -> list[InstanceInfo]:
+        """The instances that could take the request now and have not refused it."""
+        tokens = len(entry.request.prompt_ids) + entry.request.max_tokens
+        found = (one for name in self._names(entry) for one in self.instances.ready_for(name, tokens))
+        return [one for one in found if self._fits(entry, one) and one.plan.instance_id not in full]
+
+    def has_room_besides(self, entry: JournalEntry, full: frozenset[str]) -> bool:
+        """Whether a ready instance of the model has not refused the request yet."""
+        return bool(self._ready(entry, full))
+
+    def moves(self, entry: JournalEntry, instance: InstanceInfo, full: frozenset[str]) -> bool:
+        """Whether a request that waits in the queue of an instance should ask another one: a replica that is new, or
+        done earlier than expected. It counts there at once, so that not all waiting requests move to the same one."""
+        load, ready = self._load(entry, full), self._ready(entry, full)
+        if len(ready) < 2 or entry.request.share_id or not self.looks.take(self.clock()):
+            return False
+        ahead = []
+        for one in self.journal.on_instances().get(instance.plan.instance_id, ()):
+            if one is entry:
+                break
+            ahead.append(self._job(one))
+        found = self.instances.choice.better(ready, instance, ahead, load)
+        if found is None:
+            return False
+        entry.instance_id = found.plan.instance_id
+        return True
+
+    def _load(self, entry: JournalEntry, full: frozenset[str]) -> Load:
+        tokens = len(entry.request.prompt_ids) + entry.request.max_tokens
+        return Load(self._own_jobs, self._job(entry), tokens, full)
+
+    def _own_jobs(self) -> OwnJobs:
+        live = self.journal.on_instances()
+        return {name: [self._job(entry) for entry in entries] for name, entries in live.items()}
+
+    def _job(self, entry: JournalEntry) -> Job:
+        """What is left of a request."""
+        request, emitted = entry.request, entry.next_index
+        if request.ignore_eos:
+            output_tokens = float(max(0, request.max_tokens - emitted))
+        else:
+            output_tokens = self.instances.choice.speeds.output_tokens(entry.model, request.max_tokens, emitted)
+        prompt_left = 0 if entry.last_token_at is not None else _num_prompt(request) - entry.prefilled
+        return Job(max(0, prompt_left), output_tokens)
+
+    def answered(self, entry: JournalEntry) -> None:
+        """Note that a request ended by itself, so that its length counts as usual for its model."""
+        if not entry.request.ignore_eos:
+            self.instances.choice.speeds.answered(entry.model, entry.next_index)
+
+    def leg(self, entry: JournalEntry, instance: InstanceInfo) -> LegTimes:
+        """Begin to measure the instance by this request."""
+        instance_id = instance.plan.instance_id
+        mine = self.journal.on_instances().get(instance_id, [])
+        ahead = sum(self._job(one).prompt_tokens for one in mine if one is not entry)
+        choice = self.instances.choice
+
+        def num_running() -> int:
+            return choice.num_running(instance, self.journal.outstanding()[instance_id])
+
+        entry.prefilled = 0
+        prompt_tokens = _num_prompt(entry.request) + entry.next_index
+        return LegTimes(choice.speed(instance), prompt_tokens, int(ahead), num_running, self.clock)
 
     def _address_of(self, instance: InstanceInfo) -> str:
         """The first address to ask for its driver, "host:port"."""
@@ -126,3 +216,8 @@ class Rings:
         return self.drivers.open(
             address, instance.plan, request, silences, on_trace=on_trace, on_ballot=on_ballot, clock=self.clock
         )
+
+
+def _num_prompt(request: GenerateRequest) -> int:
+    """The tokens of a prompt, estimated if only its text is known."""
+    return len(request.prompt_ids) or (0 if request.text is None else len(request.text.body) // BYTES_PER_TOKEN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.request import GenerateRequest, RequestEvent, TokenEvent
+from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import MeshError
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
@@ -85,6 +85,8 @@ class Router:
         """Record how a request ended."""
         now = self._clock()
         num_prompt, latency_s = entry.num_prompt_tokens, now - entry.entered_at
+        if outcome in set(FinishReason):
+            self._rings.answered(entry)
         meter.ended(outcome, num_prompt, latency_s, is_error=outcome not in FINE)
         self._journal.close(entry, outcome, now)
         if entry.request.keep_alive_s is not None and entry.instance_id:

@@ -133,6 +133,7 @@ class Settings:
     placement: str = "memory"
     proportional_layers: str = "on"
     auto_place: bool = True
+    auto_replicas: str = "on"
     context_limit: int | None = None
     max_batch_size: int = MOST_SEQUENCES
     no_batch: bool = False
@@ -430,6 +431,8 @@ _MODELS = (
             values.one_of("on", "off"), bare="on"),
     Setting("no_auto_place", "", "refuse requests for models without an instance; only POST /instance places models",
             values.switched_off, "auto_place", (bool,), show=lambda on: str(not on).lower()),
+    Setting("auto_replicas", "WHEN", "on = place a further instance of a small model while its requests queue; off = "
+            "only what requests and people ask for", values.one_of("on", "off"), bare="on"),
 )  # fmt: skip
 
 _LIMITS = (

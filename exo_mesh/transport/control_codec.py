@@ -209,6 +209,7 @@ def instance_to_proto(instance: InstanceInfo) -> pb.InstanceInfo:
         pids=instance.pids,
         reason=instance.reason,
         adopted=None if instance.adopted == NO_BALLOT else ballot_to_proto(instance.adopted),
+        automatic=instance.is_auto,
     )
 
 
@@ -220,7 +221,8 @@ def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
         raise TransportError(f"a peer sent an invalid plan: {exc}") from exc
     state = _STATES_BACK.get(message.state, InstanceState.LOADING)  # a state of a newer version counts as loading
     adopted = ballot_from_proto(message.adopted) if message.HasField("adopted") else NO_BALLOT
-    return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
+    endpoints, pids = tuple(message.endpoints), tuple(message.pids)
+    return InstanceInfo(plan, state, endpoints, pids, message.reason, adopted, message.automatic)
 
 
 def download_to_proto(download: DownloadInfo) -> pb.DownloadInfo:
@@ -344,6 +346,8 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         hardware=None if reading.hardware == NO_HARDWARE else hardware_to_proto(reading.hardware),
         prompt_tokens=reading.prompt_tokens,
         entry_requests=None if reading.entry_requests is None else _entry_requests_to_proto(reading.entry_requests),
+        waiting=reading.waiting,
+        slots=reading.slots,
     )
 
 
@@ -373,6 +377,8 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         hardware=hardware_from_proto(message.hardware) if message.HasField("hardware") else NO_HARDWARE,
         prompt_tokens=dict(islice(message.prompt_tokens.items(), MAX_ITEMS)),
         entry_requests=_entry_requests_from_proto(message) if message.HasField("entry_requests") else None,
+        waiting=dict(islice(message.waiting.items(), MAX_ITEMS)),
+        slots=dict(islice(message.slots.items(), MAX_ITEMS)),
     )
 
 

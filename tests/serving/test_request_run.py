@@ -21,6 +21,7 @@ from exo_mesh.domain.request import (
     TokenEvent,
     Tokens,
 )
+from exo_mesh.domain.routing.speed import Speed
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
@@ -35,6 +36,7 @@ from exo_mesh.errors import (
     StageLostError,
 )
 from exo_mesh.serving.journal import Journal, JournalEntry
+from exo_mesh.serving.leg_times import LegTimes
 from exo_mesh.serving.request_run import NEXT_STATES, Patience, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
 from exo_mesh.telemetry.request_metrics import RequestMetrics
@@ -98,6 +100,9 @@ class ScriptedRings:
         self.asked: list[GenerateRequest] = []
         self.avoided = 0
         self.refused: tuple[InstanceInfo, MemoryPressureError] | None = None
+        self.full: frozenset[str] = frozenset()
+        self.others = self.better = False
+        self.speed = Speed()
         self.deleted = False
         self.placing_fails: MeshError | None = None
         self.placed = asyncio.Event()
@@ -109,14 +114,26 @@ class ScriptedRings:
         return self.now
 
     async def find(
-        self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
+        self,
+        entry: JournalEntry,
+        refused: tuple[InstanceInfo, MemoryPressureError] | None = None,
+        full: frozenset[str] = frozenset(),
     ) -> InstanceInfo:
-        self.refused = refused
+        self.refused, self.full = refused, full
         if not self.placed.is_set():
             await self.placed.wait()
         if self.placing_fails is not None:
             raise self.placing_fails
         return INSTANCE
+
+    def has_room_besides(self, entry: JournalEntry, full: frozenset[str]) -> bool:
+        return self.others
+
+    def moves(self, entry: JournalEntry, instance: InstanceInfo, full: frozenset[str]) -> bool:
+        return self.better
+
+    def leg(self, entry: JournalEntry, instance: InstanceInfo) -> LegTimes:
+        return LegTimes(self.speed, 3, 0, lambda: 1, self.clock)
 
     def progress(self, model: str) -> tuple[str, int, int]:
         return self.under_way
@@ -270,6 +287,44 @@ async def test_what_a_driver_refuses_ends_the_request(error: MeshError) -> None:
     states, events, ended_by = await follow(begin(rings)[0])
     assert ended_by is error and states[-1] is RunState.ON_RING and not events
     assert rings.calls[0].closed
+
+
+async def test_a_full_queue_sends_a_request_without_a_token_to_another_instance() -> None:
+    rings = ScriptedRings([[Queued(3, 3), OverloadError("full")], [tokens(0, 2, end=True)]])
+    rings.others = True
+    states, events, error = await follow(begin(rings)[0])
+    assert states[2:] == [RunState.ON_RING, RunState.PLACING, RunState.ON_RING, RunState.ENDED] and error is None
+    assert ids(events) == [100, 101]
+    assert rings.full == {"m-1"} and rings.avoided == 0, "it is asked no more by this request, but by others"
+    assert [(one.request_id, one.resumed) for one in rings.asked] == [("r", False), ("r~1", False)]
+
+
+async def test_a_waiting_request_moves_to_an_instance_that_has_room() -> None:
+    rings = ScriptedRings([[Queued(3, 3), SILENT], [Queued(1, 1), tokens(0, 2, end=True)]])
+    run, _ = begin(rings)
+    while not run._is_queued:
+        await run.step()
+    run.check(1.0)
+    waiting = asyncio.create_task(run.step())
+    rings.better = True
+    run.check(2.0)
+    assert await waiting == []
+    rings.better = False
+    states, events, error = await follow(run)
+    assert states == [RunState.PLACING, RunState.ON_RING, RunState.ENDED] and error is None
+    assert ids(events) == [100, 101] and rings.full == set() and rings.calls[0].closed
+    assert [one.resumed for one in rings.asked] == [False, False], "it queues there as any other"
+
+
+async def test_a_request_measures_its_instance() -> None:
+    rings = ScriptedRings([[Queued(0), tokens(0), tokens(1, 3), tokens(4, end=True)]])
+    run, _ = begin(rings)
+    while run.state is not RunState.ENDED:
+        await run.step()
+        rings.now += 0.1
+    await run.aclose()
+    assert rings.speed.is_known and rings.speed.prompt_token_s * 3 == pytest.approx(0.1)
+    assert rings.speed.step.at(1) == pytest.approx(0.1 / 3), "three tokens in one message"
 
 
 async def test_a_model_that_cannot_be_placed_ends_the_request() -> None:

@@ -2,6 +2,7 @@
 
 python -m tools.simulate mesh --peers 3 16 200 --seed 1       how fast a mesh agrees, and what it costs each peer
 python -m tools.simulate ballots --schedules 10000 --jobs 4   plans through deaths, partitions and standing still
+python -m tools.simulate router --histories 1000 --jobs 2     requests, replicas and losses: the choice of instances
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import multiprocessing
 import sys
 import time
 
-from tools.simulate import ballots
+from tools.simulate import ballots, router
 from tools.simulate.mesh import quiet, report
 
 HEAD = (
@@ -61,6 +62,27 @@ def show_ballots(first_seed: int, schedules: int, jobs: int) -> int:
     return num_bad
 
 
+def show_router(first_seed: int, histories: int, jobs: int) -> int:
+    """Prints every history with a problem, and the sums; returns the number of problems."""
+    num_bad = requests = placed = given_back = losses = reversals = most_reversals = 0
+    seeds = range(first_seed, first_seed + histories)
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for history in pool.imap(router.play, seeds, chunksize=10):
+            num_bad += bool(history.problems)
+            for problem in history.problems:
+                print(f"seed {history.seed}: {problem}", flush=True)
+            requests, losses = requests + len(history.ttft_s), losses + history.losses
+            placed, given_back = placed + history.placed, given_back + history.given_back
+            reversals += history.reversals
+            most_reversals = max(most_reversals, history.reversals)
+    print(
+        f"{histories} histories, {requests} requests, {losses} lost instances, {placed} instances placed and "
+        f"{given_back} given back; placed again under the same load {reversals} times, at most {most_reversals} times "
+        f"in one history; {num_bad} histories with a problem"
+    )
+    return num_bad
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -74,8 +96,14 @@ def main() -> None:
     plans.add_argument("--schedules", type=int, default=10_000)
     plans.add_argument("--first-seed", type=int, default=0)
     plans.add_argument("--jobs", type=int, default=2)
+    routes = verbs.add_parser("router")
+    routes.add_argument("--histories", type=int, default=1000)
+    routes.add_argument("--first-seed", type=int, default=0)
+    routes.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     quiet()
+    if options.verb == "router":
+        sys.exit(min(1, show_router(options.first_seed, options.histories, options.jobs)))
     if options.verb == "mesh":
         sys.exit(min(1, show_meshes(options.peers, options.seed, options.brief)))
     sys.exit(min(1, show_ballots(options.first_seed, options.schedules, options.jobs)))

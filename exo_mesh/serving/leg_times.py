@@ -1,0 +1,56 @@
+"""Measures the speed of an instance by one request that runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from exo_mesh.clock import Clock
+from exo_mesh.domain.routing.speed import Speed
+
+FIRST_SAMPLES = (2, 4, 8, 16)
+EVERY_TOKENS = 32
+"""Tokens of an answer at which the mean step since the last sample is noted: the first ones soon, so that a new
+instance is known soon, the others rarely, because counting the requests at the instance takes some microseconds."""
+
+
+class LegTimes:
+    """The times of one request on one instance, from the call to its driver on."""
+
+    def __init__(
+        self, speed: Speed, prompt_tokens: int, ahead: int, num_running: Callable[[], int], clock: Clock
+    ) -> None:
+        """prompt_tokens: that the instance computes for this request. ahead: prompt tokens of other requests that it
+        computes before or beside them. num_running: how many requests run at the instance now."""
+        self._speed = speed
+        self._prompt_tokens = prompt_tokens
+        self._ahead = ahead
+        self._num_running = num_running
+        self._clock = clock
+        self._since = clock()
+        self._num_tokens = 0
+        self._num_sampled = 0
+
+    def turn(self) -> None:
+        """Note that the request has left the queue. The requests before it are done or share the time."""
+        self._since = self._clock()
+        self._ahead = 0
+
+    def came(self, num_tokens: int) -> None:
+        """Note tokens, or pieces of text, that have just arrived."""
+        if not num_tokens:
+            return
+        before, self._num_tokens = self._num_tokens, self._num_tokens + num_tokens
+        if not before:
+            now = self._clock()
+            self._speed.took_first(self._prompt_tokens + self._ahead, now - self._since, now)
+            self._since, self._num_sampled = now, self._num_tokens
+        elif self._is_due(before):
+            now = self._clock()
+            step_s = (now - self._since) / (self._num_tokens - self._num_sampled)
+            self._speed.took_step(self._num_running(), step_s, now)
+            self._since, self._num_sampled = now, self._num_tokens
+
+    def _is_due(self, before: int) -> bool:
+        if before // EVERY_TOKENS != self._num_tokens // EVERY_TOKENS:
+            return True
+        return self._num_tokens <= EVERY_TOKENS and any(before < mark <= self._num_tokens for mark in FIRST_SAMPLES)

@@ -1,0 +1,85 @@
+"""What readings say of an instance when one is chosen for a request."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from exo_mesh.domain.device import EntryRequests, Telemetry
+from exo_mesh.domain.footprint import MOST_SEQUENCES
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.routing.choice import Job
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.instances.choosing import InstanceChoice, Load, slots_of
+
+
+def an_instance(name: str, *peers: str) -> InstanceInfo:
+    count = len(peers)
+    stages = tuple(StagePlan(one, "dummy", Shard("m", index, index + 1, count), 1) for index, one in enumerate(peers))
+    plan = Plan(name, Ballot(1, peers[0]), "m", "d", stages, 64, PlanInputs((), "memory", 1))
+    return InstanceInfo(plan, InstanceState.READY)
+
+
+def a_reading(peer_id: str, **fields: Any) -> Telemetry:
+    return replace(Telemetry(peer_id, 1, 0, 0, 0, entry_requests=EntryRequests()), **fields)
+
+
+def a_choice(*readings: Telemetry) -> InstanceChoice:
+    membership: Any = SimpleNamespace(
+        telemetry={one.peer_id: one for one in readings},
+        own=SimpleNamespace(id="me"),
+        peers=[SimpleNamespace(id=one.peer_id) for one in readings if one.peer_id != "me"],
+        reading_of=lambda peer_id: next(one for one in readings if one.peer_id == peer_id),
+        peer=lambda peer_id: SimpleNamespace(rtt_ms=1.0),
+    )
+    return InstanceChoice(membership, random.Random(1), lambda: 0.0)
+
+
+ONE, OTHER = an_instance("m-1", "a"), an_instance("m-2", "b", "c")
+
+
+def measured(choice: InstanceChoice, *seconds: float) -> InstanceChoice:
+    for instance, step_s in zip((ONE, OTHER), seconds, strict=True):
+        choice.speed(instance).took_step(1, step_s, 0.0)
+        choice.speed(instance).took_first(10, step_s, 0.0)
+    return choice
+
+
+def test_the_faster_instance_is_chosen_until_others_have_filled_it() -> None:
+    load = Load(job=Job(10, 50))
+    assert measured(a_choice(a_reading("a"), a_reading("c")), 0.01, 0.02).best([ONE, OTHER], load) is ONE
+    slots = {"m-1": 1}
+    full = measured(
+        a_choice(a_reading("a", slots=slots), a_reading("c"), a_reading("z", entry_requests=EntryRequests({"m-1": 9}))),
+        0.01,
+        0.02,
+    )
+    assert full.best([ONE, OTHER], load) is OTHER
+
+
+def test_own_requests_count_by_what_is_left_of_them_and_not_twice() -> None:
+    mine = a_reading("me", entry_requests=EntryRequests({"m-1": 5}))
+    driver = a_reading("a", slots={"m-1": 1}, outstanding={"m-1": 5})
+    choice = measured(a_choice(mine, driver, a_reading("c")), 0.01, 0.02)
+    assert choice.num_others("m-1") == 0
+    nearly_done = Load(own=lambda: {"m-1": [Job(0, 1)]}, job=Job(10, 50))
+    assert choice.best([ONE, OTHER], nearly_done) is ONE
+    begun = Load(own=lambda: {"m-1": [Job(0, 500)]}, job=Job(10, 50))
+    assert choice.best([ONE, OTHER], begun) is OTHER
+
+
+def test_with_a_peer_of_an_older_version_the_count_of_the_driver_is_used() -> None:
+    old = a_reading("z", entry_requests=None)
+    choice = measured(a_choice(old, a_reading("a", slots={"m-1": 1}, outstanding={"m-1": 7})), 0.01, 0.02)
+    assert choice.best([ONE, OTHER], Load(job=Job(10, 50))) is OTHER
+
+
+def test_the_slots_of_an_instance_are_what_its_driver_reports() -> None:
+    assert slots_of(ONE, None) == slots_of(ONE, a_reading("a")) == MOST_SEQUENCES
+    assert slots_of(replace(ONE, plan=replace(ONE.plan, pool_sequences=8)), None) == 8
+    assert slots_of(ONE, a_reading("a", slots={"m-1": 4})) == 4
+    full = a_reading("a", slots={"m-1": 32}, outstanding={"m-1": 9}, waiting={"m-1": 6})
+    assert slots_of(ONE, full) == 3, "its KV memory is used up by three"
