@@ -17,6 +17,8 @@ from tests.support.processes import eventually
 COUNT = "Count from 3 to 40."
 SPEEDS_MS = (4, 4, 8, 8, 6, 20)
 """Of the two stages of each ring, and of the two lone instances."""
+SLOTS = ["--max-batch-size", "3"]
+"""All four instances together run exactly as many requests at once as there are clients."""
 GROUPS = ((1, 2), (3, 4), (5,), (6,))
 
 
@@ -53,7 +55,7 @@ class Clients:
 
 @pytest.mark.slow
 def test_no_request_is_lost_when_each_of_two_rings_and_two_replicas_is_killed(tmp_path: Path) -> None:
-    flags = [["--role", "api"], *(["--engine-option", f"cost_ms={cost_ms}"] for cost_ms in SPEEDS_MS)]
+    flags = [["--role", "api"], *([*SLOTS, "--engine-option", f"cost_ms={cost_ms}"] for cost_ms in SPEEDS_MS)]
     with mesh(tmp_path, flags, engine="dummy") as peers:
         entry = peers[0]
         for group in GROUPS:

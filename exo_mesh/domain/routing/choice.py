@@ -16,7 +16,7 @@ NEAR = 0.1
 NEAR_S = 0.005
 """Likewise in seconds, for short requests."""
 
-FIRST_TOKEN_WEIGHT = 1.0
+FIRST_TOKEN_WEIGHT = 4.0
 """How much more a second before the first token costs than a second after it: until then the client sees nothing."""
 
 PROMPT_TOKEN_S, STEP_S = 0.001, 0.05
