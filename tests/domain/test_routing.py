@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from exo_mesh.domain.routing.choice import Job, Option, choose, expected_times
+from exo_mesh.domain.routing.choice import Job, Option, better_than, choose, expected_times
 from exo_mesh.domain.routing.speed import HALF_LIFE_S, MAX_INSTANCES, Speed, Speeds, StepLine
 
 
@@ -57,7 +57,7 @@ def test_the_faster_of_two_idle_instances_gets_the_request() -> None:
 
 def test_the_slower_one_gets_it_once_the_faster_one_queues_for_longer_than_it_gains() -> None:
     job, slow = Job(0, 100), Option(a_speed(0.05), slots=1)
-    assert cheapest([Option(a_speed(0.02), [Job(0, 50)], slots=1), slow], job) == {0}
+    assert cheapest([Option(a_speed(0.02), [Job(0, 10)], slots=1), slow], job) == {0}
     assert cheapest([Option(a_speed(0.02), [Job(0, 200)], slots=1), slow], job) == {1}
 
 
@@ -148,3 +148,15 @@ def test_what_is_kept_of_instances_and_models_is_bounded() -> None:
     known = Counter(speeds.of(f"m-{number}", ["a"]).is_known for number in range(MAX_INSTANCES, 2 * MAX_INSTANCES))
     assert known == {True: MAX_INSTANCES}
     assert len(speeds._kept) == len(speeds._output_tokens) == MAX_INSTANCES
+
+
+def test_a_waiting_request_moves_if_it_gains_enough_and_else_stays() -> None:
+    job, busy = Job(0, 100), Option(a_speed(0.02), [Job(0, 100)], slots=1)
+    assert better_than([busy, Option(a_speed(0.02), slots=1)], 0, job) == 1
+    assert better_than([busy, Option(a_speed(0.02), [Job(0, 90)], slots=1)], 0, job) is None, "a tenth is too little"
+    assert better_than([Option(a_speed(0.02), slots=1), Option(a_speed(0.001), slots=1)], 0, Job(0, 5)) is None, "0.5 s"
+
+
+def test_prompts_in_the_queues_of_other_entry_peers_count() -> None:
+    (expected,) = expected_times([Option(a_speed(0.02), others=5, slots=3)], Job(100, 1))
+    assert expected.first_s == pytest.approx(2 * 0.1 + 0.1 + 0.02, rel=1e-2), "two of the five wait"
