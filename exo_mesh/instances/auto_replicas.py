@@ -16,8 +16,8 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.device import API, PeerInfo, Telemetry
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.routing.replicas import SMALL, ModelLoad, ReplicaAction, ReplicaPolicy, ReplicaUse
-from exo_mesh.domain.served import SERVED_ARCHITECTURE
 from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.errors import MeshError, PlacementError
 from exo_mesh.instances.choosing import slots_of
 from exo_mesh.instances.instances import Instances
@@ -56,18 +56,26 @@ class AutoReplicas:
         self._policies: dict[str, ReplicaPolicy] = {}
         self._is_free: dict[str, bool] = {}
         self._placing: dict[str, asyncio.Task[None]] = {}
+        self._tasks = TaskOwner()
 
-    async def keep(self) -> None:
-        """Follow the models until this is cancelled."""
-        tasks = TaskOwner()
-        try:
-            while True:
-                await next_beat(LOOK_EVERY_S)
-                await self._look(tasks)
-        finally:
-            await tasks.close()
+    def start(self) -> None:
+        self._tasks.keep(self._follow, "automatic instances")
 
-    async def _look(self, tasks: TaskOwner) -> None:
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
+        return self._tasks.ended
+
+    async def stop(self) -> None:
+        """Stop placing; what was placed stays."""
+        await self._tasks.close()
+
+    async def _follow(self) -> None:
+        while True:
+            await next_beat(LOOK_EVERY_S)
+            await self._look()
+
+    async def _look(self) -> None:
         models = {monitor.plan.model for monitor in self._owned.monitors.values()}
         self._policies = {model: self._policies.get(model) or ReplicaPolicy() for model in sorted(models)}
         if not models:
@@ -78,7 +86,7 @@ class AutoReplicas:
             policy, use = self._policies[model], self._use(model, readings)
             action = policy.step(use, self._clock())
             if action is ReplicaAction.PLACE:
-                task = tasks.start(self._place(model, use, policy), f"one more instance of {model}")
+                task = self._tasks.start(self._place(model, use, policy), f"one more instance of {model}")
                 self._placing[model] = task
                 task.add_done_callback(functools.partial(self._ended, model))
             elif action is ReplicaAction.GIVE_BACK and use.last_auto is not None:

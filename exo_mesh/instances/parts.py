@@ -67,6 +67,27 @@ class InstanceParts:
             auto_replicas = AutoReplicas(membership, instances, owned_rings, placer, models.catalogue, clock)
         return InstanceParts(members, placer, owned_rings, instances, auto_replicas)
 
+    def start(self) -> None:
+        """Watch the instances of this node, and place further ones if that is on."""
+        self.owned_rings.start()
+        if self.auto_replicas is not None:
+            self.auto_replicas.start()
+
+    @property
+    def ended_tasks(self) -> dict[str, str]:
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
+        parts: list[OwnedRings | AutoReplicas] = [
+            self.owned_rings,
+            *([] if self.auto_replicas is None else [self.auto_replicas]),
+        ]
+        return {name: exception for part in parts for name, exception in part.ended_tasks.items()}
+
+    async def stop(self) -> None:
+        """Stop placing, and leave the instances that this node owns to their other members."""
+        if self.auto_replicas is not None:
+            await self.auto_replicas.stop()
+        await self.instances.stop()
+
 
 def plans_in_force(membership: Membership) -> Callable[[], list[Plan]]:
     """The plans of all instances that this node knows, each time it is called."""

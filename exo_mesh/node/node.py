@@ -222,7 +222,7 @@ class Node:
     def _ended_tasks(self) -> dict[str, str]:
         """Long-lived tasks of this node and its parts that ended because of a bug: exception by name."""
         ended = [self._tasks.ended, self.membership.ended_tasks, self._hosting.host.ended_tasks]
-        ended += [self._owning.owned_rings.ended_tasks, self._server.ended_tasks, self._models.exchange.ended_tasks]
+        ended += [self._owning.ended_tasks, self._server.ended_tasks, self._models.exchange.ended_tasks]
         ended += [discovery.ended_tasks for discovery in self._discoveries]
         return {name: exception for tasks in ended for name, exception in tasks.items()}
 
@@ -305,7 +305,7 @@ class Node:
             )
         )
         self._hosting.host.start()
-        self._owning.owned_rings.start()
+        self._owning.start()
         self._start_tasks(port)
         await self._start_discoveries(port)
         phases.done("discovery")
@@ -345,8 +345,6 @@ class Node:
         keep(partial(keep_addresses, self.membership, settings.host, port, types), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
-        if self._owning.auto_replicas is not None:
-            keep(self._owning.auto_replicas.keep, "automatic instances")
         if not settings.allow_sleep:
             keep(partial(keep_awake, self.observation, self._models.downloads), "staying awake")
         self._machine.meter.start(self.metrics.hardware)
@@ -396,7 +394,7 @@ class Node:
         if self.inspection.exporter is not None:
             await self.inspection.exporter.close()
         await asyncio.gather(*(discovery.stop() for discovery in self._discoveries))
-        await self._owning.instances.stop()
+        await self._owning.stop()
         await self._hosting.host.stop()
         await self._models.downloads.close()
         await self.membership.stop()

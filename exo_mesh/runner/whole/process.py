@@ -166,7 +166,7 @@ class WholeRunner:
         beat.busy_s = counters.busy_s
         beat.memory_bytes = engine.memory_bytes()
         beat.queued, beat.running, beat.oldest_wait_s = slots.num_waiting, slots.num_running, slots.oldest_wait_s
-        beat.sequences = slots.num_running
+        beat.sequences, beat.slots = slots.num_running, slots.num_slots
         _write(beat.queue_waits, driver.queue_waits)
         return beat
 

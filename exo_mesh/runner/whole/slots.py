@@ -32,7 +32,7 @@ class Slots:
     """Gives out the slots, in the order of FairQueue. All calls come from one event loop."""
 
     def __init__(self, num_slots: int, max_waiting: int, now: Callable[[], float]) -> None:
-        self._num_slots = max(1, num_slots)
+        self.num_slots = max(1, num_slots)
         self._queue: FairQueue[Waiter] = FairQueue(max_waiting)
         self._now = now
         self._ids = count(1)
@@ -58,7 +58,7 @@ class Slots:
         if not self._queue.push(turn):
             wait_s = self._wait_s(len(self._queue))
             raise OverloadError(
-                f"{len(self._queue)} requests wait already for the {self._num_slots} places of this model",
+                f"{len(self._queue)} requests wait already for the {self.num_slots} places of this model",
                 retry_after_s=max(1.0, wait_s),
             )
         self._admit()
@@ -86,7 +86,7 @@ class Slots:
         self._admit()
 
     def _admit(self) -> None:
-        while self._running < self._num_slots and (turn := self._queue.first()) is not None:
+        while self._running < self.num_slots and (turn := self._queue.first()) is not None:
             self._queue.pop()
             self._running += 1
             turn.has_slot, turn.began_at = True, self._now()
@@ -96,7 +96,7 @@ class Slots:
 
     def _wait_s(self, ahead: int) -> float:
         """The estimated wait of a request with this many others before it: in turns of all slots."""
-        return self._answer_s * (ahead + 1) / self._num_slots
+        return self._answer_s * (ahead + 1) / self.num_slots
 
 
 def _goes_before(other: Waiter, turn: Waiter) -> bool:
