@@ -7,10 +7,9 @@ from collections.abc import Callable
 from exo_mesh.clock import Clock
 from exo_mesh.domain.routing.speed import Speed
 
-FIRST_SAMPLES = (2, 4, 8, 16)
 EVERY_TOKENS = 32
-"""Tokens of an answer at which the mean step since the last sample is noted: the first ones soon, so that a new
-instance is known soon, the others rarely, because counting the requests at the instance takes some microseconds."""
+"""Most tokens of an answer between two samples of its steps. The first samples are taken at tokens 2, 4, 8, …, so that a
+new instance is known soon; later ones are rare, because counting the requests at the instance takes microseconds."""
 
 
 class LegTimes:
@@ -29,6 +28,7 @@ class LegTimes:
         self._since = clock()
         self._num_tokens = 0
         self._num_sampled = 0
+        self._due = 1
 
     def turn(self) -> None:
         """Note that the request has left the queue. The requests before it are done or share the time."""
@@ -36,21 +36,15 @@ class LegTimes:
         self._ahead = 0
 
     def came(self, num_tokens: int) -> None:
-        """Note tokens, or pieces of text, that have just arrived."""
-        if not num_tokens:
+        """Note tokens, or pieces of text, that have just arrived. Called for each message of the driver."""
+        self._num_tokens += num_tokens
+        if self._num_tokens < self._due:
             return
-        before, self._num_tokens = self._num_tokens, self._num_tokens + num_tokens
-        if not before:
-            now = self._clock()
+        now = self._clock()
+        if not self._num_sampled:
             self._speed.took_first(self._prompt_tokens + self._ahead, now - self._since, now)
-            self._since, self._num_sampled = now, self._num_tokens
-        elif self._is_due(before):
-            now = self._clock()
+        else:
             step_s = (now - self._since) / (self._num_tokens - self._num_sampled)
             self._speed.took_step(self._num_running(), step_s, now)
-            self._since, self._num_sampled = now, self._num_tokens
-
-    def _is_due(self, before: int) -> bool:
-        if before // EVERY_TOKENS != self._num_tokens // EVERY_TOKENS:
-            return True
-        return self._num_tokens <= EVERY_TOKENS and any(before < mark <= self._num_tokens for mark in FIRST_SAMPLES)
+        self._since, self._num_sampled = now, self._num_tokens
+        self._due = self._num_tokens + min(self._num_tokens, EVERY_TOKENS)

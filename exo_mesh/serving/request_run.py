@@ -41,6 +41,9 @@ from exo_mesh.transport.control_driver import DriverCall, DriverStreamError, Sil
 PROGRESS_EVERY_S = 1.0
 """Seconds between two progress reports to the client while an instance is placed."""
 
+LOOK_AGAIN_S = 3.0
+"""Seconds until a waiting request is compared with other instances again."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -122,6 +125,7 @@ class RequestRun:
         """Whether no ring has accepted it, so that it queues as any new request."""
         self._is_queued = False
         self._num_moves = 0
+        self._look_at = 0.0
         self._leg: LegTimes | None = None
         self._prefill_total = 0
         self._fetched = 0
@@ -169,14 +173,19 @@ class RequestRun:
             return self._ends_at
         if (error := self._call.overdue(now)) is not None:
             self._call.interrupt(error)
-        elif self._is_queued and self._moves():
+        elif self._is_queued and self._moves(now):
             self._call.interrupt(_BetterElsewhereError())
         return min(self._ends_at, self._call.deadline)
 
-    def _moves(self) -> bool:
-        if self._instance is None or self._num_moves >= MOST_MOVES:
+    def _moves(self, now: float) -> bool:
+        """Whether this request, which waits in a queue, should move to another instance. All waiting requests have
+        their turn to be compared."""
+        if self._instance is None or self._num_moves >= MOST_MOVES or now < self._look_at:
             return False
-        return self._rings.moves(self._entry, self._instance, self._full)
+        found = self._rings.moves(self._entry, self._instance, self._full)
+        if found is not None:
+            self._look_at = now + LOOK_AGAIN_S
+        return bool(found)
 
     async def aclose(self) -> None:
         """Free what the request holds in any state: its call to a driver, its part in a placement."""

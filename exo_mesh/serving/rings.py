@@ -129,12 +129,15 @@ class Rings:
         """Whether a ready instance of the model has not refused the request yet."""
         return bool(self._ready(entry, full))
 
-    def moves(self, entry: JournalEntry, instance: InstanceInfo, full: frozenset[str]) -> bool:
+    def moves(self, entry: JournalEntry, instance: InstanceInfo, full: frozenset[str]) -> bool | None:
         """Whether a request that waits in the queue of an instance should ask another one: a replica that is new, or
-        done earlier than expected. It counts there at once, so that not all waiting requests move to the same one."""
+        done earlier than expected. It counts there at once, so that not all waiting requests move to the same one. None
+        if too many others were compared just now."""
         load, ready = self._load(entry, full), self._ready(entry, full)
-        if len(ready) < 2 or entry.request.share_id or not self.looks.take(self.clock()):
+        if len(ready) < 2 or entry.request.share_id:
             return False
+        if not self.looks.take(self.clock()):
+            return None
         ahead = []
         for one in self.journal.on_instances().get(instance.plan.instance_id, ()):
             if one is entry:

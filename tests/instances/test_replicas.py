@@ -92,3 +92,33 @@ async def test_requests_of_a_lost_replica_go_on_at_another_with_the_same_text(tm
         assert all(one == expected for one in got)
         spawned = [len(node._hosting.runner_history.flights.logs) for node in nodes]
         assert sum(spawned) <= 3, "the lost stage is started again in its place, and nothing else is placed"
+
+
+@pytest.mark.extended
+async def test_waiting_requests_move_to_a_replica_that_is_new(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2, engine_options=SLOW, max_batch_size=1) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL))
+        expected = await tokens(nodes[0], a_request("undisturbed", 30))
+        got: list[list[int]] = [[] for _ in range(3)]
+        running = [asyncio.create_task(collect(nodes[0], f"r{n}", 1500, got[n])) for n in range(3)]
+        await until(lambda: outstanding(nodes[0]) == Counter({f"{MODEL}-1": 3}))
+        await nodes[0].create_replicas(InstanceSpec(MODEL), 2)
+        await until(lambda: live(nodes[0]) == Counter({f"{MODEL}-1": 2, f"{MODEL}-2": 1}))
+        await until(lambda: sum(len(one) >= 30 for one in got) == 2)
+        assert all(one[:30] == expected for one in got if one)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+@pytest.mark.extended
+async def test_a_request_that_a_full_queue_refuses_is_served_by_another_replica(tmp_path: Path) -> None:
+    settings = {"max_batch_size": 1, "max_queued": 1}
+    async with mesh(tmp_path, 2, engine_options=SLOW, each=[settings, {}]) as nodes:
+        await nodes[0].create_replicas(InstanceSpec(MODEL), 2)
+        for node in nodes:  # what the others report would keep it from the full one
+            node._owning.instances.choice.best = lambda ready, load: ready[0]  # type: ignore[method-assign]
+        got: list[list[int]] = [[] for _ in range(5)]
+        running = [asyncio.create_task(collect(nodes[0], f"r{n}", 60, got[n])) for n in range(5)]
+        await asyncio.gather(*running)
+        assert [len(one) for one in got] == [60] * 5

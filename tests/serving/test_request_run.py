@@ -307,7 +307,7 @@ async def test_a_waiting_request_moves_to_an_instance_that_has_room() -> None:
     run.check(1.0)
     waiting = asyncio.create_task(run.step())
     rings.better = True
-    run.check(2.0)
+    run.check(5.0)
     assert await waiting == []
     rings.better = False
     states, events, error = await follow(run)

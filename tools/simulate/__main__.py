@@ -69,7 +69,7 @@ def show_router(first_seed: int, histories: int, jobs: int) -> int:
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for history in pool.imap(router.play, seeds, chunksize=10):
             num_bad += bool(history.problems)
-            for problem in history.problems:
+            for problem in history.problems[:3]:
                 print(f"seed {history.seed}: {problem}", flush=True)
             requests, losses = requests + len(history.ttft_s), losses + history.losses
             placed, given_back = placed + history.placed, given_back + history.given_back

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from exo_mesh.domain.routing.choice import MOST_MOVES, Job, Option, better_than, choose
 from exo_mesh.domain.routing.replicas import HOLD_S, IDLE_S, ModelLoad, ReplicaAction, ReplicaPolicy, ReplicaUse
 from exo_mesh.domain.routing.speed import Speed, Speeds
+from exo_mesh.serving.request_run import LOOK_AGAIN_S
+from exo_mesh.serving.rings import LOOK_EVERY_S, MOST_LOOKS
 
 TICK_S = 1.0
 """Interval of readings and of the replica policy."""
@@ -25,9 +27,6 @@ DETECT_S = 1.0
 
 RETURN_S = 8.0
 """Time until a lost instance is back, if its peer is."""
-
-MOST_LOOKS = 8
-"""Waiting requests that are compared with other instances in one tick."""
 
 NOISE = 0.1
 """Relative standard deviation of a measured step."""
@@ -51,6 +50,7 @@ class SimRequest:
     """Prompt tokens that its instance computes before its own."""
     first_at: float = 0.0
     moves: int = 0
+    look_at: float = 0.0
     is_streaming: bool = False
     """Whether its first token at its present instance has come."""
     beside_idle_s: float = 0.0
@@ -376,9 +376,14 @@ class World:
         for instance in usable:
             for request in list(instance.waiting):
                 self._note_idle(request, [one for one in usable if not one.outstanding])
-                looks += 1
-                if looks > MOST_LOOKS or request.moves >= MOST_MOVES:
+                if (
+                    looks >= MOST_LOOKS * TICK_S / LOOK_EVERY_S
+                    or request.moves >= MOST_MOVES
+                    or self.now < request.look_at
+                ):
                     continue
+                looks += 1
+                request.look_at = self.now + LOOK_AGAIN_S
                 others = [one for one in usable if one is not instance]
                 ahead = instance.outstanding_before(request)
                 options = [
