@@ -8,8 +8,8 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.routing.speed import Speed
 
 EVERY_TOKENS = 32
-"""Most tokens of an answer between two samples of its steps. The first samples are taken at tokens 2, 4, 8, …, so that a
-new instance is known soon; later ones are rare, because counting the requests at the instance takes microseconds."""
+"""Most tokens of an answer between two samples of its steps. The first samples are taken at tokens 2, 4, 8, …, so that
+a new instance is known soon; later ones are rare, because counting the requests at the instance takes microseconds."""
 
 
 class LegTimes:
