@@ -129,6 +129,10 @@ def test_one_schedule_of_ballots_is_played() -> None:
     assert start("tools.simulate", "ballots", "--schedules", "1", "--jobs", "1").startswith("1 schedules, ")
 
 
+def test_two_histories_of_the_router_are_played() -> None:
+    assert start("tools.simulate", "router", "--histories", "2", "--jobs", "1").startswith("2 histories, ")
+
+
 @needs_proc
 def test_the_overhead_of_control_calls_is_measured() -> None:
     assert " bytes per call, " in start("tools.simulate.measure_overhead", "5")

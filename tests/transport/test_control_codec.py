@@ -69,7 +69,7 @@ def test_a_peer_cannot_fill_another_with_engines() -> None:
 
 @pytest.mark.parametrize("adopted", [NO_BALLOT, Ballot(5, "b")])
 def test_an_instance_keeps_the_ballot_by_which_it_was_adopted(adopted: Ballot) -> None:
-    info = InstanceInfo(PLAN, InstanceState.READY, ("x:1", "y:2"), (10, 11), "", adopted)
+    info = InstanceInfo(PLAN, InstanceState.READY, ("x:1", "y:2"), (10, 11), "", adopted, is_auto=True)
     there = codec.instance_from_proto(codec.instance_to_proto(info))
     assert there == info and there.ballot == max(PLAN.ballot, adopted)
 
@@ -91,6 +91,7 @@ def test_telemetry_keeps_speeds_and_tokens() -> None:
     reading = Telemetry(
         "a", 3, 10, 20, 5, 0.5, {"mlx": 0.25}, {"m-1": 77}, capacity_bytes=18, headroom_bytes=-3,
         temperature_c=61.5, power_w=45.0, frames={"m-1": 80}, is_draining=True, hops=hops,
+        waiting={"m-1": 3}, slots={"m-1": 4},
     )  # fmt: skip
     assert codec.telemetry_from_proto(codec.telemetry_to_proto(reading)) == reading
 
@@ -122,10 +123,12 @@ def test_what_a_peer_says_of_its_hardware_is_bounded_and_plausible() -> None:
 def test_a_peer_cannot_fill_another_with_readings() -> None:
     many = {f"m-{n}": n for n in range(3 * codec.MAX_ITEMS)}
     entry = EntryRequests(many, frozenset(many))
-    message = codec.telemetry_to_proto(Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many, entry_requests=entry))
+    told = Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many, entry_requests=entry, waiting=many, slots=many)
+    message = codec.telemetry_to_proto(told)
     message.hops.extend([pb.HopReading(peer_id="p" * 1000)] * 1000)
     there = codec.telemetry_from_proto(message)
     assert len(there.tokens) == len(there.frames) == codec.MAX_ITEMS
+    assert len(there.waiting) == len(there.slots) == codec.MAX_ITEMS
     assert there.entry_requests is not None and len(there.entry_requests.running) == codec.MAX_ITEMS
     assert len(there.entry_requests.awaited) == codec.MAX_ITEMS
     assert len(there.hops) == codec.MAX_HOPS and len(there.hops[0].peer_id) == 64
