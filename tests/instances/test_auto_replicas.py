@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -112,3 +114,20 @@ async def test_no_instance_takes_more_than_half_of_the_free_memory_by_itself(tmp
             assert policies is not None
             await until(lambda: any(one._not_before > 0 for one in policies._policies.values()))
             assert list(ready(nodes[0])) == [f"{MODEL}-1"]
+
+
+@pytest.mark.extended
+async def test_a_recovered_instance_is_still_automatic(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2, **ON) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL))
+        async with load(nodes[0], 3):
+            await until(lambda: len(ready(nodes[0])) == 2)
+            (automatic,) = [one for one in instances(nodes[0]) if one["automatic"]]
+            os.kill(automatic["stages"][0]["pid"], signal.SIGKILL)
+
+            def is_back() -> bool:
+                found = [one for one in instances(nodes[0]) if one["id"] == automatic["id"]]
+                return any(one["state"] == "ready" and one["ballot"] > automatic["ballot"] for one in found)
+
+            await until(is_back)
+            assert ready(nodes[0])[automatic["id"]]
