@@ -22,11 +22,15 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that may be sent, and the tokens whose text is complete with it. finish is set on the last piece only."""
+    """Text that may be sent, and the tokens whose text is complete with it. finish is set on the last piece only.
+
+    stop_string: the stop string that ended the output; "" if none did.
+    """
 
     text: str
     tokens: tuple[TokenSpan, ...] = ()
     finish: FinishReason | None = None
+    stop_string: str = ""
 
 
 class TextAssembler:
@@ -62,7 +66,8 @@ class TextAssembler:
                 text += self._stops.flush()
         finish = FinishReason.STOP if self._stops.stopped else event.finish
         self._num_released += len(text)
-        return Piece(text, self._release(everything=finish is not None and not self._stops.stopped), finish)
+        released = self._release(everything=finish is not None and not self._stops.stopped)
+        return Piece(text, released, finish, self._stops.matched)
 
     def push_text(self, text: str, finish: FinishReason | None = None) -> Piece:
         """Take text that an engine gave without token ids. Text of tokens that is held back comes first."""
@@ -73,7 +78,8 @@ class TextAssembler:
             given += self._stops.flush()
         ends = FinishReason.STOP if self._stops.stopped else finish
         self._num_released += len(given)
-        return Piece(given, self._release(everything=ends is not None and not self._stops.stopped), ends)
+        released = self._release(everything=ends is not None and not self._stops.stopped)
+        return Piece(given, released, ends, self._stops.matched)
 
     def _release(self, *, everything: bool) -> tuple[TokenSpan, ...]:
         """Remove and return the tokens whose text has been sent. A token that ends inside a character waits until that

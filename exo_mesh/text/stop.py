@@ -19,17 +19,20 @@ class StopStrings:
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
+        self.matched = ""
+        """The stop string that was found; "" as long as there is none."""
 
     def push(self, text: str) -> str:
         """Take more text and return the text that is now safe to send; always "" once `stopped` is set."""
         if self.stopped:
             return ""
         pending = self._held + text
-        matches = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if matches:
+            _, at, self.matched = min(matches)
             self.stopped = True
             self._held = ""
-            return pending[: min(matches)[1]]
+            return pending[:at]
         safe = len(pending) - max((_overlap(pending, stop) for stop in self._stops), default=0)
         self._held = pending[safe:]
         return pending[:safe]

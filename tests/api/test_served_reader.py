@@ -46,7 +46,7 @@ def test_text_and_reasoning_are_passed_on_and_the_counts_are_the_servers() -> No
 
 def test_a_stop_string_over_two_pieces_ends_the_answer_before_it() -> None:
     one = reader(["END"])
-    assert read(one, TextPiece("text", "abE"), TextPiece("text", "NDc")) == [TextPart("ab"), OutputEnd("stop")]
+    assert read(one, TextPiece("text", "abE"), TextPiece("text", "NDc")) == [TextPart("ab"), OutputEnd("stop", "END")]
     assert one.finished
 
 

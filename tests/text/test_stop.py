@@ -36,6 +36,17 @@ def test_what_is_sent_when(stops: list[str], pieces: list[str], sent: list[str])
     assert [stopper.push(piece) for piece in pieces] == sent
 
 
+@pytest.mark.parametrize(
+    ("stops", "pieces", "matched"),
+    [(["x", "END"], ["an E", "ND"], "END"), (["bc", "abc"], ["xabc"], "abc"), (["END"], ["EN"], "")],
+)
+def test_the_stop_string_that_was_found_is_named(stops: list[str], pieces: list[str], matched: str) -> None:
+    stopper = StopStrings(stops)
+    for piece in pieces:
+        stopper.push(piece)
+    assert stopper.matched == matched
+
+
 def test_what_was_held_comes_at_the_end() -> None:
     assert run(["END"], ["the EN"]) == ("the EN", False)
 

@@ -227,4 +227,4 @@ class Answer:
 
 def _plain(piece: Piece) -> list[OutputEvent]:
     made: list[OutputEvent] = [TextPart(piece.text, piece.tokens)] if piece.text or piece.tokens else []
-    return [*made, OutputEnd(piece.finish.value)] if piece.finish is not None else made
+    return [*made, OutputEnd(piece.finish.value, piece.stop_string)] if piece.finish is not None else made

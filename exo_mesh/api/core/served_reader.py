@@ -87,14 +87,14 @@ class ServedReader:
         if self._parser is not None:
             return self._parser.push(given)
         made: list[OutputEvent] = [TextPart(given.text, given.tokens)] if given.text else []
-        return [*made, OutputEnd(given.finish.value)] if given.finish is not None else made
+        return [*made, OutputEnd(given.finish.value, given.stop_string)] if given.finish is not None else made
 
     def _end(self, given: Piece) -> list[OutputEvent]:
         assert given.finish is not None, "the answer ends"
         self.is_over = True
         made: list[OutputEvent] = [TextPart(given.text, given.tokens)] if given.text else []
         made += self._close_call()
-        return [*made, OutputEnd("tool_calls" if self._num_calls else given.finish.value)]
+        return [*made, OutputEnd("tool_calls" if self._num_calls else given.finish.value, given.stop_string)]
 
     def _close_call(self) -> list[OutputEvent]:
         closed, self._open_call = self._open_call, None

@@ -55,9 +55,11 @@ class ToolCallEnd:
 
 @dataclass(frozen=True, slots=True)
 class OutputEnd:
-    """The last event. reason: "stop", "length" or "tool_calls"."""
+    """The last event. reason: "stop", "length" or "tool_calls". stop_string: the client's stop string that ended the
+    answer; "" if none did."""
 
     reason: str
+    stop_string: str = ""
 
 
 OutputEvent = TextPart | ReasoningPart | ToolCallBegin | ToolCallArguments | ToolCallEnd | OutputEnd

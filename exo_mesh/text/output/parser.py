@@ -65,7 +65,7 @@ class OutputParser:
         reason = piece.finish.value
         if piece.finish is FinishReason.STOP and self._writer.num_calls:
             reason = "tool_calls"
-        return [*self._writer.take(), OutputEnd(reason)]
+        return [*self._writer.take(), OutputEnd(reason, piece.stop_string)]
 
 
 class _Flat:
