@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.api.openai.lenient import refuse_unless, show_json
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from exo_mesh.errors import InputError
 
-MAX_STOPS = 64  # code completion in editors sends more than 16: markers of the model and words of the language
 MAX_STOP_IDS = 64
-MAX_TOOLS = 512
 MAX_CHOICES = 128
 """Most answers of one request, over all of its prompts; OpenAI's limit for n."""
 
-MAX_STOP_CHARACTERS = 1024  # our own bound, so that the search for stop strings stays cheap
 MAX_TOP_LOGPROBS = 20
 _INT64 = 2**63
 
@@ -51,9 +49,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 def check_body(body: GenerationBody) -> None:
     """Check all that does not need the model. Raises InputError with the field, its value and the allowed values."""
     for name, (low, high) in _RANGES.items():
-        value = getattr(body, name, None)
-        if value is not None and not low <= value <= high:
-            raise InputError(f"{name} is {show_json(value)}; it must be between {low} and {high}", param=name)
+        check_range(name, getattr(body, name, None), low, high)
     for name in _LIMITS:
         limit = getattr(body, name, None)
         if limit == 0 and isinstance(body, CompletionBody) and body.echo:
@@ -66,7 +62,7 @@ def check_body(body: GenerationBody) -> None:
     if None not in (body.repeat_penalty, body.repetition_penalty) and body.repeat_penalty != body.repetition_penalty:
         message = "repeat_penalty and repetition_penalty are two names of the same field: send only one"
         raise InputError(message, param="repeat_penalty")
-    _check_stops(body.stop)
+    check_stops(stop_strings(body.stop), "stop")
     if len(body.stop_token_ids or ()) > MAX_STOP_IDS:
         message = f"stop_token_ids has {len(body.stop_token_ids or ())} ids; at most {MAX_STOP_IDS} are allowed"
         raise InputError(message, param="stop_token_ids")
@@ -87,18 +83,6 @@ def check_body(body: GenerationBody) -> None:
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """The field `stop`, in any of its forms, as a tuple."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
-
-
-def _check_stops(stop: str | list[str] | None) -> None:
-    stops = stop_strings(stop)
-    if len(stops) > MAX_STOPS:
-        raise InputError(f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed", param="stop")
-    for text in stops:
-        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
-            raise InputError(
-                f"stop has a string of {len(text)} characters; it must have 1 to {MAX_STOP_CHARACTERS}",
-                param="stop",
-            )
 
 
 def _check_bias(logit_bias: dict[int, float] | None) -> None:
@@ -126,8 +110,7 @@ def _check_stream_options(body: GenerationBody) -> None:
 def _check_chat(body: ChatBody) -> None:
     if not body.messages:
         raise InputError("messages is empty; at least one message is required", param="messages")
-    if len(body.tools or ()) > MAX_TOOLS:
-        raise InputError(f"tools has {len(body.tools or ())} tools; at most {MAX_TOOLS} are allowed", param="tools")
+    check_num_tools(body.tools or ())
     if body.top_logprobs and not body.logprobs:
         raise InputError('top_logprobs is only allowed together with "logprobs": true', param="top_logprobs")
     _check_thinking(body)
@@ -154,8 +137,7 @@ def _check_thinking(body: ChatBody) -> None:
         "thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None,
     }
     for name, value in budgets.items():
-        if value is not None and not 0 <= value < 2**31:
-            raise InputError(f"{name} is {show_json(value)}; it must be between 0 and {2**31 - 1}", param=name)
+        check_range(name, value, 0, 2**31 - 1)
 
 
 def _check_logprobs_count(logprobs: int | None) -> None:

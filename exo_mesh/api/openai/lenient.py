@@ -1,25 +1,12 @@
-"""Accepts fields of other servers and clients at values that change nothing.
-
-A field that would change the answer is honoured or refused: a listed field with another value gets a 400 that names it.
-"""
+"""The fields of other servers and clients that OpenAI's routes accept at values that change nothing."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
-import msgspec
+from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, without_fields
 
-from exo_mesh.errors import InputError
-
-MAX_SHOWN = 60
-
-ANY: tuple[Any, ...] = ()
-"""For fields whose value never changes the answer: labels, hints about speed, and settings of a feature that another
-field turns on."""
-
-OPENAI: Mapping[str, tuple[Any, ...]] = {
+OPENAI: NeutralTable = {
     "modalities": (["text"],),
     "prediction": ANY,
     "prompt_cache_retention": ANY,
@@ -27,7 +14,7 @@ OPENAI: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
 }
 
-VLLM_AND_SGLANG: Mapping[str, tuple[Any, ...]] = {
+VLLM_AND_SGLANG: NeutralTable = {
     "add_special_tokens": (False,),
     "allowed_token_ids": ([],),
     "bad_words": ([],),
@@ -52,7 +39,7 @@ VLLM_AND_SGLANG: Mapping[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
 }
 
-LLAMA_CPP_AND_OLLAMA: Mapping[str, tuple[Any, ...]] = {
+LLAMA_CPP_AND_OLLAMA: NeutralTable = {
     "cache_prompt": ANY,
     "dry_allowed_length": ANY,
     "dry_base": ANY,
@@ -84,7 +71,7 @@ LLAMA_CPP_AND_OLLAMA: Mapping[str, tuple[Any, ...]] = {
     "xtc_threshold": ANY,
 }
 
-OPENROUTER_AND_GROQ: Mapping[str, tuple[Any, ...]] = {
+OPENROUTER_AND_GROQ: NeutralTable = {
     "include_reasoning": (True,),
     "plugins": ([],),
     "provider": ANY,  # chooses among providers; the mesh is the only one here
@@ -93,7 +80,7 @@ OPENROUTER_AND_GROQ: Mapping[str, tuple[Any, ...]] = {
     "transforms": ([],),
 }
 
-CLIENTS: Mapping[str, tuple[Any, ...]] = {
+CLIENTS: NeutralTable = {
     "chat_id": ANY,
     "draft_model": ANY,
     "session_id": ANY,
@@ -103,16 +90,16 @@ CLIENTS: Mapping[str, tuple[Any, ...]] = {
     "tool_stream": ANY,
 }
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL: NeutralTable = {
     **OPENAI,
     **VLLM_AND_SGLANG,
     **LLAMA_CPP_AND_OLLAMA,
     **OPENROUTER_AND_GROQ,
     **CLIENTS,
 }
-"""For each field the values that have no effect; null never has an effect."""
+"""All fields of requests that may have no effect."""
 
-IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+IN_MESSAGES: NeutralTable = {
     **dict.fromkeys(("id", "message_id", "messageId", "parent_id", "index", "agent", "model", "provider"), ANY),
     **dict.fromkeys(("created", "created_at", "createdAt", "timestamp", "date", "cycle", "opts", "metadata"), ANY),
     **dict.fromkeys(("usage", "status", "finish_reason", "logprobs", "provider_specific_fields"), ANY),
@@ -125,60 +112,6 @@ IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
 
 
 def without_neutral_fields(body: bytes, known: Collection[str], known_in_messages: Collection[str] = ()) -> bytes:
-    """Remove the fields of NEUTRAL that the route does not know from the JSON object `body` and from its messages.
-
-    Raises InputError for such a field with another value, and msgspec's errors for malformed JSON.
-    """
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    _drop(fields, NEUTRAL, known, "")
-    if "messages" in known and (messages := fields.get("messages")) is not None:
-        fields["messages"] = _without_notes(messages, known_in_messages)
-    return msgspec.json.encode(fields)
-
-
-def _without_notes(messages: msgspec.Raw, known: Collection[str]) -> msgspec.Raw:
-    """The messages without neutral fields. Anything but a list of objects stays unchanged, and the struct refuses
-    it."""
-    try:
-        turns = msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]])
-    except msgspec.ValidationError:
-        return messages
-    for index, turn in enumerate(turns):
-        _drop(turn, IN_MESSAGES, known, f"messages[{index}].")
-    return msgspec.Raw(msgspec.json.encode(turns))
-
-
-def _drop(
-    fields: dict[str, msgspec.Raw], neutral: Mapping[str, tuple[Any, ...]], known: Collection[str], where: str
-) -> None:
-    for name in [name for name in fields if name in neutral and name not in known]:
-        raw, allowed = fields.pop(name), neutral[name]
-        if allowed is not ANY:
-            refuse_unless(where + name, msgspec.json.decode(raw), allowed)
-
-
-def refuse_unless(name: str, value: Any, allowed: Collection[Any]) -> None:
-    """Raises InputError if a field has a value that is neither null nor allowed."""
-    if value is not None and not any(_is_same(value, choice) for choice in allowed):
-        choices = " or ".join(show_json(choice) for choice in allowed)
-        raise InputError(f"{name} is {show_json(value)}, which is not supported yet; it must be {choices}", param=name)
-
-
-def show_json(value: Any) -> str:
-    """The value as JSON, shortened to at most about one line."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        text = json.dumps(value[: MAX_SHOWN + 1] if isinstance(value, str) else value, ensure_ascii=False)
-    except RecursionError:
-        text = " " * (MAX_SHOWN + 1)
-    if len(text) <= MAX_SHOWN:
-        return text
-    if isinstance(value, list):
-        return f"a list of {len(value)} items"
-    return "an object" if isinstance(value, dict) else text[: MAX_SHOWN - 3] + "..."
-
-
-def _is_same(value: Any, choice: Any) -> bool:
-    """Whether two JSON values are equal: 1 equals 1.0, but true does not equal 1."""
-    return value == choice and isinstance(value, bool) == isinstance(choice, bool)
+    """Remove the neutral fields that the route does not know from the JSON object `body` and from its messages. Raises
+    as without_fields does."""
+    return without_fields(body, NEUTRAL, known, IN_MESSAGES, known_in_messages)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import ToolCall, Turn
-from exo_mesh.api.openai.lenient import show_json
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
-
-INVALID = "invalid_arguments"
-"""The name under which a template gets the arguments of a call that are not a JSON object."""
 
 
 def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
@@ -96,21 +92,4 @@ def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
     arguments, call_id = function.get("arguments"), call.get("id")
     if not isinstance(call_id, str | None):
         raise InputError(f"{where}.id is not a string", param=f"{where}.id")
-    return ToolCall(call_id or "", function["name"], _object_of(arguments))
-
-
-def _object_of(arguments: Any) -> dict[str, Any]:
-    """The arguments as an object; never fails.
-
-    A model's call may be malformed, or cut by the token limit. Clients send it back with every later request, and the
-    conversation must continue. So invalid arguments are shown to the model under the name INVALID.
-    """
-    decoded = arguments
-    if isinstance(arguments, str):
-        try:
-            decoded = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return {INVALID: arguments}
-    if decoded is None:
-        return {}
-    return decoded if isinstance(decoded, dict) else {INVALID: arguments}
+    return ToolCall(call_id or "", function["name"], object_of(arguments))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.api.core.keep_alive import keep_alive_s
+from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
     Conversation,
     FieldNames,
@@ -19,7 +20,6 @@ from exo_mesh.api.core.request import (
     ToolChoice,
 )
 from exo_mesh.api.openai.checks import MAX_CHOICES, NO_LIMIT, stop_strings
-from exo_mesh.api.openai.lenient import show_json
 from exo_mesh.api.openai.messages import turns_of
 from exo_mesh.api.openai.replies import Delivery
 from exo_mesh.api.openai.schema import (

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.api.openai.lenient import ANY, NEUTRAL
+from exo_mesh.api.core.neutral_fields import ANY
+from exo_mesh.api.openai.lenient import NEUTRAL
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody
 from exo_mesh.domain.request import FLEX_PRIORITY
 from tests.api.scripted_mesh import Served

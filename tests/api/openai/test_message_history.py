@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.api.core.call_arguments import INVALID
+from exo_mesh.api.core.neutral_fields import ANY
 from exo_mesh.api.core.request import Turn
-from exo_mesh.api.openai.lenient import ANY, IN_MESSAGES
-from exo_mesh.api.openai.messages import INVALID, turns_of
+from exo_mesh.api.openai.lenient import IN_MESSAGES
+from exo_mesh.api.openai.messages import turns_of
 from exo_mesh.api.openai.schema import ChatBody, Message, decode_generation_body
 from exo_mesh.api.openai.translate import thinking_of
 from exo_mesh.errors import InputError

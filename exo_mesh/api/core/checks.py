@@ -1,0 +1,35 @@
+"""Checks of values that requests of all dialects have: pure functions that raise InputError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from exo_mesh.api.core.neutral_fields import show_json
+from exo_mesh.errors import InputError
+
+MAX_STOPS = 64  # code completion in editors sends more than 16: markers of the model and words of the language
+MAX_STOP_CHARACTERS = 1024  # our own bound, so that the search for stop strings stays cheap
+MAX_TOOLS = 512
+
+
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    """Raises InputError unless low <= value <= high; None is allowed."""
+    if value is not None and not low <= value <= high:
+        raise InputError(f"{name} is {show_json(value)}; it must be between {low} and {high}", param=name)
+
+
+def check_stops(stops: Sequence[str], param: str) -> None:
+    """Raises InputError if there are too many stop strings, or if one is empty or too long. param: their field."""
+    if len(stops) > MAX_STOPS:
+        raise InputError(f"{param} has {len(stops)} strings; at most {MAX_STOPS} are allowed", param=param)
+    for text in stops:
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            message = f"{param} has a string of {len(text)} characters; it must have 1 to {MAX_STOP_CHARACTERS}"
+            raise InputError(message, param=param)
+
+
+def check_num_tools(tools: Sequence[Any]) -> None:
+    """Raises InputError if a request offers too many tools."""
+    if len(tools) > MAX_TOOLS:
+        raise InputError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed", param="tools")
