@@ -27,7 +27,6 @@ from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.key_routes import KeyRoutes
 from exo_mesh.api.model_routes import ModelRoutes
 from exo_mesh.api.openai.handlers import OpenAIRoutes
-from exo_mesh.api.openai.stream_routes import StreamRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.peer_routes import PeerRoutes
 from exo_mesh.api.request_log import log_requests
@@ -35,7 +34,8 @@ from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.scrape_targets import ScrapeTargetRoutes
 from exo_mesh.api.seed_routes import SeedRoutes
 from exo_mesh.api.stopping import StopRoutes
-from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
+from exo_mesh.api.streams.routes import StreamRoutes
+from exo_mesh.api.streams.secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.trace_routes import TraceRoutes
 from exo_mesh.api.tracing import TRACE, trace_headers
@@ -68,7 +68,8 @@ def build_app(
     check_access = guard(options.access, RouteRoles.of(table))
     log_request = log_requests(options.responses)
     # the first is the outermost: log_request sees the replies that errors_to_replies makes
-    middlewares = [follow_connection, give_request_id, log_request, errors_to_replies, check_access]
+    reply_to_errors = errors_to_replies((), lambda request: request[REQUEST_ID])
+    middlewares = [follow_connection, give_request_id, log_request, reply_to_errors, check_access]
     middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     add_routes(app, table)

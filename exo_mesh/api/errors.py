@@ -1,19 +1,22 @@
-"""Translates errors to HTTP: the status of each error code, and OpenAI's error body. No other module decides these."""
+"""Translates errors to HTTP: the status of each error code, and the body in the caller's dialect. No other module
+decides these."""
 
 from __future__ import annotations
 
 import logging
 import math
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
-from exo_mesh.api.sse import STREAM, data_frame
+from exo_mesh.api.core.failure import Failure
+from exo_mesh.api.sse import STREAM
 from exo_mesh.errors import FetchError, MeshError, OverloadError, PlacementError
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,9 @@ _RULES: dict[str, _Rule] = {
     "node_stopping": _Rule(503, _SERVER, 1),
     "deadline_exceeded": _Rule(504, _SERVER),
 }
+FAILURE = web.ResponseKey("failure", Failure)
+"""What an error reply reports; the middleware writes it in the dialect of the caller."""
+
 REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
@@ -80,16 +86,13 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     )
 
 
-def error_body(error: MeshError) -> dict[str, Any]:
-    """OpenAI's error object, always with all four fields. `details` has the numbers of a refused placement, or the
-    remedy after a failed download."""
-    text = error.full if isinstance(error, FetchError) else str(error)
-    body = _body(text, error.code, getattr(error, "param", None))
-    if isinstance(error, PlacementError) and error.details:
-        body["error"]["details"] = error.details
-    if isinstance(error, FetchError):
-        body["error"]["details"] = {"remedy": error.remedy, "is_final": error.is_final}
-    return body
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """The errors of one dialect. speaks: whether a request expects them. body: the JSON body of an error; it also gets
+    the id of the request."""
+
+    speaks: Callable[[web.Request], bool]
+    body: Callable[[Failure, str], Any]
 
 
 def error_response(error: MeshError) -> web.Response:
@@ -98,32 +101,68 @@ def error_response(error: MeshError) -> web.Response:
     wait_s = math.ceil(error.retry_after_s) if isinstance(error, OverloadError) else rule.retry_after_s
     if isinstance(error, FetchError) and error.is_final:
         wait_s = None  # a retry cannot succeed, so do not suggest one
-    return json_response(error_body(error), rule.status, {"Retry-After": str(max(1, wait_s))} if wait_s else None)
+    text = error.full if isinstance(error, FetchError) else str(error)
+    details = error.details if isinstance(error, PlacementError) else None
+    if isinstance(error, FetchError):
+        details = {"remedy": error.remedy, "is_final": error.is_final}
+    headers = {"Retry-After": str(max(1, wait_s))} if wait_s else None
+    return _reply(_failure(error.code, text, getattr(error, "param", None), details), headers)
 
 
 def plain_error(code: str, message: str, param: str | None = None) -> web.Response:
     """The reply for an error that is not a MeshError, such as an unknown path."""
-    return json_response(_body(message, code, param), _RULES[code].status)
+    return _reply(_failure(code, message, param))
 
 
-def _body(message: str, code: str, param: str | None) -> dict[str, Any]:
+def _failure(code: str, message: str, param: str | None, details: dict[str, Any] | None = None) -> Failure:
     rule = _RULES.get(code, _RULES["internal_error"])
     # the message may quote a caller's text, and a lone surrogate in it cannot be encoded
     text = message.encode("utf-8", "replace").decode()
-    return {"error": {"message": text, "type": rule.kind, "param": param, "code": code}}
+    return Failure(rule.status, code, rule.kind, text, param, details)
 
 
-@web.middleware
-async def errors_to_replies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every failure of a handler into a reply in OpenAI's form.
+def _reply(failure: Failure, headers: dict[str, str] | None = None) -> web.Response:
+    """The reply for a failure in OpenAI's form."""
+    reply = json_response(failure.openai_body(), failure.status, headers)
+    reply[FAILURE] = failure
+    return reply
+
+
+def errors_to_replies(forms: Sequence[ErrorForm], id_of: Callable[[web.Request], str]) -> Middleware:
+    """The middleware that turns every failure of a handler into a reply, in the first of the forms that the request
+    expects, else in OpenAI's form. id_of: the id of a request.
 
     This is the boundary of the API: any exception other than a MeshError is a bug of exo-mesh. Only its type and place
     are logged, because its message might quote a prompt.
     """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            reply = await _tried(request, handler)
+            if FAILURE not in reply:
+                return reply
+            if STREAM in request:
+                await request[STREAM].send(request[STREAM].form.error_frame(reply[FAILURE]))
+                return request[STREAM].response
+            form = next((form for form in forms if form.speaks(request)), None)
+            if form is not None:
+                assert isinstance(reply, web.Response)
+                reply.body = msgspec.json.encode(form.body(reply[FAILURE], id_of(request)))
+            return reply
+        finally:
+            if STREAM in request:
+                request[STREAM].close()
+
+    return middleware
+
+
+async def _tried(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The reply of the handler, or the reply for its error."""
     try:
         return await handler(request)
     except MeshError as error:
-        return await _answer(request, error_response(error))
+        return error_response(error)
     except web.HTTPException as error:
         return _http_error(request, error)
     except ConnectionError:
@@ -131,21 +170,7 @@ async def errors_to_replies(request: web.Request, handler: Handler) -> web.Strea
     except Exception as error:  # noqa: BLE001  a boundary: a bug must become a 500, not a dropped connection
         places = "".join(traceback.format_tb(error.__traceback__))
         log.error("%s %s failed with %s at\n%s", request.method, request.path, type(error).__name__, places)
-        message = f"internal error ({type(error).__name__}); see the node's log"
-        return await _answer(request, plain_error("internal_error", message))
-    finally:
-        if STREAM in request:
-            request[STREAM].close()
-
-
-async def _answer(request: web.Request, reply: web.Response) -> web.StreamResponse:
-    """Send an error reply. If a stream has begun, its body becomes the last event, and no [DONE] follows."""
-    if STREAM not in request:
-        return reply
-    stream = request[STREAM]
-    assert isinstance(reply.body, bytes)
-    await stream.send(data_frame(msgspec.Raw(reply.body)))
-    return stream.response
+        return plain_error("internal_error", f"internal error ({type(error).__name__}); see the node's log")
 
 
 def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamResponse:

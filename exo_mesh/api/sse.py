@@ -1,13 +1,16 @@
-"""Server-sent events: their framing, and the response that sends them."""
+"""Streams of events: their framing, and the response that sends them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from exo_mesh.api.core.failure import Failure
 from exo_mesh.clock import monotonic
 from exo_mesh.tasks import Watchdog
 
@@ -27,6 +30,19 @@ def comment_frame(text: str) -> bytes:
     return b": " + " ".join(text.split()).encode() + b"\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """The form of a stream in one dialect. headers: of its response. error_frame: encodes the error that ends a stream
+    which has begun."""
+
+    headers: Mapping[str, str]
+    error_frame: Callable[[Failure], bytes]
+
+
+EVENTS = StreamForm(HEADERS, lambda failure: data_frame(failure.openai_body()))
+"""Server-sent events with OpenAI's errors; no [DONE] follows an error."""
+
+
 class EventStream:
     """A response of events. Each write waits until the socket has room, so a slow reader slows only its own request.
 
@@ -34,13 +50,16 @@ class EventStream:
     stage.
     """
 
-    def __init__(self, request: web.Request, stall_limit_s: float, watchdog: Watchdog) -> None:
+    def __init__(
+        self, request: web.Request, stall_limit_s: float, watchdog: Watchdog, form: StreamForm = EVENTS
+    ) -> None:
+        self.form = form
         self._request = request
         self._stall_limit_s = stall_limit_s
         self._watchdog = watchdog
         self._writing_since: float | None = None
         self._is_stalled = False
-        self.response = web.StreamResponse(headers=HEADERS)
+        self.response = web.StreamResponse(headers=form.headers)
 
     async def start(self) -> None:
         """Send status and headers; after this, errors can only be sent as events. The error middleware finds the stream

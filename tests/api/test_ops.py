@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.openai.streaming import waiting_for
+from exo_mesh.api.core.streaming import waiting_for
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import Progress
 from exo_mesh.instances.spec import InstanceSpec

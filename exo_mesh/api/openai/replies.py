@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from exo_mesh import __version__
 from exo_mesh.api.core.answer import Answer, AnswerStep
+from exo_mesh.api.core.reply import Reply
 from exo_mesh.api.openai.objects import (
     ChatChoice,
     ChatChunkChoice,
@@ -37,6 +38,7 @@ from exo_mesh.api.openai.objects import (
     Usage,
 )
 from exo_mesh.api.openai.schema import StreamOptions
+from exo_mesh.api.sse import DONE
 from exo_mesh.text.assembler import TokenSpan
 from exo_mesh.text.output.events import (
     OutputEnd,
@@ -65,8 +67,8 @@ class Delivery:
     shows_timings: bool = False
 
 
-class Reply(ABC):
-    """Builds the reply to one request. Subclasses define the format of a choice."""
+class OpenAIReply(Reply):
+    """Builds one of OpenAI's replies. Subclasses define the format of a choice."""
 
     def __init__(self, answer: Answer, delivery: Delivery, created: int) -> None:
         self._answer = answer
@@ -78,12 +80,11 @@ class Reply(ABC):
         self._tier: str | UnsetType = delivery.tier or UNSET
 
     @abstractmethod
-    def whole(self, steps: Iterable[AnswerStep]) -> Any:
-        """The reply to a request without streaming, from all of its steps."""
-
-    @abstractmethod
     def chunks(self, step: AnswerStep) -> list[Any]:
         """The chunks of a stream for one step; the last step ends with the usage, if the client asked for it."""
+
+    def closing(self) -> bytes:
+        return DONE
 
     def _by_choice(self, steps: Iterable[AnswerStep]) -> dict[int, list[OutputEvent]]:
         """The events of each choice that the client gets."""
@@ -125,7 +126,7 @@ class Reply(ABC):
         return TimingsObject(0, *_speed(num_prompt, timings.prompt_s), *_speed(num_tokens, timings.answer_s))
 
 
-class ChatReply(Reply):
+class ChatReply(OpenAIReply):
     """Builds `chat.completion` and `chat.completion.chunk`."""
 
     def whole(self, steps: Iterable[AnswerStep]) -> ChatCompletion:
@@ -229,7 +230,7 @@ class ChatReply(Reply):
         )
 
 
-class CompletionReply(Reply):
+class CompletionReply(OpenAIReply):
     """Builds `text_completion`; the chunks of a stream have the same name."""
 
     def whole(self, steps: Iterable[AnswerStep]) -> TextCompletion:

@@ -7,15 +7,14 @@ from typing import Any, Literal
 import msgspec
 
 from exo_mesh.api.core.preparing import PreparedChoice, PreparedRequest
-from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Delivery, Reply
-from exo_mesh.api.openai.schema import StreamOptions
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import TransportError
 from exo_mesh.text.output.formats import PLAIN
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
 
-_REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "completion": CompletionReply}
+DialectName = Literal["chat", "completion"]
+"""The kinds of replies; a peer that does not know one cannot make the reply."""
 
 
 class RecipeTool(msgspec.Struct):
@@ -36,10 +35,10 @@ class RecipeChoice(msgspec.Struct):
 
 
 class StreamRecipe(msgspec.Struct):
-    """The parts of a PreparedRequest and its Delivery that a reply needs. has_format: the answer uses the model's
-    output format, as in a conversation."""
+    """The parts of a PreparedRequest that a reply needs, and how the client wants it. has_format: the answer uses the
+    model's output format, as in a conversation. The last fields are those of one dialect each."""
 
-    dialect: Literal["chat", "completion"]
+    dialect: DialectName
     id: str
     model: str
     created: int
@@ -59,16 +58,6 @@ class StreamRecipe(msgspec.Struct):
     tier: str = ""
     """Of the reply; a peer of an older version only knows names_tier, which stands for "default"."""
 
-    @property
-    def reply(self) -> type[Reply]:
-        return _REPLIES[self.dialect]
-
-    @property
-    def delivery(self) -> Delivery:
-        options = StreamOptions(include_usage=self.include_usage, continuous_usage_stats=self.continuous_usage)
-        tier = self.tier or ("default" if self.names_tier else "")
-        return Delivery(True, options, tier, self.shows_logprobs, shows_timings=self.shows_timings)
-
     def prepared(self, text: TextModel) -> PreparedRequest:
         """The request, with only the fields that a reply needs."""
         return PreparedRequest(
@@ -86,10 +75,10 @@ class StreamRecipe(msgspec.Struct):
         )
 
 
-def recipe_of(kind: type[Reply], prepared: PreparedRequest, delivery: Delivery, created: int) -> StreamRecipe:
-    """The recipe with which another peer can make the same reply."""
+def recipe_of(dialect: DialectName, prepared: PreparedRequest, created: int) -> StreamRecipe:
+    """The recipe with which another peer can make the same reply. Dialects add fields of their own to it."""
     return StreamRecipe(
-        "chat" if kind is ChatReply else "completion",
+        dialect,
         prepared.id,
         prepared.model,
         created,
@@ -109,12 +98,6 @@ def recipe_of(kind: type[Reply], prepared: PreparedRequest, delivery: Delivery, 
         prepared.starts_in_reasoning,
         prepared.num_kept,
         prepared.num_drawn,
-        delivery.options.include_usage,
-        delivery.options.continuous_usage_stats,
-        bool(delivery.tier),
-        delivery.shows_logprobs,
-        delivery.shows_timings,
-        delivery.tier,
     )
 
 

@@ -1,4 +1,4 @@
-"""Sends an answer as server-sent events, to the client that asked for it or to another reader."""
+"""Sends an answer as a stream, to the client that asked for it or to another reader."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answer import Answer
-from exo_mesh.api.openai.replies import Reply
-from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
+from exo_mesh.api.core.reply import Reply
+from exo_mesh.api.sse import EventStream
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.request import Progress
@@ -22,26 +22,28 @@ async def stream_answer(
     *,
     is_taken: bool = False,
 ) -> web.StreamResponse:
-    """Stream an answer. Status and headers are sent with the first token or the first comment, so an earlier error
-    still gets its own status.
+    """Stream an answer. Status and headers are sent with the first token, or with the first frame of waiting, so an
+    earlier error still gets its own status.
 
     received: the number of events that the client already has; None means that the events have no ids. is_taken: the
     mesh has already accepted the request.
     """
     keep_alive_s = context.options.keep_alive_s
     has_come = await _first_token(answer, keep_alive_s, keep_alive_s if is_taken else context.options.head_hold_s)
-    stream = EventStream(request, context.options.stall_limit_s, context.watchdog)
+    stream = EventStream(request, context.options.stall_limit_s, context.watchdog, reply.form)
     await stream.start()
+    opening = [] if received else reply.opening()
     quiet_until = monotonic() + keep_alive_s
     while True:
         if not has_come:
-            await stream.send(comment_frame(waiting_for(answer.progress)))
-            quiet_until = monotonic() + keep_alive_s
+            await stream.send(*opening, reply.waiting(waiting_for(answer.progress)))
+            opening, quiet_until = [], monotonic() + keep_alive_s
         elif frames := _frames(answer, reply, received):
-            await stream.send(*frames)
-            quiet_until = monotonic() + keep_alive_s
+            await stream.send(*opening, *frames)
+            opening, quiet_until = [], monotonic() + keep_alive_s
         if answer.finished:
-            await stream.send(DONE)
+            if closing := reply.closing():
+                await stream.send(closing)
             return stream.response
         has_come = await answer.wait(quiet_until)
 
@@ -68,8 +70,8 @@ def _frames(answer: Answer, reply: Reply, received: int | None) -> list[bytes]:
         chunks = reply.chunks(step)
         if received is not None and step.position <= received:
             continue
-        frames += map(data_frame, chunks[:-1])
-        frames += [data_frame(chunk, None if received is None else step.position) for chunk in chunks[-1:]]
+        frames += [reply.frame(chunk, None) for chunk in chunks[:-1]]
+        frames += [reply.frame(chunk, None if received is None else step.position) for chunk in chunks[-1:]]
     return frames
 
 

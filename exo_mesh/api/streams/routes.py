@@ -12,12 +12,13 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answer import Answer
+from exo_mesh.api.core.recipes import read_recipe
+from exo_mesh.api.core.streaming import stream_answer
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.openai.recipes import read_recipe
-from exo_mesh.api.openai.streaming import stream_answer
 from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.sse import HEADERS
-from exo_mesh.api.stream_secret import SECRET_HEADER
+from exo_mesh.api.streams.dialects import reply_of
+from exo_mesh.api.streams.secret import SECRET_HEADER
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.errors import InputError
 from exo_mesh.serving.streams import FoundStream, StreamService, StreamViewer, hash_of_secret
@@ -75,7 +76,7 @@ class StreamRoutes:
         text = await self._context.texts.of(self._service, entry)
         followed = _Followed(self._service.streams, found[0], viewer)
         async with Answer(followed, recipe.prepared(text), self._context.watchdog) as answer:
-            reply = recipe.reply(answer, recipe.delivery, recipe.created)
+            reply = reply_of(recipe, answer)
             received = int(last or 0) if len(recipe.choices) == 1 else None
             return await stream_answer(self._context, request, answer, reply, received, is_taken=True)
 

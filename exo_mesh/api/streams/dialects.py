@@ -1,0 +1,21 @@
+"""The reply of each dialect, from the recipe that its request left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from exo_mesh.api.core.answer import Answer
+from exo_mesh.api.core.recipes import DialectName, StreamRecipe
+from exo_mesh.api.core.reply import Reply
+from exo_mesh.api.openai.delivery import openai_reply
+
+REPLIES: Mapping[DialectName, Callable[[StreamRecipe, Answer], Reply]] = {
+    "chat": partial(openai_reply, "chat"),
+    "completion": partial(openai_reply, "completion"),
+}
+
+
+def reply_of(recipe: StreamRecipe, answer: Answer) -> Reply:
+    """The streamed reply that a recipe describes."""
+    return REPLIES[recipe.dialect](recipe, answer)
