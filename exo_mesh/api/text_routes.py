@@ -12,16 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from exo_mesh.api.access import CALLER
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.core.defaults import with_system_prompt
-from exo_mesh.api.core.preparing import choose_model
-from exo_mesh.api.core.prompts import conversation_prompt
+from exo_mesh.api.core.prompt_tokens import MAX_TOKENS, PromptTokens
 from exo_mesh.api.core.request import Conversation, FieldNames
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.model_names import find_model, model_of_request
 from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.schema import ChatBody, Message, ToolBody, decode_generation_body
 from exo_mesh.api.openai.translate import neutral_chat
@@ -30,9 +26,6 @@ from exo_mesh.errors import InputError
 from exo_mesh.text.tokenizer import TextModel
 
 B = TypeVar("B")
-
-MAX_TOKENS = 1 << 17
-"""Most tokens of one text, or the model's context if that is longer. The tokenizer needs about 400 bytes for each."""
 
 _NAMES = FieldNames()
 _ERRORS = (400, 403, 404, 408, 413, 503, 504)
@@ -109,6 +102,7 @@ class TextRoutes:
         self._context = context
         self._service = context.service
         self._texts = context.texts
+        self._prompts = PromptTokens(context)
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -143,14 +137,14 @@ class TextRoutes:
         if body.parse_special is False:
             message = "parse_special false is not supported: special tokens in a text are always recognised"
             raise InputError(message, param="parse_special")
-        model, text = await self._text(request, body.model)
+        model, text = await self._prompts.model(request, body.model)
         limit = await self._service.context_limit(model)
         source = body.content if body.content is not None else body.prompt
         if body.messages is not None:
             subject = _conversation(body, body.messages)
-            source = await self._prompt(subject, text)
+            source = await self._prompts.prompt(subject, text, _NAMES)
         assert source is not None
-        ids = await self._encode(text, source, limit, given[0], with_special=_wants_special(body))
+        ids = await self._prompts.encode(text, source, limit, given[0], with_special=_wants_special(body))
         return json_response(
             TokenizeReply(
                 [TokenPiece(one, _piece(text, one)) if body.with_pieces else one for one in ids],
@@ -163,7 +157,7 @@ class TextRoutes:
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /detokenize: decode tokens; special tokens become text."""
         body = await self._body(request, DetokenizeBody)
-        _, text = await self._text(request, body.model)
+        _, text = await self._prompts.model(request, body.model)
         if len(body.tokens) > MAX_TOKENS:
             raise InputError(f"tokens has {len(body.tokens)} ids; at most {MAX_TOKENS} are allowed", param="tokens")
         for token_id in body.tokens:
@@ -178,7 +172,7 @@ class TextRoutes:
         """POST /v1/chat/token/encode: the prompt and tokens for a body of /v1/chat/completions."""
         model, text, prompt = await self._chat_prompt(request)
         limit = await self._service.context_limit(model)
-        ids = await self._encode(text, prompt, limit, "messages", with_special=False)
+        ids = await self._prompts.encode(text, prompt, limit, "messages")
         return json_response(EncodedChat(len(prompt), len(ids), ids, prompt))
 
     async def apply_template(self, request: web.Request) -> web.Response:
@@ -189,36 +183,13 @@ class TextRoutes:
     async def _chat_prompt(self, request: web.Request) -> tuple[str, TextModel, str]:
         body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
         check_body(body)
-        model, text = await self._text(request, body.model)
+        model, text = await self._prompts.model(request, body.model)
         subject = neutral_chat(body).subject
         assert isinstance(subject, Conversation)
-        return model, text, await self._prompt(subject, text)
-
-    async def _prompt(self, conversation: Conversation, text: TextModel) -> str:
-        """The prompt that a chat on this node would use."""
-        defaults = self._context.options.defaults()
-        conversation = with_system_prompt(conversation, defaults.system_prompt)
-        moves = not defaults.keep_agent_lines
-        return await conversation_prompt(conversation, text, self._texts, _NAMES, moves_agent_lines=moves)
+        return model, text, await self._prompts.prompt(subject, text, _NAMES)
 
     async def _body(self, request: web.Request, kind: type[B]) -> B:
         return decode_body(await read_body(request, self._context.options.body_silence_s), kind)
-
-    async def _text(self, request: web.Request, name: str | None) -> tuple[str, TextModel]:
-        """(name, text model) of the model that a body names, or else of the model that a chat would use."""
-        name = await model_of_request(request, self._service, name, self._context.options.defaults().model)
-        chosen = choose_model(name, self._service.models())
-        entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)
-        if entry.served is not None:
-            raise InputError(f"the tokenizer of {entry.name} is in its model server, not in the mesh", param="model")
-        return entry.name, await self._texts.of(self._service, entry)
-
-    async def _encode(self, text: TextModel, source: str, limit: int, param: str, *, with_special: bool) -> list[int]:
-        def encode() -> list[int]:
-            text.check_length(source, max(limit, MAX_TOKENS), param)
-            return text.encode_text(source) if with_special else text.encode_prompt(source)
-
-        return await self._texts.work(encode)
 
 
 def _conversation(body: TokenizeBody, messages: list[Message]) -> Conversation:
