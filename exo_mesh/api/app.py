@@ -13,6 +13,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from exo_mesh.api.access import guard, send_cors_headers
+from exo_mesh.api.anthropic.failures import ANTHROPIC_ERRORS, speaks_anthropic
+from exo_mesh.api.anthropic.handlers import AnthropicRoutes
 from exo_mesh.api.body import refuse_expectations
 from exo_mesh.api.config_routes import ConfigRoutes
 from exo_mesh.api.connections import STOP_S, follow_connection
@@ -25,6 +27,7 @@ from exo_mesh.api.download_routes import DownloadRoutes
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.key_routes import KeyRoutes
+from exo_mesh.api.model_lists import ModelListRoutes
 from exo_mesh.api.model_routes import ModelRoutes
 from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
@@ -68,7 +71,7 @@ def build_app(
     check_access = guard(options.access, RouteRoles.of(table))
     log_request = log_requests(options.responses)
     # the first is the outermost: log_request sees the replies that errors_to_replies makes
-    reply_to_errors = errors_to_replies((), lambda request: request[REQUEST_ID])
+    reply_to_errors = errors_to_replies([ANTHROPIC_ERRORS], lambda request: request[REQUEST_ID])
     middlewares = [follow_connection, give_request_id, log_request, reply_to_errors, check_access]
     middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
@@ -122,7 +125,9 @@ def route_table(context: ApiContext) -> RouteTable:
     return [
         *ModelRoutes(context).table(),
         *DownloadRoutes(context).table(),
+        *ModelListRoutes(context).table(),
         *OpenAIRoutes(context).table(),
+        *AnthropicRoutes(context).table(),
         *StreamRoutes(context).table(),
         *TextRoutes(context).table(),
         *SeedRoutes(context).table(),
@@ -159,6 +164,8 @@ async def _send_common_headers(request: web.Request, response: web.StreamRespons
     response.headers["X-Content-Type-Options"] = "nosniff"  # a browser must never read JSON as a web page
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
+        if speaks_anthropic(request):
+            response.headers["request-id"] = request[REQUEST_ID]  # where Anthropic's clients look for it
     if OUTPUT_BOUND in request:
         response.headers["x-exo-mesh-max-tokens"] = str(request[OUTPUT_BOUND])
     if TRACE in request:

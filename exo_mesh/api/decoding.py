@@ -34,6 +34,18 @@ def decode_body(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | 
         raise InputError(f"the request body is not valid JSON: {exc}") from exc
 
 
+def convert_part(value: object, kind: type[T], where: str) -> T:
+    """Convert a part of a decoded body into a struct. where: its place in the body. Raises InputError that names the
+    wrong field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as exc:
+        error = _field_error(str(exc), kind)
+        param = ".".join(name for name in (where, error.param) if name)
+        text = str(error) if error.param else str(error).removeprefix("the request body: ")
+        raise InputError(f"{where}.{text}" if error.param else f"{where}: {text}", param=param) from exc
+
+
 def _decoded(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | None) -> T:
     try:
         return msgspec.json.decode(body, type=kind)

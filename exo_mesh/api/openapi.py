@@ -38,15 +38,16 @@ _ERROR_SCHEMA: Mapping[str, Any] = {
 def openapi_document(table: Iterable[Route]) -> dict[str, Any]:
     """The document as JSON values."""
     rows = list(table)
-    types = [kind for row in rows for kind in (row.body, row.reply) if kind is not None]
+    types = [kind for row in rows for kind in (row.body, row.reply, row.error) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     found = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
         body = None if row.body is None else next(found)
         reply = {"type": "object"} if row.reply is None else next(found)
+        error = {"$ref": "#/components/schemas/Error"} if row.error is None else next(found)
         for index, path in enumerate(row.paths):
-            operation = _operation(row, path, body, reply, is_alias=index > 0)
+            operation = _operation(row, path, body, reply, error, is_alias=index > 0)
             paths.setdefault(canonical(path), {})[row.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -63,14 +64,14 @@ def openapi_document(table: Iterable[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(row: Route, path: str, body: Any, reply: Any, *, is_alias: bool) -> dict[str, Any]:
+def _operation(row: Route, path: str, body: Any, reply: Any, error: Any, *, is_alias: bool) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": _operation_id(row.method, path),
         "summary": row.summary if not is_alias else f"{row.summary} (as {row.method} {canonical(row.paths[0])})",
         "tags": [_tag(canonical(row.paths[0]))],
         "security": [{}] if row.role is OPEN else [{}, {"key": []}],
         "x-role": "open" if row.role is OPEN else str(row.role),
-        "responses": _responses(row, reply),
+        "responses": _responses(row, reply, error),
     }
     if parameters := _parameters(row, path):
         made["parameters"] = parameters
@@ -91,7 +92,7 @@ def _parameters(row: Route, path: str) -> list[dict[str, Any]]:
     ]
 
 
-def _responses(row: Route, reply: Any) -> dict[str, Any]:
+def _responses(row: Route, reply: Any, error: Any) -> dict[str, Any]:
     content: dict[str, Any] = {row.content_type: {"schema": reply} if "json" in row.content_type else {}}
     if row.events:
         content["text/event-stream"] = {"schema": {"type": "string"}}
@@ -100,7 +101,6 @@ def _responses(row: Route, reply: Any) -> dict[str, Any]:
     if "{" in row.paths[0]:
         errors.add(404)
     for status in sorted(errors - {row.status}):
-        error = {"$ref": "#/components/schemas/Error"}
         made[str(status)] = {
             "description": REASONS.get(status, f"Error {status}"),
             "content": {"application/json": {"schema": error}},

@@ -30,7 +30,8 @@ class Route:
 
     body, reply: msgspec structs, for the document; None means no body, or a JSON object without a struct. status: the
     status of a success. errors: further statuses of this route. query: the parameters and their meaning. events: a
-    success can also be a stream of server-sent events. content_type: the type of a success.
+    success can also be a stream of server-sent events. content_type: the type of a success. error: the struct of its
+    error replies; None means OpenAI's form.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Route:
     query: Mapping[str, str] = field(default_factory=dict)
     events: bool = False
     content_type: str = "application/json"
+    error: Any = None
 
 
 RouteTable = list[Route]

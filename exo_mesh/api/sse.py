@@ -25,6 +25,11 @@ def data_frame(payload: Any, event_id: int | None = None) -> bytes:
     return head + b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
+def named_frame(name: str, payload: Any, event_id: int | None = None) -> bytes:
+    """Encode one event with a name. event_id: see data_frame."""
+    return b"event: " + name.encode() + b"\n" + data_frame(payload, event_id)
+
+
 def comment_frame(text: str) -> bytes:
     """Encode a comment, which clients skip; it keeps proxies and clients from timing out."""
     return b": " + " ".join(text.split()).encode() + b"\n\n"

@@ -96,7 +96,7 @@ def _cut_after_final_message(text: str, messages: Sequence[Message]) -> str:
     start = text.rfind(content.strip()) if content.strip() else -1
     if start < 0:
         raise InputError(
-            "continue_final_message: the chat template changes the text of the last message, so it cannot be continued",
+            "the chat template changes the text of the last message, so it cannot be continued",
             param="continue_final_message",
         )
     whole = content.lstrip()

@@ -92,6 +92,8 @@ CHAT = {
     "/bench/chat/completions",
     "/bench/completions",
     "/v1/cancel/{id}",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/tokenize",
     "/v1/tokenize",
     "/detokenize",

@@ -214,10 +214,10 @@ class Answer:
             kept += [start + index for index in best_choices(group, num_kept)]
         return kept
 
-    def call_id(self, choice: int, index: int) -> str:
+    def call_id(self, choice: int, index: int, prefix: str = "call_") -> str:
         """The id of a tool call; it is the same in every replay of the answer."""
         text = f"{self.prepared.choices[choice].request.request_id}/{index}"
-        return "call_" + hashlib.sha256(text.encode()).hexdigest()[:24]
+        return prefix + hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def _see(self, progress: Progress) -> None:
         self.progress = progress

@@ -13,7 +13,7 @@ from exo_mesh.text.output.formats import PLAIN
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
 
-DialectName = Literal["chat", "completion"]
+DialectName = Literal["chat", "completion", "message"]
 """The kinds of replies; a peer that does not know one cannot make the reply."""
 
 
@@ -57,6 +57,7 @@ class StreamRecipe(msgspec.Struct):
     shows_timings: bool = False
     tier: str = ""
     """Of the reply; a peer of an older version only knows names_tier, which stands for "default"."""
+    hides_thinking: bool = False
 
     def prepared(self, text: TextModel) -> PreparedRequest:
         """The request, with only the fields that a reply needs."""

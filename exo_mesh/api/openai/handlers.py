@@ -1,4 +1,4 @@
-"""Handlers for OpenAI's routes: models, chat completions, completions, and cancellation."""
+"""Handlers for OpenAI's routes: chat completions, completions, and cancellation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.request import NeutralRequest
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.listed import known_object, model_object
-from exo_mesh.api.model_names import named_model
 from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.delivery import REPLIES, OpenAIDialect, openai_recipe
 from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
@@ -28,7 +26,6 @@ from exo_mesh.api.openai.timed import (
     timed_reply,
 )
 from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
-from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.node.service import MeshService
 
@@ -101,11 +98,6 @@ class OpenAIRoutes:
                 "Continue a prompt, and say what each part of it took",
                 body=CompletionBody, reply=TimedTextCompletion, errors=GENERATION_ERRORS,
             ),
-            Route(
-                "GET", ("/v1/models", "/models"), self.models, USE, "The models of the mesh",
-                errors=(400,), query={"status": "downloaded, loaded, known or unusable"},
-            ),
-            Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.model, USE, "One model", errors=(404,)),
             Route("POST", ("/v1/cancel/{id}",), self.cancel, USE, "Cancel a running request", errors=(404,)),
         ]
         # fmt: on
@@ -133,36 +125,6 @@ class OpenAIRoutes:
         body = await self._body(request, CompletionBody)
         check_is_timeable(body)
         return await self._answer(request, body, neutral_completion(body), "completion", timing)
-
-    async def models(self, request: web.Request) -> web.Response:
-        """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance.
-
-        `?status=unusable` instead lists models on this node's disk that cannot be used, each with the reason;
-        `?status=known` lists models that have a card but that no peer has.
-        """
-        created = self._context.started_at
-        entries = self._service.models()
-        match request.query.get("status"):
-            case None | "downloaded":
-                pass
-            case "loaded":
-                entries = [entry for entry in entries if entry.instance_ids]
-            case "unusable":
-                return json_response({"object": "list", "data": self._unusable_objects()})
-            case "known":
-                known = [known_object(card, created) for card in self._service.known_cards()]
-                return json_response({"object": "list", "data": known})
-            case other:
-                message = f"status is {quoted(other)}; it must be downloaded, loaded, known or unusable"
-                return plain_error("invalid_request", message, "status")
-        return json_response(
-            {"object": "list", "data": [model_object(entry, self._context.started_at) for entry in entries]}
-        )
-
-    async def model(self, request: web.Request) -> web.Response:
-        """GET /v1/models/{id}: one model; hub ids contain a slash."""
-        name = await named_model(request, self._service, request.match_info["id"])
-        return json_response(model_object(await self._service.model(name), self._context.started_at))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/cancel/{id}: cancel a request at any peer, by the reply's id, x-request-id or x-trace-id."""
@@ -196,9 +158,3 @@ class OpenAIRoutes:
             recipe=lambda prepared, created: openai_recipe(dialect, prepared, delivery, created),
         )
         return await self._answering.answer(request, wanted, timing)
-
-    def _unusable_objects(self) -> list[dict[str, Any]]:
-        return [
-            {"id": name, "object": "model", "status": "unusable", "reason": reason}
-            for name, reason in sorted(self._service.unusable_models().items())
-        ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from exo_mesh.api.anthropic.delivery import message_reply
 from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.recipes import DialectName, StreamRecipe
 from exo_mesh.api.core.reply import Reply
@@ -13,6 +14,7 @@ from exo_mesh.api.openai.delivery import openai_reply
 REPLIES: Mapping[DialectName, Callable[[StreamRecipe, Answer], Reply]] = {
     "chat": partial(openai_reply, "chat"),
     "completion": partial(openai_reply, "completion"),
+    "message": message_reply,
 }
 
 

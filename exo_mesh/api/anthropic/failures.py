@@ -1,0 +1,49 @@
+"""The errors of Anthropic's dialect, for replies and for streams that have begun."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from exo_mesh.api.anthropic.objects import AnthropicError, ErrorObject
+from exo_mesh.api.core.failure import Failure
+from exo_mesh.api.errors import ErrorForm
+from exo_mesh.api.sse import HEADERS, StreamForm, named_frame
+
+VERSION_HEADER = "anthropic-version"
+PATH = "/v1/messages"
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""The types by status. 503 keeps its status, which proxies know, and gets the type that Anthropic sends with 529: the
+official clients retry both in the same way."""
+
+
+def error_type(status: int) -> str:
+    """Anthropic's type of an error with this HTTP status."""
+    return _TYPES.get(status, "api_error" if status >= 499 else "invalid_request_error")
+
+
+def speaks_anthropic(request: web.Request) -> bool:
+    """Whether a request expects Anthropic's dialect: by its path, or because it names a version of Anthropic's API."""
+    is_below = request.path == PATH or request.path.startswith(f"{PATH}/")
+    return is_below or VERSION_HEADER in request.headers
+
+
+def _body(failure: Failure, request_id: str) -> AnthropicError:
+    return AnthropicError(ErrorObject(error_type(failure.status), failure.message), request_id)
+
+
+def _frame(failure: Failure) -> bytes:
+    return named_frame("error", {"type": "error", "error": ErrorObject(error_type(failure.status), failure.message)})
+
+
+ANTHROPIC_ERRORS = ErrorForm(speaks_anthropic, _body)
+ANTHROPIC_EVENTS = StreamForm(HEADERS, _frame)

@@ -1,0 +1,127 @@
+"""Translates Anthropic's bodies to neutral requests. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from exo_mesh.api.anthropic.blocks import decode_tool
+from exo_mesh.api.anthropic.messages import turns_of
+from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.neutral_fields import show_json
+from exo_mesh.api.core.request import (
+    Conversation,
+    FieldNames,
+    NeutralRequest,
+    SamplingWish,
+    Thinking,
+    ToolChoice,
+    Turn,
+)
+from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.errors import InputError
+from exo_mesh.text.output.tools import Tool
+
+_MOST = 2**31 - 1
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def neutral_message(body: MessagesBody) -> NeutralRequest:
+    """Translate and check a body. Raises InputError that names the wrong field."""
+    check_range("max_tokens", body.max_tokens, 0, _MOST)
+    check_range("temperature", body.temperature, 0, 2)
+    check_range("top_p", body.top_p, 0, 1)
+    check_range("top_k", body.top_k, 0, _MOST)
+    check_stops(body.stop_sequences or (), "stop_sequences")
+    grammar, field = _grammar(body)
+    return NeutralRequest(
+        body.model,
+        neutral_conversation(body),
+        SamplingWish(temperature=body.temperature, top_k=body.top_k, top_p=body.top_p),
+        grammar,
+        body.max_tokens,
+        stops=tuple(body.stop_sequences or ()),
+        names=FieldNames(grammar=field),
+    )
+
+
+def neutral_conversation(body: CountTokensBody) -> Conversation:
+    """Translate the conversation of a body. Raises InputError that names the wrong field."""
+    if not body.messages:
+        raise InputError("messages is empty; at least one message is required", param="messages")
+    check_num_tools(body.tools or ())
+    tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
+    turns = turns_of(body)
+    if any(tool.get("cache_control") is not None for tool in body.tools or ()):
+        turns = (_marked(turns[0]), *turns[1:])  # templates put the tools into the first turn
+    continues_last = turns[-1].role == "assistant"
+    if continues_last:
+        _check_prefill(turns[-1])
+    choice = body.tool_choice
+    return Conversation(
+        turns,
+        tools,
+        _tool_choice(body, tools),
+        not (choice is not None and choice.disable_parallel_tool_use),
+        thinking_of(body),
+        continues_last=continues_last,
+    )
+
+
+def thinking_of(body: CountTokensBody) -> Thinking:
+    """The thinking options. A model does not think unless the client asks for it, as with Anthropic."""
+    effort = body.output_config.effort if body.output_config else None
+    wish = body.thinking
+    if wish is None or wish.type == "disabled":
+        return Thinking(False, effort)
+    check_range("thinking.budget_tokens", wish.budget_tokens, 1, _MOST)
+    return Thinking(True if wish.type == "enabled" else None, effort, wish.budget_tokens)
+
+
+def _marked(turn: Turn) -> Turn:
+    return replace(turn, has_cache_marks=True)
+
+
+def _check_prefill(last: Turn) -> None:
+    """The answer continues the last message, if that is the assistant's."""
+    if last.tool_calls:
+        message = f"{last.where}: the last message has tool calls, so no answer can continue it; send their results"
+        raise InputError(message, param=last.where)
+    if not last.text.strip():
+        message = f"{last.where}: the last message is the assistant's and has no text that an answer can continue"
+        raise InputError(message, param=last.where)
+
+
+def _tool(tool: dict[str, object], where: str) -> Tool:
+    given = decode_tool(tool, where)
+    description = given.description or ""
+    if given.input_examples:
+        examples = "\n".join(json.dumps(example, ensure_ascii=False) for example in given.input_examples)
+        description = f"{description}\nExamples of input:\n{examples}".lstrip()
+    return Tool(given.name, description, given.input_schema)
+
+
+def _tool_choice(body: CountTokensBody, tools: tuple[Tool, ...]) -> ToolChoice:
+    choice = body.tool_choice
+    if choice is None:
+        return ToolChoice()
+    if choice.type == "tool":
+        if not any(tool.name == choice.name for tool in tools):
+            message = f"tool_choice names {show_json(choice.name)}, which is not in tools"
+            raise InputError(message, param="tool_choice")
+        return ToolChoice("named", choice.name or "")
+    if choice.type == "any" and not tools:
+        raise InputError('tool_choice is "any", but there are no tools', param="tool_choice")
+    return ToolChoice(_MODES[choice.type])  # type: ignore[arg-type]
+
+
+def _grammar(body: CountTokensBody) -> tuple[GrammarSpec | None, str]:
+    """The grammar of the answer, and the field that it comes from. Raises InputError if two fields have one."""
+    newer = body.output_config.format if body.output_config else None
+    if newer is not None and body.output_format is not None:
+        message = "output_config.format and output_format are two names of the same field: send only one"
+        raise InputError(message, param="output_format")
+    found = newer or body.output_format
+    field = "output_format" if body.output_format is not None else "output_config.format"
+    return (None if found is None else GrammarSpec("json_schema", json.dumps(found.schema))), field

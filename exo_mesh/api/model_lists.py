@@ -1,0 +1,78 @@
+"""Handlers that list the models of the mesh, in OpenAI's form, or in Anthropic's for its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from exo_mesh.api.anthropic.failures import speaks_anthropic
+from exo_mesh.api.anthropic.models import model_info, models_page
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.listed import known_object, model_object
+from exo_mesh.api.model_names import named_model
+from exo_mesh.api.quoting import quoted
+from exo_mesh.api.routes import USE, Route, RouteTable
+
+
+class ModelListRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._service = context.service
+        self._started_at = context.started_at
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        query = {
+            "status": "downloaded, loaded, known or unusable",
+            "limit": "for Anthropic's clients: most models, 1 to 1000",
+            "after_id": "for Anthropic's clients: the model before the list",
+            "before_id": "for Anthropic's clients: the model after the list",
+        }
+        # fmt: off
+        return [
+            Route(
+                "GET", ("/v1/models", "/models"), self.models, USE, "The models of the mesh",
+                errors=(400,), query=query,
+            ),
+            Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.model, USE, "One model", errors=(404,)),
+        ]
+        # fmt: on
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance.
+
+        `?status=unusable` instead lists models on this node's disk that cannot be used, each with the reason;
+        `?status=known` lists models that have a card but that no peer has.
+        """
+        entries = self._service.models()
+        if speaks_anthropic(request):
+            return json_response(models_page(entries, self._started_at, request.query))
+        match request.query.get("status"):
+            case None | "downloaded":
+                pass
+            case "loaded":
+                entries = [entry for entry in entries if entry.instance_ids]
+            case "unusable":
+                return json_response({"object": "list", "data": self._unusable_objects()})
+            case "known":
+                known = [known_object(card, self._started_at) for card in self._service.known_cards()]
+                return json_response({"object": "list", "data": known})
+            case other:
+                message = f"status is {quoted(other)}; it must be downloaded, loaded, known or unusable"
+                return plain_error("invalid_request", message, "status")
+        return json_response({"object": "list", "data": [model_object(entry, self._started_at) for entry in entries]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{id}: one model; hub ids contain a slash."""
+        entry = await self._service.model(await named_model(request, self._service, request.match_info["id"]))
+        make = model_info if speaks_anthropic(request) else model_object
+        return json_response(make(entry, self._started_at))
+
+    def _unusable_objects(self) -> list[dict[str, Any]]:
+        return [
+            {"id": name, "object": "model", "status": "unusable", "reason": reason}
+            for name, reason in sorted(self._service.unusable_models().items())
+        ]
