@@ -106,10 +106,9 @@ seen["prefilled"] = (
     .content[0]
     .text
 )
+picture = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
 seen["errors"] = {
-    "image": error_of(
-        messages=[{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]
-    ),
+    "image": error_of(messages=[{"role": "user", "content": [picture]}]),
     "model": error_of(model="nobody"),
 }
 seen["models"] = model in [one.id for one in client.models.list()]
