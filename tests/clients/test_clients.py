@@ -1,7 +1,8 @@
 """Unmodified programs that people use against a mesh of two peers: libraries of agents and the AI SDK.
 
 CLIENTS_PYTHON names a Python that has `pip install --no-deps -r tests/clients/requirements.txt`; AI_SDK_DIR a directory
-in which `npm install ai@6 @ai-sdk/openai-compatible@2 zod@4` was run. Tests of what is missing are skipped.
+in which `npm install ai@6 @ai-sdk/openai-compatible@2 zod@4` was run; OPENAI_NODE_DIR and ANTHROPIC_NODE_DIR those of
+openai@6 and @anthropic-ai/sdk@1. Tests of what is missing are skipped.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PERSON = {"name": "Anna", "age": 7}
 CALL = {"name": "get_weather", "arguments": {"city": "Paris"}}
 ANSWER = "It is 18 degrees in Paris."
 LIMIT_S = 90
+NODE_PACKAGES = {"ask_openai.mjs": "OPENAI_NODE_DIR", "ask_anthropic.mjs": "ANTHROPIC_NODE_DIR"}
 
 pytestmark = pytest.mark.extended
 
@@ -52,7 +54,7 @@ def example(name: str, url: str, folder: Path, model: str = MODEL) -> str:
     """What an example of a client prints, without the white space around it."""
     program = EXAMPLES / name
     if program.suffix == ".mjs":
-        packages = "OPENAI_NODE_DIR" if name == "ask_openai.mjs" else "AI_SDK_DIR"
+        packages = NODE_PACKAGES.get(name, "AI_SDK_DIR")
         if not os.environ.get(packages) or shutil.which("node") is None:
             pytest.skip(f"{packages} is not set, or there is no node: a directory with node_modules is needed")
         (folder / "node_modules").symlink_to(Path(os.environ[packages]).resolve() / "node_modules")
@@ -81,7 +83,9 @@ def _printed(argv: list[str], environ: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["ask_openai.py", "ask_openai.mjs", "ask_litellm.py"])
+@pytest.mark.parametrize(
+    "name", ["ask_openai.py", "ask_openai.mjs", "ask_litellm.py", "ask_anthropic.py", "ask_anthropic.mjs"]
+)
 def test_the_examples_that_stream_print_the_whole_answer(name: str, url: str, tmp_path: Path) -> None:
     assert example(name, url, tmp_path) == COUNTED
 

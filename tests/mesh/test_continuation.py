@@ -25,13 +25,13 @@ SLOW = ["--engine-option", "cost_ms=8"]
 
 
 @contextmanager
-def stream(peer: Peer, body: dict[str, Any], **headers: str) -> Iterator[HTTPResponse]:
+def stream(
+    peer: Peer, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str
+) -> Iterator[HTTPResponse]:
     address = urlsplit(peer.url)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
     try:
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", **headers}
-        )
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
         yield connection.getresponse()
     finally:
         connection.close()
