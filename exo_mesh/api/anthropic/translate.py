@@ -66,6 +66,7 @@ def neutral_conversation(body: CountTokensBody) -> Conversation:
         not (choice is not None and choice.disable_parallel_tool_use),
         thinking_of(body),
         continues_last=continues_last,
+        late_system_as_user=True,
     )
 
 

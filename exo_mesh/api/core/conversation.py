@@ -27,6 +27,20 @@ def template_messages(turns: Sequence[Turn], template: ChatTemplate | None) -> l
     return [_message(turn, source) for turn in turns]
 
 
+def with_late_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns with each system message after the first other message as marked text of the user. Consecutive turns of
+    the user become one, because templates that refuse the former also refuse these."""
+    made: list[Turn] = []
+    for turn in turns:
+        if turn.role == "system" and any(earlier.role != "system" for earlier in made):
+            turn = replace(turn, role="user", text=f"<system>\n{turn.text}\n</system>")
+        if made and made[-1].role == turn.role == "user":
+            made[-1] = replace(made[-1], text=f"{made[-1].text}\n{turn.text}")
+        else:
+            made.append(turn)
+    return tuple(made)
+
+
 def template_variables(conversation: Conversation, template: ChatTemplate | None, names: FieldNames) -> dict[str, Any]:
     """Variables for the template: the client's variables, the thinking options and the tools. Raises InputError."""
     variables = dict(conversation.variables)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from exo_mesh.api.core.agent_lines import with_agent_lines_last
-from exo_mesh.api.core.conversation import template_messages, template_variables
-from exo_mesh.api.core.request import Conversation, FieldNames
+from exo_mesh.api.core.conversation import template_messages, template_variables, with_late_system_as_user
+from exo_mesh.api.core.request import Conversation, FieldNames, Turn
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.errors import InputError
 from exo_mesh.text.tokenizer import TextModel
 
 
@@ -14,8 +17,20 @@ async def conversation_prompt(
 ) -> str:
     """Render the prompt. moves_agent_lines: see agent_lines. Raises InputError if the template does not support a field
     or refuses the messages."""
-    opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
     turns = with_agent_lines_last(conversation.turns) if moves_agent_lines else conversation.turns
+    try:
+        return await _rendered(turns, conversation, text, texts, names)
+    except InputError:
+        changed = with_late_system_as_user(turns) if conversation.late_system_as_user else turns
+        if changed == turns:
+            raise
+        return await _rendered(changed, conversation, text, texts, names)
+
+
+async def _rendered(
+    turns: Sequence[Turn], conversation: Conversation, text: TextModel, texts: TextModels, names: FieldNames
+) -> str:
+    opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
     return await texts.render(
         text,
         template_messages(turns, text.template),

@@ -61,7 +61,8 @@ class Conversation:
     """Messages that a chat template turns into a prompt.
 
     variables: further variables for the template. continues_last: the answer continues the last message. opens_turn:
-    whether the template opens a turn of the assistant; None means yes, unless continues_last.
+    whether the template opens a turn of the assistant; None means yes, unless continues_last. late_system_as_user: if
+    the template refuses system messages after the first message, the user says them.
     """
 
     turns: tuple[Turn, ...]
@@ -72,6 +73,7 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     continues_last: bool = False
     opens_turn: bool | None = None
+    late_system_as_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)

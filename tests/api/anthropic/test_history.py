@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,10 +11,15 @@ import pytest
 from exo_mesh.api.anthropic.messages import turns_of
 from exo_mesh.api.anthropic.schema import decode_count_body, decode_messages_body
 from exo_mesh.api.anthropic.translate import neutral_conversation, neutral_message
+from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.request import ToolCall, Turn
 from exo_mesh.errors import InputError
 from tests.api.anthropic.conftest import Asking
 from tests.api.anthropic.test_messages import TOOL
+from tests.api.conftest import OPEN_ADMIN
+from tests.api.openai.test_tools import TEMPLATE
+from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.text.text_models import write_text_model
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 MARK = {"type": "ephemeral", "ttl": "1h"}
@@ -261,3 +267,27 @@ async def test_a_round_of_tools_reaches_the_prompt(asking: Asking) -> None:
     assert prompt.startswith("<tools>") and "<|im_start|>system\nBe brief.<|im_end|>" in prompt
     assert 'I look.<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>' in prompt
     assert "<|im_start|>tool\nblue<|im_end|>" in prompt
+
+
+STRICT = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('a system message must come first') }}{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "seen"),
+    [
+        (TEMPLATE, "user\nHi<|im_end|>\n<|im_start|>system\nBe brief.<|im_end|>"),
+        (STRICT, "user\nHi\n<system>\nBe brief.\n</system><|im_end|>"),
+    ],
+)
+async def test_a_later_system_message_reaches_models_whose_template_knows_none(
+    tmp_path: Path, template: str, seen: str
+) -> None:
+    mesh = ScriptedMesh(write_text_model(tmp_path / "m", template), limit=4096)
+    async with served(mesh, ApiOptions(access=OPEN_ADMIN)) as server:
+        asking = Asking(server)
+        await asking.message(messages=[USER, {"role": "system", "content": "Be brief."}], system="You are kind.")
+        assert seen in asking.prompt()
