@@ -77,6 +77,15 @@ def test_a_wish_that_needs_token_ids_is_refused_by_its_name(two: list[Peer], fie
         two[0].chat("hi", model=SERVED, **field)
 
 
+def test_a_message_of_anthropics_dialect_is_answered(two: list[Peer]) -> None:
+    body = {"model": SERVED, "max_tokens": 200, "messages": [{"role": "user", "content": "where is it?"}]}
+    reply = two[1].api.post("/v1/messages", body, 60)
+    assert reply["content"] == [{"type": "text", "text": answer("where is it?")}]
+    assert (reply["stop_reason"], reply["usage"]["input_tokens"]) == ("end_turn", 3)
+    with pytest.raises(MeshError, match="model server"):
+        two[1].api.post("/v1/messages/count_tokens", body, 60)
+
+
 def test_a_prompt_is_completed_and_echoed(two: list[Peer]) -> None:
     body = {"model": SERVED, "prompt": "once upon", "echo": True, "max_tokens": 100}
     reply = two[1].api.post("/v1/completions", body, 30)

@@ -75,7 +75,7 @@ def thinking_of(body: CountTokensBody) -> Thinking:
     effort = body.output_config.effort if body.output_config else None
     wish = body.thinking
     if wish is None or wish.type == "disabled":
-        return Thinking(False, effort)
+        return Thinking(False, effort, is_asked=wish is not None)
     check_range("thinking.budget_tokens", wish.budget_tokens, 1, _MOST)
     return Thinking(True if wish.type == "enabled" else None, effort, wish.budget_tokens)
 

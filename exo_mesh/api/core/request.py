@@ -49,11 +49,16 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How the model should think; None leaves the model's default. budget: most tokens of reasoning."""
+    """How the model should think; None leaves the model's default. budget: most tokens of reasoning.
+
+    is_asked: the client asked for it; else it is only the dialect's default, which model servers do not get, because
+    some refuse it.
+    """
 
     enabled: bool | None = None
     effort: str | None = None
     budget: int | None = None
+    is_asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

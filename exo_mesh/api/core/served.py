@@ -104,7 +104,7 @@ def _thinking(thinking: Thinking, variables: Mapping[str, Any]) -> dict[str, Any
     template = dict(variables)
     if thinking.effort is not None:
         made["reasoning_effort"] = thinking.effort
-    if thinking.enabled is not None:
+    if thinking.enabled is not None and thinking.is_asked:
         template["enable_thinking"] = thinking.enabled
     if template:
         made["chat_template_kwargs"] = template

@@ -13,6 +13,7 @@ from exo_mesh.api.anthropic.schema import decode_count_body, decode_messages_bod
 from exo_mesh.api.anthropic.translate import neutral_conversation, neutral_message
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.request import ToolCall, Turn
+from exo_mesh.api.core.served import text_inputs
 from exo_mesh.errors import InputError
 from tests.api.anthropic.conftest import Asking
 from tests.api.anthropic.test_messages import TOOL
@@ -267,6 +268,15 @@ async def test_a_round_of_tools_reaches_the_prompt(asking: Asking) -> None:
     assert prompt.startswith("<tools>") and "<|im_start|>system\nBe brief.<|im_end|>" in prompt
     assert 'I look.<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>' in prompt
     assert "<|im_start|>tool\nblue<|im_end|>" in prompt
+
+
+@pytest.mark.parametrize(("thinking", "variables"), [(None, None), ({"type": "disabled"}, {"enable_thinking": False})])
+def test_a_model_server_is_told_of_thinking_only_what_the_client_says(
+    thinking: dict[str, str] | None, variables: dict[str, bool] | None
+) -> None:
+    body = decode_messages_body(msgspec.json.encode({"max_tokens": 9, "messages": [USER], "thinking": thinking}))
+    (made,) = text_inputs(neutral_message(body))
+    assert msgspec.json.decode(made.body).get("chat_template_kwargs") == variables
 
 
 STRICT = (

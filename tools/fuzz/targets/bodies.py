@@ -1,4 +1,4 @@
-"""Mutated bodies of chats and completions: tools, schemas, grammars, prompts, and fields of the wrong kind.
+"""Mutated bodies of chats, completions and messages: tools, schemas, grammars, prompts, and fields of the wrong kind.
 
 Every body is JSON, so that most pass the decoder. Any 5xx except 503 (the ring is full), or no answer within 30 s,
 counts as harm.
@@ -20,6 +20,7 @@ from tools.fuzz.rig import MODEL, Rig
 COUNT, NUM_NODES, CLOSED = 20_000, 1, False
 FLAGS = ("--discovery", "none", "--max-queued", "4096")
 ANSWER_S = 30.0
+_CUTS = (b'"internal_error"', b'"engine_error"', b'"api_error"')
 MAX_LISTED = 20
 
 _SCHEMA = {
@@ -59,6 +60,27 @@ COMPLETIONS: tuple[dict[str, Any], ...] = (
     {"prompt": [[5, 6], [7]], "echo": True, "logprobs": 1, "max_tokens": 0},
     {"prompt": [5, 6, 7], "prompt_logprobs": 1, "guided_regex": "a+"},
 )
+_MARK = {"cache_control": {"type": "ephemeral"}}
+_CUSTOM = {"name": "get_weather", "description": "d", "input_schema": _SCHEMA, **_MARK}
+_BLOCKS = [{"type": "text", "text": "Count from 7 to 9.", **_MARK}]
+_USE = {"type": "tool_use", "id": "c", "name": "get_weather", "input": {"city": "Rome"}}
+_RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "sunny"}], "is_error": True}
+_PAPER = {"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "7"}}
+_ROUND = [
+    _USER,
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, _USE]},
+    {"role": "user", "content": [_RESULT, *_BLOCKS]},
+]
+MESSAGES: tuple[dict[str, Any], ...] = (
+    {"messages": [_USER], "stop_sequences": ["9"], "temperature": 0.5, "top_p": 0.9, "top_k": 4},
+    {"messages": [{"role": "user", "content": [*_BLOCKS, _PAPER]}], "system": _BLOCKS, "metadata": {"user_id": "u"}},
+    {"messages": _ROUND, "tools": [_CUSTOM], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+    {"messages": [_USER], "tools": [_CUSTOM], "tool_choice": {"type": "tool", "name": "get_weather"}},
+    {"messages": [_USER], "thinking": {"type": "enabled", "budget_tokens": 2}, "output_config": {"effort": "low"}},
+    {"messages": [_USER], "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
+    {"messages": _ROUND, "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+    {"messages": [_USER, {"role": "system", "content": "Be brief"}, {"role": "assistant", "content": "7"}]},
+)
 _VALUES: tuple[Any, ...] = (
     *TEXTS, None, True, False, 0, -1, 1, 2, 17, 2**31, 2**63, 10**30, 0.5, -1e308, 1e308, [], {}, [[]], {"a": {}},
     {"$ref": "#"}, {"$ref": "#/properties/x"}, {"allOf": [{}]}, {"type": ["string", "null"]}, {"pattern": "(a|aa)+$"},
@@ -66,16 +88,25 @@ _VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+_PATHS = (
+    ("/v1/chat/completions", CHATS),
+    ("/v1/completions", COMPLETIONS),
+    ("/v1/messages", MESSAGES),
+    ("/v1/messages/count_tokens", MESSAGES),
+)
+_SHARES = (5, 2, 4, 1)
+
+
 def body_of(rng: random.Random) -> tuple[str, bytes]:
     """Returns a path and a body with up to four changes."""
-    is_chat = rng.random() < 0.75
-    body = copy.deepcopy(rng.choice(CHATS if is_chat else COMPLETIONS))
+    path, bodies = rng.choices(_PATHS, _SHARES)[0]
+    body = copy.deepcopy(rng.choice(bodies))
     body = {"model": MODEL, "max_tokens": 4, **body}
     if rng.random() < 0.3:
         body["stream"] = True
     for _ in range(rng.randint(0, 4)):
         _change(rng, body)
-    return "/v1/chat/completions" if is_chat else "/v1/completions", json.dumps(body).encode()
+    return path, json.dumps(body).encode()
 
 
 def _change(rng: random.Random, body: Any) -> None:
@@ -84,7 +115,7 @@ def _change(rng: random.Random, body: Any) -> None:
     if isinstance(place, dict):
         kind = rng.random()
         if kind < 0.2 or not place:
-            other = rng.choice((*CHATS, *COMPLETIONS))
+            other = rng.choice((*CHATS, *COMPLETIONS, *MESSAGES))
             name = rng.choice(list(other))
             place[name] = copy.deepcopy(other[name])
             return
@@ -147,4 +178,4 @@ async def _ask(port: int, path: str, data: bytes) -> str:
         writer.close()
     words = answer.split(None, 2)
     status = words[1].decode("ascii", "replace") if len(words) > 1 else "closed"
-    return "cut" if b'"internal_error"' in answer or b'"engine_error"' in answer else status
+    return "cut" if any(word in answer for word in _CUTS) else status

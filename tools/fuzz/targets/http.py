@@ -27,6 +27,8 @@ ROUTES: tuple[tuple[str, str, object], ...] = (
     ("POST", "/v1/chat/completions", {"model": MODEL, "max_tokens": 4, "messages": _MESSAGES}),
     ("POST", "/v1/chat/completions", {"model": MODEL, "max_tokens": 4, "messages": _MESSAGES, "stream": True}),
     ("POST", "/v1/completions", {"model": MODEL, "max_tokens": 4, "prompt": "7, 8,"}),
+    ("POST", "/v1/messages", {"model": MODEL, "max_tokens": 4, "messages": _MESSAGES}),
+    ("POST", "/v1/messages/count_tokens", {"model": MODEL, "messages": _MESSAGES}),
     ("POST", "/v1/cancel/req_1", None),
     ("POST", "/instance", {"model": MODEL}),
     ("DELETE", f"/instance/{MODEL}-9", None),
@@ -44,7 +46,16 @@ ROUTES: tuple[tuple[str, str, object], ...] = (
         )
     ),
 )  # fmt: skip
-_HEADERS = ("Content-Encoding", "Expect", "Idempotency-Key", "x-request-id", "Origin", "Authorization", "Accept")
+_HEADERS = (
+    "anthropic-version",
+    "Content-Encoding",
+    "Expect",
+    "Idempotency-Key",
+    "x-request-id",
+    "Origin",
+    "Authorization",
+    "Accept",
+)
 
 
 def request_bytes(rng: random.Random, number: int, token: str = "") -> bytes:
