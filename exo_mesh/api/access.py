@@ -155,15 +155,17 @@ def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.
 
 
 def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
-    """The caller, identified only by its key or token. An open mesh ignores an unknown key."""
-    scheme, _, text = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if scheme.lower() != "bearer":  # Anthropic's clients send the key in a header of its own
-        text = request.headers.get("x-api-key", "")
-    text = text.strip()
-    if is_token(text, policy.local_token):
-        return LOCAL
-    if key := policy.keys.check(text) if policy.keys else None:
-        return Caller(key.id, key.role)
+    """The caller, identified only by its key or token. An open mesh ignores an unknown key.
+
+    Anthropic's clients send the key as x-api-key, as a bearer token, or one of each; the first valid one counts.
+    """
+    scheme, _, bearer = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    for given in (bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")):
+        text = given.strip()
+        if is_token(text, policy.local_token):
+            return LOCAL
+        if key := policy.keys.check(text) if policy.keys else None:
+            return Caller(key.id, key.role)
     if not policy.is_open:
         return STRANGER
     return ANY_ADMIN if policy.open_admin else ANYBODY

@@ -42,6 +42,12 @@ async def test_a_body_is_described_by_the_struct_that_checks_it(document: dict[s
     assert "text/event-stream" in operation["responses"]["200"]["content"]
 
 
+async def test_errors_are_described_in_the_dialect_of_the_route(document: dict[str, Any]) -> None:
+    for path, name in (("/v1/messages", "AnthropicError"), ("/v1/chat/completions", "Error")):
+        error = document["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+        assert error == {"$ref": f"#/components/schemas/{name}"}
+
+
 async def test_the_page_loads_nothing_from_elsewhere(api: Served) -> None:
     async with api.http.get("/docs") as reply:
         page = await reply.text()

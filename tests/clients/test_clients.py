@@ -115,7 +115,8 @@ def test_the_example_of_llm_prints_what_the_schema_asks_for(url: str, tmp_path: 
 
 def test_litellm_chats_streams_and_calls_tools(url: str) -> None:
     seen = python_client("litellm", url)
-    assert seen == {"chat": COUNTED, "streamed": COUNTED, "tool": CALL, "finish": "tool_calls"}
+    both = {"chat": COUNTED, "streamed": COUNTED, "anthropic": COUNTED}
+    assert seen == {**both, "tool": CALL, "finish": "tool_calls"}
 
 
 def test_langchain_structures_in_three_ways_and_calls_tools(url: str) -> None:

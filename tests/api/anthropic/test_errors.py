@@ -107,7 +107,8 @@ async def test_a_key_is_taken_from_either_header(thinking_model: Path, tmp_path:
     options = ApiOptions(access=AccessPolicy(keys))
     async with served(ScriptedMesh(thinking_model, limit=4096), options) as api:
         asking = Asking(api)
-        for headers in ({"x_api_key": text}, {"Authorization": f"Bearer {text}"}):
+        both = {"Authorization": "Bearer other", "x_api_key": text}
+        for headers in ({"x_api_key": text}, {"Authorization": f"Bearer {text}"}, both):
             status, _ = await asking.post("/v1/messages", asking.body(), **headers)
             assert status == 200
         status, body = await asking.post("/v1/messages", asking.body(), x_api_key="wrong")

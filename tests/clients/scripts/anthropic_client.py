@@ -9,6 +9,7 @@ import sys
 import anthropic
 from anthropic import Anthropic
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
+from anthropic.types.beta import BetaMessage
 from common import COUNT, PERSON, TOOL, WEATHER
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -100,7 +101,8 @@ thinking = {"type": "enabled", "budget_tokens": 20}
 thought = validated(Message, client.messages.with_raw_response.create(thinking=thinking, **count).text())
 seen["thinking"] = [block.type for block in thought.content]
 raw_events(thinking=thinking, **count)
-seen["beta"] = client.beta.messages.create(**count, betas=["context-management-2025-06-27"]).content[0].text
+beta = client.beta.messages.with_raw_response.create(**count, betas=["context-management-2025-06-27"]).text()
+seen["beta"] = validated(BetaMessage, beta).content[0].text
 seen["prefilled"] = (
     client.messages.create(**{**count, "messages": [*count["messages"], {"role": "assistant", "content": "7, 8"}]})
     .content[0]
