@@ -65,7 +65,8 @@ class ThinkingTurns(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ContextEdit(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An edit of the conversation before the model sees it. keep: "all" without it would change nothing."""
+    """An edit of the conversation before the model sees it. keep: the turns whose thinking stays; without it only the
+    last turn of the assistant."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"] | ThinkingTurns | None = None
