@@ -32,7 +32,6 @@ pytestmark = [
 
 async def ask(url: str, folder: Path, question: str) -> str:
     """All that Claude Code prints."""
-
     environ = {
         **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
         "HOME": str(folder),
