@@ -19,7 +19,7 @@ from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET
+from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET, REPORTS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, read_message
@@ -84,7 +84,8 @@ class ControlClient:
         self._stub = rpc.ControlStub(careful)  # type: ignore[no-untyped-call]
         self._paths = paths_pb2_grpc.PathsStub(careful)  # type: ignore[no-untyped-call]
         self._calls = 0
-        self._reports = 0
+        self._report_channels: set[grpc.aio.Channel] = set()
+        self._is_closed = False
         self._no_report = asyncio.Event()
         self._no_report.set()
 
@@ -93,7 +94,8 @@ class ControlClient:
         return ControlClient(address, self._credentials, self._namespace)
 
     async def close(self) -> None:
-        await self._channel.close()
+        self._is_closed = True
+        await asyncio.gather(*(channel.close() for channel in (self._channel, *self._report_channels)))
 
     async def connects(self, timeout_s: float) -> bool:
         """Whether a process of this mesh accepts connections at the address. Makes no call."""
@@ -279,22 +281,33 @@ class ControlClient:
             yield item
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        """Yields reports as long as the stage lives. Without a deadline: the receiver watches the time between
-        reports."""
-        self._reports += 1
+        """Yields reports as long as the stage lives, over a connection of their own with pings. Without a deadline: the
+        receiver watches the time between reports."""
+        if self._is_closed:
+            raise TransportError(f"the connection to {self.address} was closed")
+        channel = open_channel(self.address, self._credentials, [*REPORTS, *_DIAL_OPTIONS])
+        self._report_channels.add(channel)
         self._no_report.clear()
         try:
-            async for item in self._items(self._stub.Commit, request, None):
-                yield item
+            stub = rpc.ControlStub(_CarefulChannel(channel))  # type: ignore[no-untyped-call]
+            async with aclosing(self._items(stub.Commit, request, None)) as items:
+                async for item in items:
+                    yield item
         finally:
-            self._reports -= 1
-            if not self._reports:
+            self._report_channels.discard(channel)
+            await channel.close()
+            if not self._report_channels:
                 self._no_report.set()
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         self._calls += 1
         try:
-            return _unless_error(await method(request, timeout=timeout_s, metadata=self._metadata))
+            # A deadline of gRPC would be a timer of its thread pool at both ends, which wakes idle threads.
+            async with asyncio.timeout(timeout_s):
+                reply = await method(request, metadata=self._metadata)
+            return _unless_error(reply)
+        except TimeoutError as exc:
+            raise DeadlineError(f"the peer at {self.address} did not answer in time") from exc
         except _FAILURES as exc:
             raise self._translated(exc) from exc
         finally:
