@@ -58,6 +58,9 @@ channel, so pings would grow with the square of the mesh (40 KB/s per node with 
 ping wakes several threads of gRPC twenty times. Keepalive stays on, because gRPC then sets TCP_USER_TIMEOUT: a
 connection that the other end has forgotten breaks two seconds after the next call."""
 
+LONG_CALL: list[tuple[str, int]] = [("grpc.keepalive_permit_without_calls", 0)]
+"""Overrides for the channel of one call that may take long; its pings notice that the peer is gone."""
+
 REPORTS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.keepalive_time_ms", _PING_MEMBERS_MS),
