@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,6 +40,7 @@ from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.stream_secret import new_secret
 from exo_mesh.api.tracing import TRACE, new_trace, trace_of
 from exo_mesh.errors import InputError
+from exo_mesh.random_hex import random_hex
 from exo_mesh.security.api_keys import Role
 from exo_mesh.serving.streams import StreamCard, hash_of_secret
 from exo_mesh.telemetry.logs import current_trace
@@ -181,7 +181,7 @@ class OpenAIRoutes:
         defaults = self._context.options.defaults()
         asked = with_defaults(asked, defaults, is_unlimited=asks_for_no_limit(body))
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
-        request_id = prefix + (secrets.token_hex(12) if key is None else key.reply_id)
+        request_id = prefix + (random_hex(12) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key, is_traced=clock is not None)
         options = PromptOptions(not defaults.keep_agent_lines)
         if clock is not None:
