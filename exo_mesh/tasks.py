@@ -170,6 +170,9 @@ class Turns:
 
     def _count(self) -> None:
         self._num_taken += 1
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._begin_round)
@@ -177,9 +180,13 @@ class Turns:
     def _begin_round(self) -> None:
         self._is_scheduled = False
         self._num_taken = 0
-        while self._waiting and self._num_taken < self._most:
-            if self._waiting.popleft()():
-                self._count()
+        try:
+            while self._waiting and self._num_taken < self._most:
+                if self._waiting.popleft()():
+                    self._count()
+        finally:
+            if self._waiting:  # also after an error of the work, which the loop reports
+                self._schedule()
 
 
 def _complete(turn: asyncio.Future[None]) -> bool:
