@@ -10,6 +10,10 @@ async def next_beat(period_s: float) -> None:
 
     Loops with equal or multiple periods then wake together: an idle node wakes twice a second and not twenty times.
     """
-    loop = asyncio.get_running_loop()
-    pause_s = period_s - loop.time() % period_s
-    await asyncio.sleep(pause_s if pause_s >= period_s / 4 else pause_s + period_s)
+    await asyncio.sleep(until_beat(period_s))
+
+
+def until_beat(period_s: float) -> float:
+    """Seconds until the time for which `next_beat` waits, for a wait that something else may end earlier."""
+    pause_s = period_s - asyncio.get_running_loop().time() % period_s
+    return pause_s if pause_s >= period_s / 4 else pause_s + period_s

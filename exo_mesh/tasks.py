@@ -7,8 +7,9 @@ import contextlib
 import contextvars
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from typing import Any, Generic, TypeVar
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.errors import MeshError, OverloadError
@@ -24,6 +25,8 @@ SETTLED_S = 60.0
 """A long-lived task that ran this long counts as recovered: its next failure starts a new series."""
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def was_cancelled() -> bool:
@@ -129,6 +132,90 @@ class TaskOwner:
             _log.info("task %s ended: %s", task.get_name(), exc)
         else:
             _log.error("task %s failed: %s", task.get_name(), exc, exc_info=exc)
+
+
+class Turns:
+    """Lets `most` callers go on in each round of the event loop, in the order in which they came.
+
+    Without it, a thousand tasks that become ready together all run in one round, and everybody else waits for the end
+    of that round.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._num_taken = 0
+        self._waiting: deque[Callable[[], bool]] = deque()
+        self._is_scheduled = False
+
+    async def take(self) -> None:
+        """Returns at once, or in a later round if enough callers went on in this one."""
+        if not self._is_free:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(lambda: _complete(turn))
+            await turn
+            return
+        self._count()
+
+    def call(self, work: Callable[[], bool]) -> None:
+        """Calls `work` at once, or in a later round. It returns whether it had anything to do; otherwise the next
+        caller goes on in its place."""
+        if not self._is_free:
+            self._waiting.append(work)
+        elif work():
+            self._count()
+
+    @property
+    def _is_free(self) -> bool:
+        return self._num_taken < self._most and not self._waiting
+
+    def _count(self) -> None:
+        self._num_taken += 1
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._is_scheduled = False
+        self._num_taken = 0
+        try:
+            while self._waiting and self._num_taken < self._most:
+                if self._waiting.popleft()():
+                    self._count()
+        finally:
+            if self._waiting:  # also after an error of the work, which the loop reports
+                self._schedule()
+
+
+def _complete(turn: asyncio.Future[None]) -> bool:
+    """Wakes the task that waits for a turn; False if it was cancelled."""
+    if turn.done():
+        return False
+    turn.set_result(None)
+    return True
+
+
+class SharedCalls(Generic[T]):
+    """Runs one call for all who ask for the same thing while it runs, such as a thousand requests for one model. The
+    call goes on if some of them are cancelled."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, asyncio.Future[T]] = {}
+
+    async def get(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the call that runs for this key, or else of a new one. Raises what the call raises."""
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.ensure_future(call())
+            running.add_done_callback(lambda done: self._ended(key, done))
+        return await asyncio.shield(running)
+
+    def _ended(self, key: Hashable, done: asyncio.Future[T]) -> None:
+        del self._running[key]
+        if not done.cancelled():
+            done.exception()  # marks an error as seen, in case all callers were cancelled
 
 
 class ChangeSignal:

@@ -1,4 +1,4 @@
-"""Long-lived tasks, and the watchdog: one timer for many waits."""
+"""Long-lived tasks, turns, shared calls, and the watchdog: one timer for many waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from exo_mesh import tasks
 from exo_mesh.clock import monotonic
 from exo_mesh.errors import TransportError
-from exo_mesh.tasks import TaskOwner, Watchdog
+from exo_mesh.tasks import SharedCalls, TaskOwner, Turns, Watchdog
 
 
 async def test_a_check_is_called_each_period_until_it_is_forgotten() -> None:
@@ -117,3 +117,72 @@ async def test_a_bug_ends_a_long_lived_task_and_is_remembered() -> None:
     await asyncio.wait({owner.keep(work, "housekeeping"), owner.keep(done, "Thunderbolt ports")})
     assert owner.ended == {"housekeeping": "KeyError"}
     await owner.close()
+
+
+async def test_a_burst_of_callers_goes_on_a_few_in_each_round_in_order() -> None:
+    turns, went_on = Turns(3), list[int]()
+
+    async def caller(number: int) -> None:
+        await turns.take()
+        went_on.append(number)
+
+    callers = [asyncio.create_task(caller(number)) for number in range(20)]
+    most_a_round, before = 0, 0
+    while len(went_on) < 20:
+        await asyncio.sleep(0)
+        most_a_round, before = max(most_a_round, len(went_on) - before), len(went_on)
+    assert went_on == list(range(20)) and most_a_round == 3
+    await asyncio.gather(*callers)
+
+
+async def test_a_cancelled_caller_holds_up_none_behind_it() -> None:
+    turns = Turns(1)
+    callers = [asyncio.create_task(turns.take()) for _ in range(4)]
+    await asyncio.sleep(0)
+    callers[1].cancel()
+    async with asyncio.timeout(5):
+        ended = await asyncio.gather(*callers, return_exceptions=True)
+    assert [type(one) for one in ended] == [type(None), asyncio.CancelledError, type(None), type(None)]
+
+
+async def test_callers_that_ask_for_the_same_share_one_call() -> None:
+    calls, begun, goes_on = SharedCalls[int](), list[str](), asyncio.Event()
+
+    async def call() -> int:
+        begun.append("x")
+        await goes_on.wait()
+        return len(begun)
+
+    callers = [asyncio.create_task(calls.get("a", call)) for _ in range(5)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    goes_on.set()
+    ended = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(ended[0], asyncio.CancelledError) and ended[1:] == [1, 1, 1, 1]
+    assert await calls.get("a", call) == 2, "what has ended is asked for again"
+
+
+async def test_all_who_share_a_call_get_its_error() -> None:
+    calls = SharedCalls[int]()
+
+    async def call() -> int:
+        raise TransportError("no way")
+
+    ended = await asyncio.gather(*(calls.get("a", call) for _ in range(3)), return_exceptions=True)
+    assert [str(one) for one in ended] == ["no way"] * 3
+
+
+async def test_work_that_finds_nothing_to_do_leaves_its_turn_to_the_next() -> None:
+    turns, done = Turns(1), list[int]()
+
+    def work(number: int) -> bool:
+        done.append(number)
+        return number % 2 == 0
+
+    for number in range(5):
+        turns.call(lambda number=number: work(number))
+    assert done == [0], "one goes on at once"
+    await asyncio.sleep(0)
+    assert done == [0, 1, 2]
+    await asyncio.sleep(0)
+    assert done == [0, 1, 2, 3, 4]

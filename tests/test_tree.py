@@ -32,6 +32,7 @@ MODULES = {
     "clock.py",
     "model_files.py",
     "printable.py",
+    "random_hex.py",
     "protocol.py",
     "tasks.py",
     "py.typed",

@@ -6,49 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
+from exo_mesh_numpy.families import FAMILIES, Family, Presence
 from exo_mesh_numpy.rope import RopeSettings, read_rope
-
-Presence = Literal["always", "never", "as configured"]
 
 MAX_SIZE = 2**31
 """Limit of all sizes in a config; a larger one is a mistake that should not become an allocation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The differences of one `model_type` from the others; the forward pass is the same for all.
-
-    bias: of the q, k and v projections. output_bias: of the o projection. mlp_bias: of all three of the MLP. window:
-    how `sliding_window` works. theta, tied: transformers' defaults if the config has no value.
-    """
-
-    bias: Presence = "never"
-    output_bias: Presence = "never"
-    mlp_bias: Presence = "never"
-    qk_norm: bool = False
-    window: Literal["none", "all layers", "some layers"] = "none"
-    skips_rope: bool = False
-    theta: float = 10000.0
-
-
-FAMILIES = {
-    "llama": Family(bias="as configured", output_bias="as configured", mlp_bias="as configured"),
-    "mistral": Family(window="all layers"),
-    "qwen2": Family(bias="always", window="some layers"),
-    "qwen3": Family(bias="as configured", output_bias="as configured", qk_norm=True, window="some layers"),
-    "smollm3": Family(
-        bias="as configured",
-        output_bias="as configured",
-        mlp_bias="as configured",
-        window="some layers",
-        skips_rope=True,
-        theta=2e6,
-    ),
-}
 
 MISTRAL_WINDOW = 4096
 """The default of transformers for a Mistral config without `sliding_window`; null means that there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -18,14 +19,13 @@ class NumpyProvider:
         return Availability(True, "NumPy comes with exo-mesh", compute="cpu", preference=1)
 
     def supports(self, architecture: str) -> bool:
-        from exo_mesh_numpy.model_config import FAMILIES
+        from exo_mesh_numpy.families import FAMILIES
 
         return architecture in FAMILIES
 
     def version(self) -> str:
-        import numpy
-
-        return f"numpy {numpy.__version__}"
+        # without NumPy itself: a node asks this at its start, and only runners compute
+        return f"numpy {version('numpy')}"
 
     def create(self) -> StageEngine:
         from exo_mesh_numpy.engine import NumpyStage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -45,6 +44,7 @@ from exo_mesh.api.tracing import TRACE, trace_headers
 from exo_mesh.api.web.live_routes import LiveRoutes
 from exo_mesh.api.web.page_routes import PageRoutes
 from exo_mesh.node.service import MeshService
+from exo_mesh.random_hex import random_hex
 from exo_mesh.tasks import Watchdog
 from exo_mesh.telemetry.logs import current_request, current_trace
 
@@ -151,7 +151,7 @@ async def give_request_id(request: web.Request, handler: Handler) -> web.StreamR
     """Give the request an id: the client's x-request-id if it is 1 to 128 printable ASCII characters, else a new one.
     Log lines carry the id."""
     given = request.headers.get("x-request-id", "")
-    request[REQUEST_ID] = given if re.fullmatch(r"[\x21-\x7e]{1,128}", given) else "req_" + secrets.token_hex(12)
+    request[REQUEST_ID] = given if re.fullmatch(r"[\x21-\x7e]{1,128}", given) else "req_" + random_hex(12)
     token, trace_token = current_request.set(request[REQUEST_ID]), current_trace.set("")
     try:
         return await handler(request)

@@ -24,7 +24,7 @@ from aiohttp.typedefs import Handler
 from exo_mesh.api.body import take_expectations
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.security.api_tls import ApiTls
-from exo_mesh.tasks import TaskOwner
+from exo_mesh.tasks import TaskOwner, Turns
 
 HEAD_S = 15.0
 """Time limit for the head of a request, which is a few kilobytes; nginx allows 60 s and Apache 20 s."""
@@ -33,6 +33,12 @@ MAX_PER_ADDRESS = 64
 MAX_WAITING, MAX_WAITING_TLS = 1024, 128
 """Most connections without a whole request. One with half a head takes about 15 kB, one with TLS 60 kB, so at this
 limit a flood adds at most 50 % to the memory of an idle node (measured by tests/security/test_half_open.py)."""
+
+MOST_BEGUN_A_ROUND = 2
+"""Requests with a body that begin in one round of the event loop; each takes about half a millisecond until it first
+waits. So a thousand that come together leave time for others, such as /healthz, in between."""
+
+_WITH_BODY = b"POST "
 
 BURST_S = 1.0
 """The limit per address ignores connections younger than this, because a load test opens hundreds before it sends."""
@@ -71,6 +77,7 @@ class ConnectionPhase(Enum):
     """The phase of a connection, which decides the limits that apply to it."""
 
     HEAD = "the client has connected, but has not sent a whole head"
+    HELD = "the first bytes of a request have arrived, and wait for their turn"
     BODY = "the head has arrived, but not the whole body"
     RUNNING = "a whole request is being answered"
     IDLE = "the last request was answered, and nothing has arrived since"
@@ -80,7 +87,11 @@ class ApiConnection(asyncio.Protocol):
     """One connection: passes everything to aiohttp's handler and tracks the phase. The handler is made when the first
     bytes arrive, so a connection that never sends anything costs none."""
 
-    __slots__ = ("_early", "_handler", "_handshake", "_request", "_server", "_transport", "address", "phase", "since")
+    # fmt: off
+    __slots__ = (
+        "_early", "_handler", "_handshake", "_held", "_request", "_server", "_transport", "address", "phase", "since",
+    )
+    # fmt: on
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
@@ -88,6 +99,7 @@ class ApiConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._request: web.BaseRequest | None = None
         self._early = False
+        self._held = b""
         self._handshake: asyncio.Task[None] | None = None
         self.phase = ConnectionPhase.HEAD
         self.since = 0.0
@@ -121,6 +133,26 @@ class ApiConnection(asyncio.Protocol):
             self._server.moved(self, ConnectionPhase.HEAD)
         elif self.phase is ConnectionPhase.RUNNING:
             self._early = True  # the next request begins before the answer has ended
+        if self.phase is ConnectionPhase.HEAD and data.startswith(_WITH_BODY):
+            self._held = data
+            self._server.moved(self, ConnectionPhase.HELD)
+            cast(asyncio.Transport, self._transport).pause_reading()
+            self._server.turns.call(self._begin)
+        else:
+            self._pass_on(data)
+
+    def _begin(self) -> bool:
+        """Pass on the bytes that were held until the turn of this connection; False if it is closed."""
+        data, self._held = self._held, b""
+        transport = cast(asyncio.Transport, self._transport)
+        if transport.is_closing():
+            return False
+        self._server.moved(self, ConnectionPhase.HEAD)
+        transport.resume_reading()
+        self._pass_on(data)
+        return True
+
+    def _pass_on(self, data: bytes) -> None:
         if self._handler is None:
             self._handler = self._server.new_handler()
             self._handler.connection_made(cast(asyncio.Transport, self._transport))
@@ -185,6 +217,7 @@ class ApiServer:
         self.tls = tls
         self._clock = clock
         self.tasks = TaskOwner()
+        self.turns = Turns(MOST_BEGUN_A_ROUND)
         self._server: asyncio.Server | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[ApiConnection] = set()
@@ -269,7 +302,7 @@ class ApiServer:
             return
         connection.phase = phase
         self._waiting.pop(connection, None)
-        if phase is ConnectionPhase.RUNNING:
+        if phase in (ConnectionPhase.RUNNING, ConnectionPhase.HELD):
             return
         connection.since = self._clock()
         self._waiting[connection] = None

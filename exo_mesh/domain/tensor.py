@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
+
+if TYPE_CHECKING:  # a node does not import NumPy: it would take a sixth of its start
+    import numpy as np
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes per element of every dtype that may cross a hop."""
@@ -37,6 +40,8 @@ class Tensor(msgspec.Struct, frozen=True):
 
     def numpy(self) -> np.ndarray:
         """Returns a read-only view without a copy; bfloat16 is returned as uint16 bit patterns."""
+        import numpy as np
+
         dtype = "uint16" if self.dtype == "bfloat16" else self.dtype
         array: np.ndarray = np.frombuffer(self.data, dtype=dtype).reshape(self.shape)
         array.flags.writeable = False
@@ -57,6 +62,8 @@ class Tensor(msgspec.Struct, frozen=True):
     @staticmethod
     def from_numpy(array: np.ndarray) -> Tensor:
         """Wraps an array, copied only if it is not C-contiguous. Its dtype must be one of ITEM_BYTES."""
+        import numpy as np
+
         contiguous = np.ascontiguousarray(array)
         # a 0-d or empty array cannot be cast to a byte memoryview, so go through reshape(-1)
         data = contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b""

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
 
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.domain.tensor_group import RankWiring
+
+if TYPE_CHECKING:  # a node does not import NumPy: it would take a sixth of its start
+    import numpy as np
 
 Rollback = Literal["any", "checkpoints", "none"]
 

@@ -52,8 +52,9 @@ CHANGE_S = 30.0
 """Seconds that a runner may take to change to another plan: it finishes its current frame first, and a chunk of prefill
 on a slow board takes seconds."""
 
-LISTEN_STEP_S = 0.25
-"""Silence is counted in steps of this: if this node itself was suspended, the runner was not silent."""
+FIRST_STEP_S, LISTEN_STEP_S = 0.75, 0.25
+"""Silence is counted in these steps: if this node itself was suspended, the runner was not silent. The first one is
+longer than the pause between two heartbeats, so that a timer runs out only if one is late."""
 
 DRAIN_S = 0.2
 """Seconds that the last output may take to arrive after the end of the process."""
@@ -290,8 +291,10 @@ class Runner:
         try:
             while True:
                 reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
-                while not (await asyncio.wait((reading,), timeout=LISTEN_STEP_S))[0]:
-                    self._check(watch, watch.silent(LISTEN_STEP_S))
+                step_s = FIRST_STEP_S
+                while not (await asyncio.wait((reading,), timeout=step_s))[0]:
+                    self._check(watch, watch.silent(step_s))
+                    step_s = LISTEN_STEP_S
                     self._ask_where_it_hangs(watch.stuck_s)
                     if watch.silent_s >= self._limits.stopped_s and is_stopped(self.pid):
                         raise StuckError(f"the runner of {self.label} was stopped by a signal", End.STALLED)

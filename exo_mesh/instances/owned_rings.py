@@ -14,7 +14,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from exo_mesh.beat import next_beat
+from exo_mesh.beat import next_beat, until_beat
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rdma_links import broken_cable
@@ -320,7 +320,7 @@ class OwnedRings:
             for instance_id in self.unused.due(asyncio.get_running_loop().time()):
                 self.unload(instance_id)
             await self._end_orphans(asyncio.get_running_loop().time())
-            await self._membership.changed.wait(ORDER_EVERY_S)
+            await self._membership.changed.wait(until_beat(ORDER_EVERY_S))
 
     def _is_deleted(self, instance_id: str, ballot: Ballot) -> bool:
         return self._membership.fences.covers(instance_id, ballot)

@@ -61,12 +61,13 @@ class UnusedRings:
 
     def _spare(self) -> dict[str, HasPlan]:
         """The rings with a peer short of memory whose model another ring serves without one."""
-        if not self._rings:
+        instances = self._membership.view.instances()
+        if not self._rings or len(instances) < 2:
             return {}
         readings = self._membership.telemetry
         roomy = {
             one.plan.model
-            for _, one in self._membership.view.instances()
+            for _, one in instances
             if one.state is InstanceState.READY and not short_members(one.plan, readings)
         }
         return {

@@ -5,8 +5,9 @@ from __future__ import annotations
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.machine.memory import MemoryReader, MemoryReading
 
-RECENT_S = 0.05
-"""Long enough for one turn of the event loop, in which several parts of a node ask."""
+RECENT_S = 0.2
+"""Long enough for one turn of the event loop, in which several parts of a node ask, and for a probe and its answer.
+Shorter than the pause between two heartbeats, by which a node knows what its runners hold."""
 
 
 class RecentMemory:

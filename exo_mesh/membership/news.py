@@ -24,9 +24,10 @@ MAX_READINGS = 8
 """Most items in one message. A probe has half as many telemetry readings as an exchange; in a small mesh, where every
 peer probes every other, it has only the sender's own."""
 
-OWN_READING_S = 0.5
-"""How old the own telemetry may be. It is sent with each probe and each answer, about twenty times a second among eight
-peers, and reading it takes a dozen small system files: half the work of an idle node."""
+OWN_READING_S = 0.9
+"""How old the own telemetry may be: a little less than a period of probes. It is sent with each probe and each answer,
+about twenty times a second among eight peers, and reading it takes a dozen small system files: half the work of an idle
+node."""
 
 
 class News:

@@ -87,6 +87,9 @@ class Records:
 
     def take_reading(self, message: pb.Telemetry) -> None:
         """Store a telemetry reading; unchanged if it has fields that this version does not know."""
+        held = self.telemetry.get(message.peer_id)
+        if held is not None and held.sequence >= message.sequence:
+            return  # the same one comes with several messages; to decode it is much of the work of an idle node
         reading = telemetry_from_proto(message)
         if self.take_telemetry(reading):
             self._readings.pop(reading.peer_id, None)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.beat import until_beat
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.shared.settings import MAX_COUNTER, MAX_SETTINGS, SharedSetting, SharedSettings
 from exo_mesh.membership.service import Membership
@@ -80,7 +81,7 @@ class SettingSharing:
             self._look()
             self._settle()
             await self._save()
-            await self._membership.changed.wait(LOOK_EVERY_S)
+            await self._membership.changed.wait(until_beat(LOOK_EVERY_S))
 
     def _look(self) -> None:
         """Merge the tables that the records of peers have now."""

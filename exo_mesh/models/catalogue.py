@@ -20,6 +20,7 @@ from exo_mesh.models.names import KnownNames, ModelReference, find_reference, un
 from exo_mesh.models.served import ServedModels, served_card
 from exo_mesh.printable import printable_values, quoted
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import SharedCalls
 from exo_mesh.weights.fetched import read_manifest
 from exo_mesh.weights.store import ModelStore
 
@@ -79,6 +80,7 @@ class Catalogue:
         are none."""
         self._served = served
         self._store = store
+        self._lookups: SharedCalls[ModelCard] = SharedCalls()
         self._membership = membership
         self._shelf = shelf
         self._local: dict[str, ModelCard] = {}
@@ -153,7 +155,7 @@ class Catalogue:
         """Returns the card of a model by its name in the mesh; None if no peer has the model."""
         unusable: ModelError | None = None
         try:
-            return await asyncio.to_thread(self._store.card, name)
+            return await self._lookups.get(name, lambda: asyncio.to_thread(self._store.card, name))
         except UnknownModelError:
             pass
         except ModelError as exc:

@@ -12,7 +12,6 @@ from itertools import combinations
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from exo_mesh.domain.agreement import (
     AgreementVerdict,
@@ -174,6 +173,8 @@ class Mixing:
 
 def _report(build: str, reply: pb.SelfTestReply) -> Report:
     """Raises TransportError if the values of a reply are not float32."""
+    import numpy as np
+
     ranges = []
     for result in reply.results:
         if any(len(values.values) % 4 for values in result.outputs):

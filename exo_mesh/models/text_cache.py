@@ -21,6 +21,7 @@ from exo_mesh.model_files import read_model_file
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import SharedCalls
 from exo_mesh.weights.card import TEXT_FILES, text_file_limit
 
 CHUNK_BYTES = 1024 * 1024
@@ -49,6 +50,7 @@ class TextCache:
         self._catalogue = catalogue
         self._membership = membership
         self._turn = asyncio.Lock()
+        self._lookups: SharedCalls[Path] = SharedCalls()
 
     def fetched(self, card: ModelCard) -> Path | None:
         """Returns the directory of the text files of a peer's model, if they were fetched already."""
@@ -59,7 +61,7 @@ class TextCache:
         """Returns the directory of a model's text files, fetched from a peer if necessary. Raises MeshErrors."""
         card = await self._catalogue.card(name)
         try:
-            return await asyncio.to_thread(self._catalogue.local_dir, name)
+            return await self._lookups.get(name, lambda: asyncio.to_thread(self._catalogue.local_dir, name))
         except (UnknownModelError, ModelError):  # then a peer has the card
             pass
         digest = _directory_name(card)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from exo_mesh.beat import next_beat
+from exo_mesh.beat import next_beat, until_beat
 from exo_mesh.clock import Clock
 from exo_mesh.domain.thunderbolt import rdma_ports
 from exo_mesh.hosting.stage_host import StageHost
@@ -72,7 +72,7 @@ async def keep_house(
         show_mesh(metrics, membership)
         metrics.draining.set(host.draining)
         metrics.ready.set(phase() == "ok" and not host.draining)
-        await membership.changed.wait(ROUND_S)
+        await membership.changed.wait(until_beat(ROUND_S))
 
 
 async def announce_models(

@@ -42,6 +42,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildNode]:
     child.stop()
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc, which only Linux has")
+def test_a_node_loads_no_library_for_arrays_and_tensors(shared: ChildNode) -> None:
+    shared.wait_ready(30.0)
+    loaded = Path(f"/proc/{shared.pid}/maps").read_text()
+    assert "cygrpc" in loaded
+    assert not [name for name in ("/numpy", "/torch", "/mlx") if f"{name}/" in loaded]
+
+
 def test_it_says_what_it_is_and_stops_cleanly(tmp_path: Path) -> None:
     process = start(["--name", "alpha", "--api-port", "0", *QUIET_FLAGS], tmp_path)
     try:

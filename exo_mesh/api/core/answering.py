@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from exo_mesh.api.model_names import model_of_request
 from exo_mesh.api.streams.secret import new_secret
 from exo_mesh.api.tracing import TRACE, new_trace, trace_of
 from exo_mesh.errors import InputError
+from exo_mesh.random_hex import random_hex
 from exo_mesh.security.api_keys import Role
 from exo_mesh.serving.streams import StreamCard, hash_of_secret
 from exo_mesh.telemetry.logs import current_trace
@@ -80,7 +80,7 @@ class Answering:
         defaults = self._context.options.defaults()
         asked = with_defaults(asked, defaults, is_unlimited=wanted.is_unlimited)
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
-        request_id = wanted.prefix + (secrets.token_hex(12) if key is None else key.reply_id)
+        request_id = wanted.prefix + (random_hex(12) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key, is_traced=watch is not None)
         options = PromptOptions(not defaults.keep_agent_lines)
         if watch is not None:

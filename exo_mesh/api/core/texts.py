@@ -15,7 +15,7 @@ from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
 from exo_mesh.node.service import MeshService, ModelEntry
-from exo_mesh.tasks import TaskOwner
+from exo_mesh.tasks import SharedCalls, TaskOwner
 from exo_mesh.text.template import Message
 from exo_mesh.text.tokenizer import TextModel
 
@@ -39,10 +39,12 @@ class TextModels:
         self._opening: dict[_Version, asyncio.Task[TextModel]] = {}
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="exo-mesh-text")
         self._tasks = TaskOwner()
+        self._lookups: SharedCalls[int] = SharedCalls()
 
     async def get(self, directory: Path) -> TextModel:
         """The text model of a directory; it is read again if its tokenizer.json has changed. Raises ModelError."""
-        version = (directory, await self.work(lambda: _modified_ns(directory)))
+        modified_ns = await self._lookups.get(directory, lambda: self.work(lambda: _modified_ns(directory)))
+        version = (directory, modified_ns)
         if version in self._open:
             self._open.move_to_end(version)
             return self._open[version]

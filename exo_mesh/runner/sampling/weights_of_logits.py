@@ -62,17 +62,19 @@ def weights_of(logits: Floats, best: int, temperature: float, ids: Ids | None) -
     return np.exp(weights, out=weights)
 
 
-def rough_sum(logits: Floats, best: int, temperature: float) -> float:
-    """The sum of the weights of all tokens, in float32: less than half of the time. Its relative error is below
-    1e-4. Not a number if the temperature is too small for float32."""
+def rough_weights(logits: Floats, best: int, temperature: float) -> Floats:
+    """The weights of all tokens in float32: less than half of the time. The relative error of their sum, and of the sum
+    of some of them, is below 1e-4. Not numbers if the temperature is too small for float32. Valid until this thread's
+    next call; the caller may change them."""
     if _scratch.rough.size < logits.size:
         _scratch.rough = np.zeros(logits.size, np.float32)
     weights = _scratch.rough[: logits.size]
-    np.subtract(logits, logits[best], out=weights, casting="same_kind")
+    np.subtract(logits, logits[best], out=weights, casting="same_kind", dtype=np.result_type(logits, np.float32))
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        weights *= np.float32(1.0 / temperature)
+        if temperature != 1.0:
+            weights *= np.float32(1.0 / temperature)
         np.exp(weights, out=weights)
-    return float(weights.sum())
+    return weights
 
 
 def index_at(weights: Doubles, share: float) -> int:
