@@ -78,16 +78,18 @@ def capabilities_of(entry: ModelEntry) -> list[str]:
     return able
 
 
-def model_info_of(entry: ModelEntry, context_limit: int) -> dict[str, Any]:
-    """The facts of a model by GGUF's names. context_limit: most tokens of a request in this mesh."""
+def model_info_of(entry: ModelEntry, instances: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The facts of a model by GGUF's names. instances: those of the model that are ready, as in `/state`; they say how
+    many tokens a request may have in this mesh."""
     family = entry.profile.family if entry.profile is not None and entry.profile.family else "model"
     info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": entry.name,
         f"{family}.context_length": entry.context_length,
         f"{family}.block_count": entry.num_layers,
-        "exo_mesh.context_limit": context_limit,
     }
+    if instances:
+        info["exo_mesh.context_limit"] = max(instance["context_limit"] for instance in instances)
     if count := parameter_count(entry):
         info["general.parameter_count"] = count
     return info

@@ -102,10 +102,9 @@ class OllamaModelRoutes:
     async def loaded(self, request: web.Request) -> web.Response:
         """GET /api/ps: the models that have an instance; one line for each instance."""
         entries = {one: entry for entry in self._service.models() for one in entry.instance_ids}
-        placed: list[dict[str, Any]] = self._service.observation.state().get("view", {}).get("instances", [])
         models = [
             running_model(entries[instance["id"]], instance, self._expiry(instance["id"]))
-            for instance in placed
+            for instance in self._instances()
             if instance["id"] in entries
         ]
         return json_response(OllamaModels(models))
@@ -129,7 +128,7 @@ class OllamaModelRoutes:
             parameters=shown_options(options),
             template=text.template.source if text.template is not None else "",
             details=details_of(entry),
-            model_info=model_info_of(entry, await self._service.context_limit(entry.name)),
+            model_info=model_info_of(entry, [one for one in self._instances() if one["id"] in entry.instance_ids]),
             capabilities=capabilities_of(entry),
             modified_at=rfc3339(self._context.started_at),
         )
@@ -180,6 +179,10 @@ class OllamaModelRoutes:
     async def missing(self, request: web.Request) -> web.Response:
         """The routes of _MISSING."""
         return plain_error("not_implemented", _MISSING[request.path.removeprefix("/ollama")])
+
+    def _instances(self) -> list[dict[str, Any]]:
+        placed: list[dict[str, Any]] = self._service.observation.state().get("view", {}).get("instances", [])
+        return placed
 
     def _expiry(self, instance_id: str) -> str:
         left_s = self._service.idle_left_s(instance_id)

@@ -62,7 +62,11 @@ async def test_show_has_the_template_and_the_capabilities(able: Served) -> None:
     shown = await whole_post(able, "/api/show", {"model": MODEL, "verbose": True})
     assert "<tools>" in shown["template"]
     assert shown["capabilities"] == ["completion"]
-    assert shown["model_info"]["general.architecture"] and shown["model_info"]["exo_mesh.context_limit"] == 4096
+    assert shown["model_info"]["general.architecture"] and "exo_mesh.context_limit" not in shown["model_info"]
+    able.mesh.loaded = ("i1",)
+    able.mesh.instances[0]["context_limit"] = 128
+    shown = await whole_post(able, "/api/show", {"model": MODEL})
+    assert shown["model_info"]["exo_mesh.context_limit"] == 128
     status, reply = await asked(able, "/api/show", model="nope")
     assert status == 404 and reply == {"error": "no peer has nope"}
     async with able.http.post("/api/show", data=b"") as refused:
@@ -79,10 +83,10 @@ def test_the_details_of_a_model_come_from_its_card_and_its_name() -> None:
     entry = ModelEntry("org/Model-0.6B-4bit", (), (), 10, (), num_bytes=300, quantization="4bit", digest="ab" * 32)
     assert digest_of(entry) == "ab" * 32
     assert (details_of(entry).parameter_size, details_of(entry).quantization_level) == ("0.6B", "4bit")
-    assert "general.parameter_count" not in model_info_of(entry, 10)
+    assert "general.parameter_count" not in model_info_of(entry)
     plain = ModelEntry("tiny", (), (), 10, (), num_bytes=7_000_000, quantization="bf16", num_layers=3)
     assert details_of(plain).parameter_size == "3.5M"
-    assert model_info_of(plain, 10)["general.parameter_count"] == 3_500_000
+    assert model_info_of(plain)["general.parameter_count"] == 3_500_000
     assert digest_of(plain) == hashlib.sha256(b"tiny").hexdigest()
 
 
