@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,15 +54,23 @@ class OllamaDelivery:
 class _Gathered:
     """What one or all steps of an answer said. reason: why the answer ended; "" if it has not."""
 
-    text: str = ""
-    thinking: str = ""
-    calls: list[OllamaCall] | None = None
-    tokens: tuple[TokenSpan, ...] = ()
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[OllamaCall] = field(default_factory=list)
+    tokens: list[TokenSpan] = field(default_factory=list)
     reason: str = ""
 
     @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def thinking(self) -> str | UnsetType:
+        return "".join(self.thoughts) or UNSET
+
+    @property
     def is_empty(self) -> bool:
-        return not (self.text or self.thinking or self.calls or self.tokens or self.reason)
+        return not (self.text or self.thoughts or self.calls or self.tokens or self.reason)
 
 
 class OllamaReply(Reply):
@@ -103,22 +111,20 @@ class OllamaReply(Reply):
         for event in events:
             match event:
                 case TextPart(text=text, tokens=tokens):
-                    found.text += text
+                    found.texts.append(text)
                     found.tokens += tokens if self._delivery.shows_logprobs else ()
                 case ReasoningPart(text=text):
-                    found.thinking += text
+                    found.thoughts.append(text)
                 case ToolCallBegin(index=index, name=name):
                     self._open_calls[index] = (name, "")
                 case ToolCallArguments(index=index, text=text):
                     name, begun = self._open_calls[index]
                     self._open_calls[index] = (name, begun + text)
                 case ToolCallEnd(index=index):
-                    found.calls = [*(found.calls or ()), self._call(index)]
+                    found.calls.append(self._call(index))
                 case OutputEnd(reason=reason):
                     found.reason = "length" if reason == "length" else "stop"
-                    # calls that the token limit cut
-                    for index in list(self._open_calls):
-                        found.calls = [*(found.calls or ()), self._call(index)]
+                    found.calls += [self._call(index) for index in list(self._open_calls)]  # cut by the token limit
         return found
 
     def _call(self, index: int) -> OllamaCall:
@@ -163,9 +169,7 @@ class OllamaChatReply(OllamaReply):
     """Builds the reply of /api/chat."""
 
     def _part(self, found: _Gathered) -> OllamaChat:
-        message = OllamaAnswerMessage(
-            found.text, thinking=found.thinking or UNSET, tool_calls=found.calls if found.calls else UNSET
-        )
+        message = OllamaAnswerMessage(found.text, thinking=found.thinking, tool_calls=found.calls or UNSET)
         return OllamaChat(message=message, **self._common(found))
 
 
@@ -173,7 +177,7 @@ class OllamaGenerateReply(OllamaReply):
     """Builds the reply of /api/generate."""
 
     def _part(self, found: _Gathered) -> OllamaGenerated:
-        return OllamaGenerated(response=found.text, thinking=found.thinking or UNSET, **self._common(found))
+        return OllamaGenerated(response=found.text, thinking=found.thinking, **self._common(found))
 
 
 def rfc3339(unix_s: float) -> str:
