@@ -28,6 +28,10 @@ from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.key_routes import KeyRoutes
 from exo_mesh.api.model_lists import ModelListRoutes
 from exo_mesh.api.model_routes import ModelRoutes
+from exo_mesh.api.ollama.generation import OllamaGenerationRoutes
+from exo_mesh.api.ollama.lines import OLLAMA_ERRORS
+from exo_mesh.api.ollama.models import OllamaModelRoutes
+from exo_mesh.api.ollama.port import answer_as_ollama
 from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.peer_routes import PeerRoutes
@@ -71,9 +75,11 @@ def build_app(
     check_access = guard(options.access, RouteRoles.of(table))
     log_request = log_requests(options.responses)
     # the first is the outermost: log_request sees the replies that errors_to_replies makes
-    reply_to_errors = errors_to_replies([ANTHROPIC_ERRORS], lambda request: request[REQUEST_ID])
+    reply_to_errors = errors_to_replies([ANTHROPIC_ERRORS, OLLAMA_ERRORS], lambda request: request[REQUEST_ID])
     middlewares = [follow_connection, give_request_id, log_request, reply_to_errors, check_access]
     middlewares.append(refuse_expectations)
+    if options.ollama_port is not None:
+        middlewares.append(answer_as_ollama(options.ollama_port))
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     add_routes(app, table)
     app.on_response_prepare.append(_send_common_headers)
@@ -129,6 +135,8 @@ def route_table(context: ApiContext) -> RouteTable:
         *OpenAIRoutes(context).table(),
         *AnthropicRoutes(context).table(),
         *StreamRoutes(context).table(),
+        *OllamaGenerationRoutes(context).table(),
+        *OllamaModelRoutes(context).table(),
         *TextRoutes(context).table(),
         *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),

@@ -203,7 +203,7 @@ class ApiConnection(asyncio.Protocol):
 
 
 class ApiServer:
-    """Runs an application on a listening socket: start, stop_listening, stop. tls: serve HTTPS."""
+    """Runs an application on listening sockets: start, stop_listening, stop. tls: serve HTTPS."""
 
     def __init__(
         self,
@@ -218,26 +218,30 @@ class ApiServer:
         self._clock = clock
         self.tasks = TaskOwner()
         self.turns = Turns(MOST_BEGUN_A_ROUND)
-        self._server: asyncio.Server | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._servers: list[asyncio.Server] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._connections: set[ApiConnection] = set()
         self._waiting: dict[ApiConnection, None] = {}  # connections without a whole request, longest waiting first
         self._timer: asyncio.TimerHandle | None = None
 
-    async def start(self, listening: socket) -> None:
-        """Serve on a listening socket."""
+    async def start(self, *listening: socket) -> None:
+        """Serve on listening sockets."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None, "the runner is set up"
         server.request_handler = take_expectations(server.request_handler)
         if self.tls is not None:
             self.tasks.keep(self.tls.keep, "TLS certificate")
+        for one in listening:
+            await self._listen(one)
+
+    async def _listen(self, listening: socket) -> None:
         listening.setblocking(False)
         if self.tls is not None:
-            self._accepting = self.tasks.start(self._accept(listening, self.tls), "accept")
+            self._accepting.append(self.tasks.start(self._accept(listening, self.tls), "accept"))
             return
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ApiConnection(self), sock=listening, backlog=1024)
+        self._servers.append(await loop.create_server(lambda: ApiConnection(self), sock=listening, backlog=1024))
 
     async def _accept(self, listening: socket, tls: ApiTls) -> None:
         """Accept connections. asyncio's own server would report a connection only after its TLS handshake."""
@@ -257,12 +261,12 @@ class ApiServer:
 
     def stop_listening(self) -> None:
         """Accept no new connections, and close those without a whole request."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        if self._accepting is not None:
-            self._accepting.cancel()
-            self._accepting = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for accepting in self._accepting:
+            accepting.cancel()
+        self._accepting.clear()
         for connection in list(self._waiting):
             connection.abort()
 

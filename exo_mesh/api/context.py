@@ -48,7 +48,8 @@ class ApiOptions:
     serve no web page. languages: the languages of the page. live_interval_s: time between two events of the live data.
     defaults: returns the current defaults for fields that a request leaves out; called for each request. hub_token: the
     token for the hub. config: the current settings, for `/config`; config_file: the path of this node's config.toml,
-    which need not exist. logs: the log of this process, for `/v1/logging`.
+    which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the port at which
+    clients of Ollama call; None if there is none.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -70,6 +71,7 @@ class ApiOptions:
     headless: bool = False
     languages: PageLanguages = field(default_factory=PageLanguages)
     live_interval_s: float = 2.0
+    ollama_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ _RULES: dict[str, _Rule] = {
     "overloaded": _Rule(429, "rate_limit_error", 1),
     "cancelled": _Rule(499, "cancelled_error"),
     "internal_error": _Rule(500, _SERVER),
+    "not_implemented": _Rule(501, _SERVER),
     "engine_error": _Rule(500, _SERVER),
     "model_unusable": _Rule(500, _SERVER),
     "canary_failed": _Rule(503, _SERVER, 10),

@@ -6,7 +6,7 @@ from typing import Any
 
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.cards.toml_card import TomlCard
-from exo_mesh.node.service import ModelEntry
+from exo_mesh.models.entry import ModelEntry
 
 SCHEMA = {"supported": True, "kinds": ["json_object", "json_schema", "regex", "lark", "choice"]}
 """Kinds of grammar that can constrain the answers of any model."""

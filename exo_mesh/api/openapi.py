@@ -96,6 +96,8 @@ def _responses(row: Route, reply: Any, error: Any) -> dict[str, Any]:
     content: dict[str, Any] = {row.content_type: {"schema": reply} if "json" in row.content_type else {}}
     if row.events:
         content["text/event-stream"] = {"schema": {"type": "string"}}
+    if row.lines:
+        content["application/x-ndjson"] = {"schema": reply}
     made: dict[str, Any] = {str(row.status): {"description": row.summary, "content": content}}
     errors = {*_COMMON, *row.errors, *(_OF_BODIES if row.body is not None else ())}
     if "{" in row.paths[0]:

@@ -30,8 +30,8 @@ class Route:
 
     body, reply: msgspec structs, for the document; None means no body, or a JSON object without a struct. status: the
     status of a success. errors: further statuses of this route. query: the parameters and their meaning. events: a
-    success can also be a stream of server-sent events. content_type: the type of a success. error: the struct of its
-    error replies; None means OpenAI's form.
+    success can also be a stream of server-sent events. lines: it can also be a stream of lines of JSON. content_type:
+    the type of a success. error: the struct of its error replies; None means OpenAI's form.
     """
 
     method: str
@@ -45,6 +45,7 @@ class Route:
     errors: tuple[int, ...] = ()
     query: Mapping[str, str] = field(default_factory=dict)
     events: bool = False
+    lines: bool = False
     content_type: str = "application/json"
     error: Any = None
 

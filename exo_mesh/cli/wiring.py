@@ -65,6 +65,7 @@ class RunningNode:
         self._registry = load_registry()
         self._node: Node | None = None
         self._socket: socket.socket | None = None
+        self._ollama_socket: socket.socket | None = None
         self._api: ApiServer | None = None
         self._tls: ApiTls | None = None
         self._notes: list[str] = []
@@ -90,6 +91,7 @@ class RunningNode:
         if settings.api:
             KeyFile(settings.home / FILE_NAME).read()
             self._socket = self._bind_api()
+            self._ollama_socket = self._bind_ollama()
         read_memory = reader_for(settings.override_memory_bytes, settings.fake_mem_file)
         self._node = Node(settings, origins=self._loaded.origins, registry=self._registry, memory_reader=read_memory)
         self._follow_logs(self._node)
@@ -111,11 +113,12 @@ class RunningNode:
                 logs=self._logs or LoneLogs(),
                 headless=settings.headless,
                 languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
+                ollama_port=self._ollama_socket.getsockname()[1] if self._ollama_socket is not None else None,
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
             self._api = ApiServer(runner, bounds, self._tls)
-            await self._api.start(self._socket)
+            await self._api.start(*filter(None, (self._socket, self._ollama_socket)))
             self._mark_listening(self._socket)
             self._node.announce_api(self._url(_reachable_host(self._node)))
         self._phases.done("API")
@@ -138,6 +141,8 @@ class RunningNode:
             return
         page = "off (--headless)" if self._settings.headless else f"{url}/"
         _log.info("ready: API %s/v1, page %s, health %s/health", url, page, url)
+        if self._ollama_socket is not None:
+            _log.info("clients of Ollama are answered at port %d, too", self._ollama_socket.getsockname()[1])
 
     def facts(self) -> NodeFacts:
         """Facts about the started node, for people and programs."""
@@ -199,8 +204,8 @@ class RunningNode:
             self._mark.close()
         if self._api is not None:
             self._api.stop_listening()
-        if self._socket is not None:
-            self._socket.close()
+        for listening in filter(None, (self._socket, self._ollama_socket)):
+            listening.close()
         if self._node is not None:
             await self._node.stop()
         if self._api is not None:
@@ -243,6 +248,19 @@ class RunningNode:
             self._mark = ListeningMark(self._settings.home, self._settings.host, bound.getsockname()[1])
         except OSError as exc:
             self._notes.append(f"commands on this machine cannot use the local token: {exc.strerror or exc}")
+
+    def _bind_ollama(self) -> socket.socket | None:
+        """Binds a socket to --ollama-port; None without this setting, or with a note if the port is taken: a model
+        server may run there, and the API is complete without this port."""
+        host, port = self._settings.host, self._settings.ollama_port
+        if port is None:
+            return None
+        try:
+            return bound_socket(host, port)
+        except OSError as exc:
+            why = "is taken" if exc.errno == errno.EADDRINUSE else f"cannot be used ({exc.strerror or exc})"
+            self._notes.append(f"--ollama-port {port} {why}: clients of Ollama reach this node below /ollama")
+            return None
 
     def _bind_api(self) -> socket.socket:
         """Binds a socket to the API's port. If that port is taken and was not named, tries the next ones."""

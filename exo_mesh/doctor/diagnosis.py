@@ -73,7 +73,8 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     everywhere: Sequence[Path] = models_dirs(settings, os.environ)
     held = ports_of(node, settings.listen_port)
     alone = not settings.bootstrap_peers and len(settings.discovery) == 1
-    tcp = [port for port in (settings.api_port if settings.api else 0, settings.grpc_port) if port]
+    of_api = (settings.api_port, settings.ollama_port) if settings.api else ()
+    tcp = [port for port in (*of_api, settings.grpc_port) if port]
     udp = [settings.listen_port] if "udp" in settings.discovery else []
 
     def memory() -> list[Finding]:

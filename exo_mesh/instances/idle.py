@@ -27,6 +27,13 @@ class IdleClock:
         """Whether a client wants the instance to stay loaded for ever."""
         return self._wished_s.get(name, 0.0) < 0
 
+    def left_s(self, name: str, now: float) -> float | None:
+        """Seconds until the instance is unloaded if nobody uses it, as seen at the last round; None: never."""
+        limit_s = self._wished_s.get(name, self._idle_s or -1.0)
+        if limit_s < 0:
+            return None
+        return max(0.0, limit_s - (now - self._since[name][1])) if name in self._since else limit_s
+
     def due(self, work: Mapping[str, tuple[int, int]], now: float) -> list[str]:
         """The instances to unload now; each is returned once. work: by instance, the number of requests that wait or
         run there, and the tokens generated so far."""

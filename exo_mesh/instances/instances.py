@@ -322,6 +322,10 @@ class Instances:
         """Like keep_alive, for an instance that this node owns; False if another node owns it."""
         return self._owned.unused.wish_idle(instance_id, idle_s)
 
+    def idle_left_s(self, instance_id: str) -> float | None:
+        """See UnusedRings.left_s."""
+        return self._owned.unused.left_s(instance_id, asyncio.get_running_loop().time())
+
     async def delete(self, instance_id: str) -> bool:
         """End an instance on every peer, regardless of its owner; False if it has no owner.
 

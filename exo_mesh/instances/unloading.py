@@ -47,6 +47,10 @@ class UnusedRings:
         """See IdleClock.is_kept."""
         return self._idle.is_kept(instance_id)
 
+    def left_s(self, instance_id: str, now: float) -> float | None:
+        """See IdleClock.left_s; for a ring of another node, the time that this node's setting allows."""
+        return self._idle.left_s(instance_id, now)
+
     def due(self, now: float) -> list[str]:
         """The instances to unload now; each is returned once."""
         idle = self._idle.due(self._work(self._rings), now) if self._idle.is_on else []

@@ -24,7 +24,7 @@ from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
-from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE, SERVED_DIGEST
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel
@@ -54,6 +54,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
+from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.node.control_service import ControlService
@@ -61,7 +62,6 @@ from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_awake, keep_house, keep_rdma_ports
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
-from exo_mesh.node.service import ModelEntry
 from exo_mesh.node.store_desk import StoreDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
@@ -530,6 +530,12 @@ class Node:
     async def delete_instance(self, instance_id: str) -> bool:
         return await self._owning.instances.delete(instance_id)
 
+    def keep_loaded(self, instance_id: str, idle_s: float) -> None:
+        self._owning.instances.keep_alive(instance_id, idle_s)
+
+    def idle_left_s(self, instance_id: str) -> float | None:
+        return self._owning.instances.idle_left_s(instance_id)
+
     @property
     def stops(self) -> StopDesk:
         return self.membership.stops
@@ -615,6 +621,7 @@ class Node:
             num_layers=card.num_layers,
             quantization=(about.quantization if about is not None else None) or "",
             dtype=card.dtype,
+            digest=card.digest.removeprefix(SERVED_DIGEST),
             served=served.find(name) if card.architecture == SERVED_ARCHITECTURE else None,
             stand_ins=tuple(one for other in served.standing_for(name) if (one := served.find(other)) is not None),
         )

@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
-from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.inspection.service import InspectionService
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
-from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.cards.toml_card import TomlCard
+from exo_mesh.models.entry import ModelEntry
 from exo_mesh.serving.streams import StreamService
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """A model that some live peer has on disk, or parts of it. context_length: of the checkpoint.
-
-    instance_ids: the instances that are ready. is_loading: another instance is starting, or recovering from a loss.
-    aliases: other names in its card. profile: its capabilities, as far as known. num_bytes: of all weights.
-    quantization: of the weights, "" if unknown. dtype: of the activations. served: set if a model server has it, and no
-    peer has its files. stand_ins: models of model servers that can answer for it.
-    """
-
-    name: str
-    peers: tuple[str, ...]
-    instance_ids: tuple[str, ...]
-    context_length: int
-    eos_ids: tuple[int, ...]
-    is_loading: bool = False
-    aliases: tuple[str, ...] = ()
-    profile: CapabilityProfile | None = None
-    num_bytes: int = 0
-    num_layers: int = 0
-    quantization: str = ""
-    dtype: str = ""
-    served: ServedModel | None = None
-    stand_ins: tuple[ServedModel, ...] = ()
 
 
 class MeshObservation(Protocol):
@@ -226,6 +198,14 @@ class MeshService(Protocol):
 
     async def delete_instance(self, instance_id: str) -> bool:
         """Stops an instance on all peers; False if it is unknown."""
+
+    def keep_loaded(self, instance_id: str, idle_s: float) -> None:
+        """Sets how long an instance may be unused before it is unloaded; negative: for ever; 0: as soon as its requests
+        have ended. Returns at once."""
+
+    def idle_left_s(self, instance_id: str) -> float | None:
+        """Seconds until an instance is unloaded if nobody uses it; None: never. For an instance that another peer owns,
+        the time that this node's setting allows."""
 
     @property
     def stops(self) -> StopDesk:

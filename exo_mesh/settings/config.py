@@ -64,6 +64,7 @@ class Settings:
     host: str = "0.0.0.0"
     api_port: int = 52415
     api: bool = True
+    ollama_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     grpc_port: int = 5000
@@ -286,6 +287,8 @@ _NETWORK = (
     Setting("host", "ADDRESS", "address to listen on", values.matching(r"\S+", "an address or host name"),
             alias="--node-host"),
     Setting("api_port", "PORT", "port of the HTTP API; 0 = any free port", _PORT, toml=(int,), alias="--port"),
+    Setting("ollama_port", "PORT", "a second port of the HTTP API, at which clients of Ollama look for it; 11434 if no "
+            "number is given; off by default", _PORT, toml=(int,), bare="11434"),
     Setting("no_api", "", "do not serve the HTTP API", values.switched_off, "api", (bool,),
             show=lambda on: str(not on).lower()),
     Setting("headless", "", "serve the API without the web page; GET / then answers 404",
@@ -592,6 +595,10 @@ def _join(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], conf
     settings = replace(default_settings(), **fields)
     secret, secret_file = _secret(given, environ, settings.home)
     settings = replace(settings, secret=secret, secret_file=secret_file)
+    if settings.ollama_port and settings.ollama_port in (settings.api_port, settings.grpc_port):
+        other = "--api-port" if settings.ollama_port == settings.api_port else "--grpc-port"
+        message = f"{other} and --ollama-port are both {settings.ollama_port}; every API port serves clients of Ollama"
+        raise ConfigError(message, param="ollama_port")
     if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
         raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
     if settings.no_batch and given.get("max_batch_size", (1, ""))[0] != 1:

@@ -36,7 +36,8 @@ from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.known_peers import KnownPeer
 from exo_mesh.membership.sleeping import WakeCall
 from exo_mesh.models.cards.toml_card import TomlCard
-from exo_mesh.node.service import ModelEntry, StoreService
+from exo_mesh.models.entry import ModelEntry
+from exo_mesh.node.service import StoreService
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.stream_desk import StreamDesk
@@ -72,6 +73,10 @@ class ScriptedMesh:
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     deleted_traces: set[str] = field(default_factory=set)
     store: StoreService | None = None
+    loaded: tuple[str, ...] = ()
+    """The instances of each model that are ready."""
+    kept: dict[str, float] = field(default_factory=dict)
+    """How long each instance may be unused, as clients set it."""
     live: LiveStreams = field(default_factory=LiveStreams)
     changed: ChangeSignal = field(default_factory=ChangeSignal)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,7 +92,7 @@ class ScriptedMesh:
         return self.requests[-1]
 
     def models(self) -> list[ModelEntry]:
-        return [ModelEntry(name, ("peer1",), (), self.limit, ()) for name in self.names]
+        return [ModelEntry(name, ("peer1",), self.loaded, self.limit, ()) for name in self.names]
 
     async def model(self, name: str) -> ModelEntry:
         for entry in self.models():
@@ -234,6 +239,13 @@ class ScriptedMesh:
         kept = [instance for instance in self.instances if instance["id"] != instance_id]
         found, self.instances = len(kept) < len(self.instances), kept
         return found
+
+    def keep_loaded(self, instance_id: str, idle_s: float) -> None:
+        self.kept[instance_id] = idle_s
+
+    def idle_left_s(self, instance_id: str) -> float | None:
+        left_s = self.kept.get(instance_id, -1.0)
+        return None if left_s < 0 else left_s
 
     @property
     def stops(self) -> ScriptedMesh:
@@ -386,6 +398,8 @@ class Served:
     mesh: ScriptedMesh
     url: str
     http: aiohttp.ClientSession
+    ollama_url: str = ""
+    """The address of the port for clients of Ollama, if there is one."""
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
@@ -417,21 +431,27 @@ async def served(
     bounds: ConnectionBounds | None = None,
     tls: ApiTls | None = None,
     templates: TemplateRenderer | None = None,
+    *,
+    ollama: bool = False,
 ) -> AsyncIterator[Served]:
-    """templates: the real ones, for tests that are about them."""
+    """templates: the real ones, for tests that are about them. ollama: with a port for clients of Ollama."""
     texts = TextModels(templates or TemplatesRenderedHere())
+    sockets = [socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2 if ollama else 1)]
+    ports = [listening.getsockname()[1] for listening in sockets]
+    if ollama:
+        options = replace(options, ollama_port=ports[1])
     runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0, texts=texts))
     server_of_api = ApiServer(runner, bounds, tls)
-    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    await server_of_api.start(listening)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    await server_of_api.start(*sockets)
+    url, *others = (f"http://127.0.0.1:{port}" for port in ports)
     async with aiohttp.ClientSession(url) as http:
-        server = Served(mesh, url, http)
+        server = Served(mesh, url, http, *others)
         yield server
         if "openai" in vars(server):
             await server.openai.close()
     await server_of_api.stop()
-    listening.close()
+    for listening in sockets:
+        listening.close()
 
 
 class ScriptedSleepDesk:

@@ -55,6 +55,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "tls_key": "/etc/key.pem",
         "no_api": "true",
         "grpc_port": "2",
+        "ollama_port": "11434",
         "data_ports": "7000-7010",
         "discovery": "none",
         "listen_port": "3",
@@ -165,6 +166,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         tls_key=Path("/etc/key.pem"),
         api=False,
         grpc_port=2,
+        ollama_port=11434,
         data_ports=(7000, 7010),
         discovery=(),
         listen_port=3,
@@ -320,6 +322,8 @@ def test_a_wrong_table_of_the_model_store_is_refused(tmp_path: Path, text: str, 
         (["--no-fast-synch"], "fast_synch", "off"),
         (["--proportional-layers"], "proportional_layers", "on"),
         (["--no-proportional-layers"], "proportional_layers", "off"),
+        (["--ollama-port"], "ollama_port", "11434"),
+        (["--ollama-port", "0"], "ollama_port", "0"),
         (["--max-memory", "0"], "max_memory", "0"),
         (["-v"], "log_level", "debug"),
         (["-vv"], "log_level", "debug"),
@@ -539,6 +543,9 @@ def test_aliases_stand_for_settings_that_exist() -> None:
 def test_the_two_ports_must_differ(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="both 7000"):
         load(tmp_path, {"api_port": "7000", "grpc_port": "7000"})
+    for other in ("api_port", "grpc_port"):
+        with pytest.raises(ConfigError, match="--ollama-port are both 7000"):
+            load(tmp_path, {other: "7000", "ollama_port": "7000"})
     load(tmp_path, {"api_port": "0", "grpc_port": "0"})
 
 

@@ -84,7 +84,15 @@ def _printed(argv: list[str], environ: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["ask_openai.py", "ask_openai.mjs", "ask_litellm.py", "ask_anthropic.py", "ask_anthropic.mjs"]
+    "name",
+    [
+        "ask_openai.py",
+        "ask_openai.mjs",
+        "ask_litellm.py",
+        "ask_anthropic.py",
+        "ask_anthropic.mjs",
+        "ask_ollama.py",
+    ],
 )
 def test_the_examples_that_stream_print_the_whole_answer(name: str, url: str, tmp_path: Path) -> None:
     assert example(name, url, tmp_path) == COUNTED
@@ -115,8 +123,8 @@ def test_the_example_of_llm_prints_what_the_schema_asks_for(url: str, tmp_path: 
 
 def test_litellm_chats_streams_and_calls_tools(url: str) -> None:
     seen = python_client("litellm", url)
-    both = {"chat": COUNTED, "streamed": COUNTED, "anthropic": COUNTED}
-    assert seen == {**both, "tool": CALL, "finish": "tool_calls"}
+    counted = dict.fromkeys(("chat", "streamed", "anthropic", "ollama"), COUNTED)
+    assert seen == {**counted, "tool": CALL, "finish": "tool_calls"}
 
 
 def test_langchain_structures_in_three_ways_and_calls_tools(url: str) -> None:

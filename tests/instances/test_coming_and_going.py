@@ -45,6 +45,19 @@ def test_a_client_may_wish_for_another_time() -> None:
     assert idle.due({"m-1": (0, 5), "n-1": (0, 5)}, 1e9) == ["m-1"], "others stay for ever"
 
 
+def test_the_time_that_is_left_counts_from_the_last_use() -> None:
+    idle = IdleClock(10.0)
+    assert idle.left_s("m-1", 0.0) == 10.0, "not seen yet"
+    idle.due({"m-1": (0, 5)}, 0.0)
+    assert idle.left_s("m-1", 4.0) == 6.0
+    idle.due({"m-1": (0, 6)}, 5.0)
+    assert (idle.left_s("m-1", 5.0), idle.left_s("m-1", 99.0)) == (10.0, 0.0)
+    idle.wish("m-1", 60.0)
+    assert idle.left_s("m-1", 6.0) == 59.0
+    idle.wish("m-1", -1.0)
+    assert idle.left_s("m-1", 6.0) is None and IdleClock(0.0).left_s("m-1", 6.0) is None
+
+
 @pytest.mark.extended
 async def test_a_request_says_how_long_its_model_stays_whoever_owns_it(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:

@@ -33,6 +33,9 @@ OPEN = {
     "/healthz",
     "/readyz",
     "/metrics",
+    "/ollama",
+    "/api/version",
+    "/ollama/api/version",
 }
 READ = {
     "/v1/models",
@@ -83,7 +86,12 @@ READ = {
     "/store/registry",
     "/store/downloads",
     "/store/models/{id}/download/status",
+    "/api/tags",
+    "/api/ps",
+    "/ollama/api/tags",
+    "/ollama/api/ps",
 }
+OLLAMA_CHAT = ("chat", "generate", "show", "create", "copy", "push", "embed", "embeddings")
 CHAT = {
     "/v1/chat/completions",
     "/chat/completions",
@@ -101,12 +109,17 @@ CHAT = {
     "/v1/chat/token/encode",
     "/chat/token/encode",
     "/apply-template",
+    *(f"{prefix}/api/{name}" for prefix in ("", "/ollama") for name in OLLAMA_CHAT),
 }
 ROUTES: dict[tuple[str, str], str] = {
     **{(method, path): "open" for path in OPEN for method in ("GET", "HEAD")},
     **{(method, path): "read" for path in READ for method in ("GET", "HEAD")},
     **{("POST", path): "chat" for path in CHAT},
     ("POST", "/instance"): "change",
+    ("POST", "/api/pull"): "change",
+    ("POST", "/ollama/api/pull"): "change",
+    ("DELETE", "/api/delete"): "change",
+    ("DELETE", "/ollama/api/delete"): "change",
     ("DELETE", "/v1/streams/{id}"): "chat",
     ("POST", "/place_instance"): "change",
     ("POST", "/model/load"): "change",

@@ -8,7 +8,7 @@ from typing import Any
 
 from exo_mesh.api.quoting import quoted
 from exo_mesh.errors import InputError
-from exo_mesh.node.service import ModelEntry
+from exo_mesh.models.entry import ModelEntry
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
 

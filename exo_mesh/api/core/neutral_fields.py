@@ -36,7 +36,7 @@ def without_fields(
     Raises InputError for such a field with another value, and msgspec's errors for malformed JSON.
     """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    _drop(fields, table, known, "")
+    drop_fields(fields, table, known, "")
     if "messages" in known and (messages := fields.get("messages")) is not None:
         fields["messages"] = _without_notes(messages, in_messages, known_in_messages)
     return msgspec.json.encode(fields)
@@ -50,11 +50,15 @@ def _without_notes(messages: msgspec.Raw, table: NeutralTable, known: Collection
     except msgspec.ValidationError:
         return messages
     for index, turn in enumerate(turns):
-        _drop(turn, table, known, f"messages[{index}].")
+        drop_fields(turn, table, known, f"messages[{index}].")
     return msgspec.Raw(msgspec.json.encode(turns))
 
 
-def _drop(fields: dict[str, msgspec.Raw], table: NeutralTable, known: Collection[str], where: str) -> None:
+def drop_fields(fields: dict[str, msgspec.Raw], table: NeutralTable, known: Collection[str], where: str) -> None:
+    """Remove the fields of a table that are not `known`. Mutates fields. where: a prefix of their names, for errors.
+
+    Raises InputError for such a field with another value.
+    """
     for name in [name for name in fields if name in table and name not in known]:
         raw, allowed = fields.pop(name), table[name]
         if allowed is not ANY:

@@ -22,7 +22,8 @@ from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
 from exo_mesh.domain.whole.text_pieces import TextInput
 from exo_mesh.errors import ContextLengthError, InputError
-from exo_mesh.node.service import MeshService, ModelEntry
+from exo_mesh.models.entry import ModelEntry
+from exo_mesh.node.service import MeshService
 from exo_mesh.serving.choices import fan_out
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool

@@ -13,7 +13,7 @@ from exo_mesh.text.output.formats import PLAIN
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
 
-DialectName = Literal["chat", "completion", "message"]
+DialectName = Literal["chat", "completion", "message", "ollama_chat", "ollama_generate"]
 """The kinds of replies; a peer that does not know one cannot make the reply."""
 
 

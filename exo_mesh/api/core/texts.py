@@ -14,7 +14,8 @@ from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
-from exo_mesh.node.service import MeshService, ModelEntry
+from exo_mesh.models.entry import ModelEntry
+from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import SharedCalls, TaskOwner
 from exo_mesh.text.template import Message
 from exo_mesh.text.tokenizer import TextModel

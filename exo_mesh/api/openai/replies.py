@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from exo_mesh import __version__
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.reply import Reply
+from exo_mesh.api.core.token_texts import finite, token_name, token_text
 from exo_mesh.api.openai.objects import (
     ChatChoice,
     ChatChunkChoice,
@@ -39,6 +39,7 @@ from exo_mesh.api.openai.objects import (
 )
 from exo_mesh.api.openai.schema import StreamOptions
 from exo_mesh.api.sse import DONE
+from exo_mesh.domain.request import TokenLogprob
 from exo_mesh.text.assembler import TokenSpan
 from exo_mesh.text.output.events import (
     OutputEnd,
@@ -48,10 +49,8 @@ from exo_mesh.text.output.events import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from exo_mesh.text.tokenizer import TextModel
 
 FINGERPRINT = f"exo-mesh-{__version__}"
-LEAST_LOGPROB = -9999.0  # OpenAI's value for "very unlikely"; JSON has no -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class OpenAIReply(Reply):
         return scores
 
     def _score(self, token_id: int, logprob: float, rank: int | None) -> PromptTokenLogprob:
-        return PromptTokenLogprob(_finite(logprob), rank, _name(self._text, token_id))
+        return PromptTokenLogprob(finite(logprob), rank, token_name(self._text, token_id))
 
     def _timings(self) -> TimingsObject | UnsetType:
         if not self._delivery.shows_timings:
@@ -222,8 +221,8 @@ class ChatReply(OpenAIReply):
         return ChatLogprobs(
             [
                 ChatTokenLogprob(
-                    *_token(self._text, token.event.token_id, token.event.logprob),
-                    [TopLogprob(*_token(self._text, top.token_id, top.logprob)) for top in token.event.top],
+                    *token_text(self._text, token.event.token_id, token.event.logprob),
+                    [TopLogprob(*token_text(self._text, top.token_id, top.logprob)) for top in token.event.top],
                 )
                 for token in tokens
             ]
@@ -297,10 +296,10 @@ class CompletionReply(OpenAIReply):
         """Log-probabilities of the tokens of a prompt; None for the first, because no token precedes it."""
         ids = self._answer.prepared.choices[choice].request.prompt_ids
         found = self._answer.prompt_logprobs_of(choice)
-        tops = [{_name(self._text, top.token_id): _finite(top.logprob) for top in one.top} for one in found]
+        tops = [self._alternatives(one.top) for one in found]
         return CompletionLogprobs(
-            [_name(self._text, token_id) for token_id in ids],
-            [None, *(_finite(one.logprob) for one in found)],
+            [token_name(self._text, token_id) for token_id in ids],
+            [None, *(finite(one.logprob) for one in found)],
             [None, *tops],
             self._text.offsets(ids),
         )
@@ -310,11 +309,14 @@ class CompletionReply(OpenAIReply):
             return None
         tokens = list(tokens)
         return CompletionLogprobs(
-            [_name(self._text, token.event.token_id) for token in tokens],
-            [_finite(token.event.logprob) for token in tokens],
-            [{_name(self._text, top.token_id): _finite(top.logprob) for top in token.event.top} for token in tokens],
+            [token_name(self._text, token.event.token_id) for token in tokens],
+            [finite(token.event.logprob) for token in tokens],
+            [self._alternatives(token.event.top) for token in tokens],
             [offset + token.start for token in tokens],
         )
+
+    def _alternatives(self, top: Iterable[TokenLogprob]) -> dict[str, float]:
+        return {token_name(self._text, one.token_id): finite(one.logprob) for one in top}
 
 
 def _chained(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
@@ -340,23 +342,3 @@ def _speed(num_tokens: int, seconds: float) -> tuple[int, float, float, float]:
     """(tokens, milliseconds of all, milliseconds per token, tokens per second); 0 if nothing was measured."""
     per_token_ms = 1000 * seconds / num_tokens if num_tokens else 0.0
     return num_tokens, 1000 * seconds, per_token_ms, num_tokens / seconds if seconds > 0 else 0.0
-
-
-def _token(text: TextModel, token_id: int | None, logprob: float | None) -> tuple[str, float, list[int]]:
-    """(text, log-probability, bytes) of a token. The bytes are the token's own, even if they are only a part of a
-    character, so the joined bytes of all tokens are the output's bytes."""
-    own = text.token_bytes(token_id) if token_id is not None else b""
-    return own.decode("utf-8", "replace"), _finite(logprob), list(own)
-
-
-def _name(text: TextModel, token_id: int | None) -> str:
-    """A token as text; a part of a character is written in OpenAI's form, `bytes:\\xe2\\x82`."""
-    own = text.token_bytes(token_id) if token_id is not None else b""
-    try:
-        return own.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
-
-
-def _finite(logprob: float | None) -> float:
-    return logprob if logprob is not None and math.isfinite(logprob) else LEAST_LOGPROB

@@ -9,12 +9,15 @@ from exo_mesh.api.anthropic.delivery import message_reply
 from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.recipes import DialectName, StreamRecipe
 from exo_mesh.api.core.reply import Reply
+from exo_mesh.api.ollama.delivery import ollama_reply
 from exo_mesh.api.openai.delivery import openai_reply
 
 REPLIES: Mapping[DialectName, Callable[[StreamRecipe, Answer], Reply]] = {
     "chat": partial(openai_reply, "chat"),
     "completion": partial(openai_reply, "completion"),
     "message": message_reply,
+    "ollama_chat": partial(ollama_reply, "ollama_chat"),
+    "ollama_generate": partial(ollama_reply, "ollama_generate"),
 }
 
 

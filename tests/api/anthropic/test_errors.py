@@ -15,7 +15,7 @@ from exo_mesh.api.anthropic.models import models_page
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.errors import InputError, MeshError, NotReadyError, OverloadError
-from exo_mesh.node.service import ModelEntry
+from exo_mesh.models.entry import ModelEntry
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from tests.api.anthropic.conftest import Asking
 from tests.api.conftest import OPEN_ADMIN

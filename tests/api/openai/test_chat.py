@@ -28,7 +28,7 @@ from exo_mesh.errors import (
     PlacementError,
     StageLostError,
 )
-from exo_mesh.node.service import ModelEntry
+from exo_mesh.models.entry import ModelEntry
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import encode_chat, write_text_model
 

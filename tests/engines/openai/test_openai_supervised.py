@@ -48,8 +48,19 @@ async def started(options: dict[str, str], model: str) -> AsyncIterator[OpenAiEn
         await engine.close()
 
 
+_OTHERS: set[int] = set()
+"""Processes that other tests of this worker have started, and that are still there."""
+
+
+@pytest.fixture(autouse=True)
+def of_this_test() -> None:
+    _OTHERS.clear()
+    _OTHERS.update(one.pid for one in psutil.Process().children(recursive=True))
+
+
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    found = [one for one in psutil.Process().children(recursive=True) if one.pid not in _OTHERS]
+    return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
 
 
 async def until(condition: Callable[[], object]) -> None:

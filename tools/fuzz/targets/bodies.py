@@ -1,4 +1,4 @@
-"""Mutated bodies of chats, completions and messages: tools, schemas, grammars, prompts, and fields of the wrong kind.
+"""Mutated bodies of all dialects: tools, schemas, grammars, prompts, and fields of the wrong kind.
 
 Every body is JSON, so that most pass the decoder. Any 5xx except 503 (the ring is full), or no answer within 30 s,
 counts as harm.
@@ -20,7 +20,7 @@ from tools.fuzz.rig import MODEL, Rig
 COUNT, NUM_NODES, CLOSED = 20_000, 1, False
 FLAGS = ("--discovery", "none", "--max-queued", "4096")
 ANSWER_S = 30.0
-_CUTS = (b'"internal_error"', b'"engine_error"', b'"api_error"')
+_CUTS = (b'"internal_error"', b'"engine_error"', b'"api_error"', b'{"error":"internal error')
 MAX_LISTED = 20
 
 _SCHEMA = {
@@ -81,6 +81,25 @@ MESSAGES: tuple[dict[str, Any], ...] = (
     {"messages": _ROUND, "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
     {"messages": [_USER, {"role": "system", "content": "Be brief"}, {"role": "assistant", "content": "7"}]},
 )
+_SHORT = {"num_predict": 4, "temperature": 0.5, "stop": ["9"], "seed": 1, "num_ctx": 256, "repeat_last_n": -1}
+_OLLAMA_CALL = {"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+_OLLAMA_TURNS = [
+    _USER,
+    {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [_OLLAMA_CALL]},
+    {"role": "tool", "content": "sunny", "tool_name": "get_weather"},
+]
+OLLAMA_CHATS: tuple[dict[str, Any], ...] = (
+    {"messages": [_USER], "options": _SHORT, "keep_alive": "5m"},
+    {"messages": _OLLAMA_TURNS, "options": _SHORT, "tools": [_TOOL], "think": True},
+    {"messages": [_USER], "options": _SHORT, "format": _SCHEMA, "logprobs": True, "top_logprobs": 2},
+    {"messages": [_USER, {"role": "assistant", "content": "7"}], "options": _SHORT, "format": "json", "think": "low"},
+    {"messages": [], "keep_alive": -1},
+)
+OLLAMA_PROMPTS: tuple[dict[str, Any], ...] = (
+    {"prompt": "Count from 7 to 9.", "system": "Be brief", "options": _SHORT, "context": [], "template": ""},
+    {"prompt": "7, 8,", "raw": True, "options": {**_SHORT, "mirostat": 0, "num_gpu": 9}, "suffix": ""},
+    {"prompt": "", "keep_alive": "1h"},
+)
 _VALUES: tuple[Any, ...] = (
     *TEXTS, None, True, False, 0, -1, 1, 2, 17, 2**31, 2**63, 10**30, 0.5, -1e308, 1e308, [], {}, [[]], {"a": {}},
     {"$ref": "#"}, {"$ref": "#/properties/x"}, {"allOf": [{}]}, {"type": ["string", "null"]}, {"pattern": "(a|aa)+$"},
@@ -93,17 +112,19 @@ _PATHS = (
     ("/v1/completions", COMPLETIONS),
     ("/v1/messages", MESSAGES),
     ("/v1/messages/count_tokens", MESSAGES),
+    ("/api/chat", OLLAMA_CHATS),
+    ("/ollama/api/generate", OLLAMA_PROMPTS),
 )
-_SHARES = (5, 2, 4, 1)
+_SHARES = (5, 2, 4, 1, 3, 2)
 
 
 def body_of(rng: random.Random) -> tuple[str, bytes]:
     """Returns a path and a body with up to four changes."""
     path, bodies = rng.choices(_PATHS, _SHARES)[0]
     body = copy.deepcopy(rng.choice(bodies))
-    body = {"model": MODEL, "max_tokens": 4, **body}
+    body = {"model": MODEL, **body} if "/api/" in path else {"model": MODEL, "max_tokens": 4, **body}
     if rng.random() < 0.3:
-        body["stream"] = True
+        body["stream"] = "/api/" not in path  # Ollama's routes stream unless this is false
     for _ in range(rng.randint(0, 4)):
         _change(rng, body)
     return path, json.dumps(body).encode()
@@ -115,7 +136,7 @@ def _change(rng: random.Random, body: Any) -> None:
     if isinstance(place, dict):
         kind = rng.random()
         if kind < 0.2 or not place:
-            other = rng.choice((*CHATS, *COMPLETIONS, *MESSAGES))
+            other = rng.choice((*CHATS, *COMPLETIONS, *MESSAGES, *OLLAMA_CHATS, *OLLAMA_PROMPTS))
             name = rng.choice(list(other))
             place[name] = copy.deepcopy(other[name])
             return

@@ -29,6 +29,8 @@ ROUTES: tuple[tuple[str, str, object], ...] = (
     ("POST", "/v1/completions", {"model": MODEL, "max_tokens": 4, "prompt": "7, 8,"}),
     ("POST", "/v1/messages", {"model": MODEL, "max_tokens": 4, "messages": _MESSAGES}),
     ("POST", "/v1/messages/count_tokens", {"model": MODEL, "messages": _MESSAGES}),
+    ("POST", "/api/chat", {"model": MODEL, "options": {"num_predict": 4}, "messages": _MESSAGES}),
+    ("POST", "/api/show", {"model": MODEL}),
     ("POST", "/v1/cancel/req_1", None),
     ("POST", "/instance", {"model": MODEL}),
     ("DELETE", f"/instance/{MODEL}-9", None),
@@ -39,6 +41,7 @@ ROUTES: tuple[tuple[str, str, object], ...] = (
         ("GET", path, None)
         for path in (
             "/", "/version", "/health", "/healthz", "/readyz", "/state", "/v1/models", f"/v1/models/{MODEL}",
+            "/api/tags", "/api/ps",
             "/v1/topology", "/metrics", "/drain", "/queue", "/requests/recent", "/requests/stats", "/v1/traces",
             "/v1/traces/x", "/v1/diagnostics/node", "/v1/diagnostics/cluster", "/v1/diagnostics/cluster/timeline",
             "/v1/diagnostics/cluster/x", "/memory", "/memory/live", f"/instance/previews?model={MODEL}",

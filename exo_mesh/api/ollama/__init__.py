@@ -1,0 +1,1 @@
+"""Ollama's dialect: /api and /ollama/api, with lines of JSON instead of events."""

@@ -1,0 +1,149 @@
+"""Handlers for Ollama's /api/chat and /api/generate, which also load and unload models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.answering import Answering, WantedAnswer
+from exo_mesh.api.core.preparing import choose_model
+from exo_mesh.api.core.request import NeutralRequest, Prompts
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.model_names import find_model, model_of_request
+from exo_mesh.api.ollama.delivery import REPLIES, OllamaDialect, ollama_recipe
+from exo_mesh.api.ollama.lenient import decode_ollama_body
+from exo_mesh.api.ollama.objects import OllamaAnswerMessage, OllamaChat, OllamaError, OllamaGenerated
+from exo_mesh.api.ollama.replies import OllamaDelivery, rfc3339
+from exo_mesh.api.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaGenerationBody
+from exo_mesh.api.ollama.translate import asks_for_no_limit, keeps_for_s, named, neutral_chat, neutral_generate
+from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
+from exo_mesh.clock import monotonic
+from exo_mesh.errors import InputError
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.models.entry import ModelEntry
+
+_DELIVERY = ("stream", "keep_alive")
+"""Fields that do not change the answer, only its delivery."""
+
+
+class OllamaGenerationRoutes:
+    """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+        self._answering = Answering(context)
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/api/chat", "/ollama/api/chat"), self.chat, USE, "Answer a conversation (Ollama)",
+                body=OllamaChatBody, reply=OllamaChat, errors=GENERATION_ERRORS, error=OllamaError, lines=True,
+            ),
+            Route(
+                "POST", ("/api/generate", "/ollama/api/generate"), self.generate, USE, "Answer a prompt (Ollama)",
+                body=OllamaGenerateBody, reply=OllamaGenerated, errors=GENERATION_ERRORS, error=OllamaError, lines=True,
+            ),
+        ]
+        # fmt: on
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /api/chat: answer a conversation; without messages, load or unload the model."""
+        began = monotonic()
+        body = decode_ollama_body(await self._read(request), OllamaChatBody)
+        asked = neutral_chat(body)
+        if body.messages:
+            return await self._answer(request, body, asked, "ollama_chat", began)
+        made = await self._loaded(request, body)
+        return json_response(OllamaChat(message=OllamaAnswerMessage(), **made))
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """POST /api/generate: answer a prompt; without a prompt, load or unload the model."""
+        began = monotonic()
+        body = decode_ollama_body(await self._read(request), OllamaGenerateBody)
+        asked = neutral_generate(body)
+        if body.prompt:
+            return await self._answer(request, body, asked, "ollama_generate", began)
+        return json_response(OllamaGenerated(response="", **await self._loaded(request, body)))
+
+    async def _answer(
+        self,
+        request: web.Request,
+        body: OllamaGenerationBody,
+        asked: NeutralRequest,
+        dialect: OllamaDialect,
+        began: float,
+    ) -> web.StreamResponse:
+        """Answer a request. began: when it came, on the monotonic clock."""
+        if _needs_model(body):
+            _check_for_model(body, await self._model(request, named(body)))
+        if isinstance(asked.subject, Prompts) and not asks_for_no_limit(body):
+            asked = replace(asked, default_tokens=self._context.options.defaults().max_tokens)
+        shows_logprobs = bool(body.logprobs)
+
+        def delivery(model: str) -> OllamaDelivery:
+            return OllamaDelivery(named(body) or model, self._context.now(), began, shows_logprobs)
+
+        wanted = WantedAnswer(
+            asked,
+            identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
+            prefix="ollama-",
+            is_streamed=body.stream is not False,
+            is_unlimited=asks_for_no_limit(body),
+            reply=lambda answer, _: REPLIES[dialect](answer, delivery(answer.prepared.model)),
+            recipe=lambda prepared, created: ollama_recipe(dialect, prepared, created, shows_logprobs=shows_logprobs),
+        )
+        return await self._answering.answer(request, wanted)
+
+    async def _loaded(self, request: web.Request, body: OllamaGenerationBody) -> dict[str, Any]:
+        """Load the model, or with a keep_alive of 0 unload it once its requests have ended. Returns the common fields
+        of the reply."""
+        keep_s = keeps_for_s(body)
+        entry = await self._model(request, named(body), may_download=keep_s != 0)
+        instance_ids = list(entry.instance_ids)
+        if keep_s != 0 and not instance_ids:
+            instance_ids = [(await self._service.create_instance(InstanceSpec(entry.name)))["id"]]
+        if keep_s is not None:
+            for instance_id in instance_ids:
+                self._service.keep_loaded(instance_id, keep_s)
+        return {
+            "model": named(body) or entry.name,
+            "created_at": rfc3339(self._context.now()),
+            "done": True,
+            "done_reason": "unload" if keep_s == 0 else "load",
+        }
+
+    async def _model(self, request: web.Request, name: str | None, *, may_download: bool = True) -> ModelEntry:
+        """The model of a request; the node's default or only model if it names none. may_download: a model that no peer
+        has may be downloaded, if the caller may do so."""
+        found = await model_of_request(request, self._service, name, self._context.options.defaults().model)
+        chosen = choose_model(found, self._service.models())
+        if not may_download:
+            return await self._service.model(chosen)
+        return await find_model(self._service, chosen, may_download=request[CALLER].may_download)
+
+    async def _read(self, request: web.Request) -> bytes:
+        return await read_body(request, self._context.options.body_silence_s)
+
+
+def _needs_model(body: OllamaGenerationBody) -> bool:
+    """Whether a field can only be checked with the model."""
+    return bool(body.think) or (body.options is not None and body.options.num_ctx is not None)
+
+
+def _check_for_model(body: OllamaGenerationBody, entry: ModelEntry) -> None:
+    """Raises InputError for a wish that the model cannot fulfil: to think, or to hold more tokens than it can."""
+    if body.think and entry.profile is not None and not entry.profile.supports_thinking:
+        raise InputError(f"{entry.name} does not support thinking; leave out think", param="think")
+    num_ctx = body.options.num_ctx if body.options is not None else None
+    if num_ctx is not None and entry.context_length and num_ctx > entry.context_length:
+        text = f"options.num_ctx is {num_ctx}, but {entry.name} holds at most {entry.context_length} tokens"
+        raise InputError(text, param="options.num_ctx")

@@ -1,0 +1,39 @@
+"""Ollama's forms of streams and errors: lines of JSON, and an object with one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.core.failure import Failure
+from exo_mesh.api.errors import ErrorForm
+from exo_mesh.api.ollama.objects import OllamaError
+from exo_mesh.api.sse import HEADERS, StreamForm
+
+PREFIXES = ("/api/", "/ollama/")
+"""Beginnings of the paths of this dialect, those of unknown routes included."""
+
+
+def line_frame(payload: Any) -> bytes:
+    """Encode one line of JSON."""
+    return msgspec.json.encode(payload) + b"\n"
+
+
+LINES = StreamForm(
+    {**HEADERS, "Content-Type": "application/x-ndjson"}, lambda failure: line_frame(OllamaError(failure.message))
+)
+"""Lines of JSON; an error is the last line."""
+
+
+def _speaks(request: web.Request) -> bool:
+    return request.path.startswith(PREFIXES)
+
+
+def _body(failure: Failure, request_id: str) -> OllamaError:
+    return OllamaError(failure.message)
+
+
+OLLAMA_ERRORS = ErrorForm(_speaks, _body)
+"""The errors of all paths of this dialect."""

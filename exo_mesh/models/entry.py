@@ -1,0 +1,36 @@
+"""A model as the mesh lists it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exo_mesh.domain.whole.served import ServedModel
+from exo_mesh.models.cards.profile import CapabilityProfile
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that some live peer has on disk, or parts of it. context_length: of the checkpoint.
+
+    instance_ids: the instances that are ready. is_loading: another instance is starting, or recovering from a loss.
+    aliases: other names in its card. profile: its capabilities, as far as known. num_bytes: of all weights.
+    quantization: of the weights, "" if unknown. dtype: of the activations. digest: SHA-256 by which peers recognise the
+    model, 64 hex digits. served: set if a model server has it, and no peer has its files. stand_ins: models of model
+    servers that can answer for it.
+    """
+
+    name: str
+    peers: tuple[str, ...]
+    instance_ids: tuple[str, ...]
+    context_length: int
+    eos_ids: tuple[int, ...]
+    is_loading: bool = False
+    aliases: tuple[str, ...] = ()
+    profile: CapabilityProfile | None = None
+    num_bytes: int = 0
+    num_layers: int = 0
+    quantization: str = ""
+    dtype: str = ""
+    digest: str = ""
+    served: ServedModel | None = None
+    stand_ins: tuple[ServedModel, ...] = ()
