@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from exo_mesh.beat import until_beat
 from exo_mesh.domain.agreement import TensorShape, boundary_defect
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
@@ -44,7 +43,7 @@ MANY_LOOKS = 2
 REATTACH_PAUSE_S = 0.2
 
 JUDGE_EVERY_S = 0.1
-CALM_JUDGE_EVERY_S = 0.5
+CALM_JUDGE_EVERY_S = 0.25
 """Interval of the loss check while a stage is silent, and while all stages report: a broken report stream starts a
 check at once. Recovery has to start within 0.3 s of a verdict of the mesh."""
 
@@ -120,7 +119,6 @@ class RingMonitor:
         self._fetching: dict[Seat, tuple[int, int]] = {}
         self._fetched_at = 0.0
         self._broken: dict[Seat, tuple[float, MeshError]] = {}
-        self._silent_since: dict[Seat, float] = {}
         self._broke = ChangeSignal()
         self._silent = SilentSeats(plan, members, self._addresses_of)
         self._tasks = TaskOwner()
@@ -211,30 +209,16 @@ class RingMonitor:
 
     async def _judge(self) -> None:
         """Give up a stage whose reports do not arrive, once its data port shows that it is gone."""
+        loop = asyncio.get_running_loop()
         while not self.lost.done():
             self._silent.step(self._broken)
-            for seat, (silent_s, error) in self._troubles().items():
-                if self._is_lost(seat, silent_s):
-                    self.trouble_s = silent_s
+            for seat, (broke_at, error) in self._broken.items():
+                if self._is_lost(seat, loop.time() - broke_at):
+                    self.trouble_s = loop.time() - broke_at
                     self._lose(StageLostError(f"{seat} is out of reach: {error}"), seat)
                     return
             is_calm = not self._broken and not self._silent.is_checking
-            await self._broke.wait(until_beat(CALM_JUDGE_EVERY_S) if is_calm else JUDGE_EVERY_S)
-
-    def _troubles(self) -> dict[Seat, tuple[float, object]]:
-        """The seats whose reports may not arrive: for how many seconds, and why. A node that is silent to the
-        membership counts before the pings of its report stream show the same."""
-        found: dict[Seat, tuple[float, object]] = {}
-        now = asyncio.get_running_loop().time()
-        for seat in self.plan.seats:
-            silent_s, is_alive = self._members.unanswered_s(seat.peer_id), self._members.is_alive(seat.peer_id)
-            if seat.peer_id == self._members.own_id or (is_alive and not silent_s):
-                self._silent_since.pop(seat, None)
-                continue
-            silent_s = now - self._silent_since.setdefault(seat, now - silent_s)
-            if not is_alive or silent_s > REATTACH_S:
-                found[seat] = silent_s, "its node does not answer"
-        return found | {seat: (now - broke_at, error) for seat, (broke_at, error) in self._broken.items()}
+            await self._broke.wait(CALM_JUDGE_EVERY_S if is_calm else JUDGE_EVERY_S)
 
     def _is_lost(self, seat: Seat, broken_s: float) -> bool:
         """Whether a silent stage is lost. A frozen node ends no ring whose runners continue, whatever the mesh says of

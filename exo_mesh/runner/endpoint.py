@@ -24,7 +24,7 @@ from exo_mesh.runner.ranks import RankLinks, watch_leader
 from exo_mesh.runner.worker import Change, Reassure, StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
-from exo_mesh.transport.channel_options import HOP_SERVER, bracketed
+from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.gate import Gate
 from exo_mesh.transport.incoming import MAX_BYTES
@@ -79,9 +79,7 @@ class Endpoint:
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; returns the port. Raises TransportError if no port of the range is free."""
-        # A driver has to notice entry peers that are gone, and a rank the leader of its tensor group.
-        is_called_by_sender_only = not self._setup.is_last and self._setup.rank is None
-        server = new_server([Gate(self._max_bytes)], HOP_SERVER if is_called_by_sender_only else ())
+        server = new_server([Gate(self._max_bytes)])
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last and not self._setup.follows:
             driver_pb2_grpc.add_DriverServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]

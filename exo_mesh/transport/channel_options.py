@@ -45,42 +45,20 @@ TOKENS: list[tuple[str, int]] = [("grpc.http2.lookahead_bytes", 64 * 1024)]
 """For the stream of tokens from a driver. If the reader stops reading, thousands of tokens may be in transit before its
 request is parked; with STREAM_WINDOW_BYTES it would be a million."""
 
-_RARELY_MS = 600_000
-_PING_OWNERS_MS = 60_000
-_PING_MEMBERS_MS = 5_000
+QUIET: list[tuple[str, int]] = [("grpc.keepalive_permit_without_calls", 0)]
+"""Overrides for the control plane. Any two nodes of a mesh may have a control channel, so pings on idle channels would
+grow with the square of the mesh (40 KB/s per node with 200). The membership detects dead peers; a report stream is a
+call and keeps its pings."""
 
-QUIET: list[tuple[str, int]] = [
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.keepalive_time_ms", _RARELY_MS),
-]
-"""Overrides for channels of short calls, each of which has its own deadline. Any two nodes of a mesh may have such a
-channel, so pings would grow with the square of the mesh (40 KB/s per node with 200); and even a timer that sends no
-ping wakes several threads of gRPC twenty times. Keepalive stays on, because gRPC then sets TCP_USER_TIMEOUT: a
-connection that the other end has forgotten breaks two seconds after the next call."""
-
-LONG_CALL: list[tuple[str, int]] = [("grpc.keepalive_permit_without_calls", 0)]
-"""Overrides for the channel of one call that may take long; its pings notice that the peer is gone."""
-
-REPORTS: list[tuple[str, int]] = [
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.keepalive_time_ms", _PING_MEMBERS_MS),
-]
-"""Overrides for the channel of a report stream. Its pings find a connection that the other end has forgotten; the
-membership notices a silent node sooner."""
 
 CONTROL_SERVER: list[tuple[str, int]] = [
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.keepalive_time_ms", _PING_OWNERS_MS),
+    *QUIET,
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.http2.lookahead_bytes", MAX_BYTES),
     ("grpc.max_concurrent_streams", 256),
 ]
 """For the control server: gRPC itself answers RESOURCE_EXHAUSTED to a longer message, before it has received all of
-it. Its pings only free the report streams of owners that are gone without a trace; the membership notices such an owner
-within seconds."""
-
-HOP_SERVER: list[tuple[str, int]] = [("grpc.keepalive_time_ms", _PING_OWNERS_MS)]
-"""For the server of a stage that only the stage before it calls: that stage pings, and dials again."""
+it."""
 
 
 def bracketed(host: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -19,8 +19,8 @@ from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.channel_options import LONG_CALL, MAX_MESSAGE_BYTES, QUIET, REPORTS
-from exo_mesh.transport.channels import Option, open_channel
+from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET
+from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, read_message
 
@@ -85,8 +85,6 @@ class ControlClient:
         self._paths = paths_pb2_grpc.PathsStub(careful)  # type: ignore[no-untyped-call]
         self._calls = 0
         self._reports = 0
-        self._pinged_channels: set[grpc.aio.Channel] = set()
-        self._is_closed = False
         self._no_report = asyncio.Event()
         self._no_report.set()
 
@@ -95,8 +93,7 @@ class ControlClient:
         return ControlClient(address, self._credentials, self._namespace)
 
     async def close(self) -> None:
-        self._is_closed = True
-        await asyncio.gather(*(channel.close() for channel in (self._channel, *self._pinged_channels)))
+        await self._channel.close()
 
     async def connects(self, timeout_s: float) -> bool:
         """Whether a process of this mesh accepts connections at the address. Makes no call."""
@@ -168,26 +165,20 @@ class ControlClient:
         """With an engine, the reply also has that engine's survey of the model, and the card its legal cuts."""
         request = pb.DescribeModelRequest(model=model, engine=engine)
         deadline_s = SURVEY_S + CALL_S if engine else CALL_S
-        if not engine:
-            reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, deadline_s)
-            return reply
-        async with self._pinged() as stub:
-            reply = await self._call(stub.DescribeModel, request, deadline_s)
+        reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, deadline_s)
         return reply
 
     async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
-        async with self._pinged() as stub:
-            reply: pb.SelfTestReply = await self._call(stub.SelfTest, request, SELF_TEST_S + CALL_S)
+        deadline_s = SELF_TEST_S + CALL_S
+        reply: pb.SelfTestReply = await self._call(self._stub.SelfTest, request, deadline_s)
         return reply
 
     async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
-        async with self._pinged() as stub:  # a client may wait for the placement
-            reply: pb.ReserveReply = await self._call(stub.Reserve, request, CALL_S)
+        reply: pb.ReserveReply = await self._call(self._stub.Reserve, request, CALL_S)
         return reply
 
     async def link(self, request: pb.LinkRequest) -> None:
-        async with self._pinged() as stub:
-            await self._call(stub.Link, request, CALL_S)
+        await self._call(self._stub.Link, request, CALL_S)
 
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
         reply: pb.LookAtStageReply = await self._call(self._stub.LookAtStage, request, LOOK_S)
@@ -213,7 +204,7 @@ class ControlClient:
 
     async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
         """Without a deadline: the answer has one at the peer where it entered."""
-        async with self._pinged() as stub, aclosing(self._items(stub.FollowStream, request, None)) as items:
+        async with aclosing(self._items(self._stub.FollowStream, request, None)) as items:
             async for item in items:
                 yield item
 
@@ -267,8 +258,7 @@ class ControlClient:
 
     async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
         request = pb.IntroduceRequest(model=model, model_digest=digest, repo=repo, revision=revision)
-        async with self._pinged() as stub:
-            await self._call(stub.Introduce, request, INTRODUCE_S)
+        await self._call(self._stub.Introduce, request, INTRODUCE_S)
 
     async def describe_files(self, model: str) -> pb.DescribeFilesReply:
         request = pb.DescribeFilesRequest(model=model)
@@ -276,8 +266,7 @@ class ControlClient:
         return reply
 
     async def pull(self, request: pb.PullRequest) -> None:
-        async with self._pinged() as stub:
-            await self._call(stub.Pull, request, INTRODUCE_S)
+        await self._call(self._stub.Pull, request, INTRODUCE_S)
 
     async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> int | None:
         request = pb.DropModelRequest(model=model, files=files, staged=staged)
@@ -286,47 +275,26 @@ class ControlClient:
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model)
-        async with self._pinged() as stub, aclosing(self._items(stub.ReadTextFiles, request, TEXT_FILES_S)) as items:
-            async for item in items:
-                yield item
+        async for item in self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S):
+            yield item
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        """Yields reports as long as the stage lives, over a connection of their own with pings. Without a deadline: the
-        receiver watches the time between reports."""
+        """Yields reports as long as the stage lives. Without a deadline: the receiver watches the time between
+        reports."""
         self._reports += 1
         self._no_report.clear()
         try:
-            async with self._pinged(REPORTS) as stub, aclosing(self._items(stub.Commit, request, None)) as items:
-                async for item in items:
-                    yield item
+            async for item in self._items(self._stub.Commit, request, None):
+                yield item
         finally:
             self._reports -= 1
             if not self._reports:
                 self._no_report.set()
 
-    @asynccontextmanager
-    async def _pinged(self, options: Sequence[Option] = LONG_CALL) -> AsyncGenerator[rpc.ControlStub, None]:
-        """A stub on a channel of its own, for a call that may take long: pings show that the peer is gone. Raises
-        TransportError after `close`."""
-        if self._is_closed:
-            raise TransportError(f"the connection to {self.address} was closed")
-        channel = open_channel(self.address, self._credentials, [*options, *_DIAL_OPTIONS])
-        self._pinged_channels.add(channel)
-        try:
-            yield rpc.ControlStub(_CarefulChannel(channel))  # type: ignore[no-untyped-call]
-        finally:
-            self._pinged_channels.discard(channel)
-            await channel.close()
-
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         self._calls += 1
         try:
-            # A deadline of gRPC would be a timer of its thread pool at both ends, which wakes idle threads.
-            async with asyncio.timeout(timeout_s):
-                reply = await method(request, metadata=self._metadata)
-            return _unless_error(reply)
-        except TimeoutError as exc:
-            raise DeadlineError(f"the peer at {self.address} did not answer in time") from exc
+            return _unless_error(await method(request, timeout=timeout_s, metadata=self._metadata))
         except _FAILURES as exc:
             raise self._translated(exc) from exc
         finally:
