@@ -155,7 +155,7 @@ async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipe
     runner.chmod(0o755)
     async with mesh(tmp_path, 2) as nodes:
         limits = HostLimits(RunnerLimits(first_message_s=2.5), command=(str(runner),))
-        monkeypatch.setattr(nodes[1]._hosting.host, "_limits", limits)
+        monkeypatch.setattr(nodes[1]._hosting.host._starter, "_limits", limits)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         instance = await nodes[0].create_instance(PAIR)
         assert shape(instance) == [1, 1] and "has been silent for 2 s" in instance["reason"]
