@@ -134,17 +134,17 @@ class Node:
             self._announce_models,
             shown_in(metrics.rkllm),
         )
-        local = LocalModels(
-            models.catalogue.local_card,
-            models.catalogue.local_dir,
-            models.downloads.introduce,
-            models.downloads.of_stage,
-            models.served.here,
-            models.server_options,
-        )
         self.hub_token = models.exchange.hub_token
         self._hosting = hosting = HostingParts.at(
-            settings, registry, self.membership, local, machine, metrics, tuning.host, clock, credentials
+            settings,
+            registry,
+            self.membership,
+            self._new_local_models(),
+            machine,
+            metrics,
+            tuning.host,
+            clock,
+            credentials,
         )
         self._owning = InstanceParts.at(
             self.shared.effective,
@@ -152,11 +152,7 @@ class Node:
             self.membership,
             models,
             hosting.host,
-            lambda card: (
-                self.membership.own.engines_for(card.name)
-                if card.architecture == SERVED_ARCHITECTURE
-                else self._engines_for(card.name, card.architecture)
-            ),
+            self._engines_of,
             metrics,
             limits,
             clock,
@@ -177,6 +173,17 @@ class Node:
         self._health = self._new_health()
         self.observation = self._new_observation()
         self._server = self._new_server()
+
+    def _new_local_models(self) -> LocalModels:
+        models = self._models
+        return LocalModels(
+            models.catalogue.local_card,
+            models.catalogue.local_dir,
+            models.downloads.introduce,
+            models.downloads.of_stage,
+            models.served.here,
+            models.server_options,
+        )
 
     def _new_membership(self, timing: Timing) -> Membership:
         own = PeerInfo(
@@ -573,6 +580,11 @@ class Node:
         return this_machine.engines_for(
             self._registry, settings.engine, settings.model_engines.get(model), architecture
         )
+
+    def _engines_of(self, card: ModelCard) -> tuple[str, ...]:
+        if card.architecture == SERVED_ARCHITECTURE:
+            return self.membership.own.engines_for(card.name)
+        return self._engines_for(card.name, card.architecture)
 
     async def _announce_models(self) -> None:
         await announce_models(self._models.catalogue, self.membership, self._model_engines, is_sure=True)

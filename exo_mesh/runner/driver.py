@@ -207,7 +207,7 @@ class Driver:
         for message in replay_messages(self._ballot_proto, events):
             self._news.append((mailbox, partial(_the, message)))
         if kept.finish is not None:
-            self.replays.told(kept)
+            self.replays.release(kept)
         return request
 
     def cancel(self, request_id: str, mailbox: Mailbox) -> None:

@@ -61,8 +61,8 @@ class Replays:
             del self._workers[key_hash]
             self._store.close(kept, self._now())
 
-    def told(self, kept: Kept) -> None:
-        """Note that a finished answer was sent again."""
+    def release(self, kept: Kept) -> None:
+        """Note that nothing is added to an answer any more; it is kept for a while."""
         self._store.close(kept, self._now())
 
 

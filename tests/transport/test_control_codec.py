@@ -123,8 +123,8 @@ def test_what_a_peer_says_of_its_hardware_is_bounded_and_plausible() -> None:
 def test_a_peer_cannot_fill_another_with_readings() -> None:
     many = {f"m-{n}": n for n in range(3 * codec.MAX_ITEMS)}
     entry = EntryRequests(many, frozenset(many))
-    told = Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many, entry_requests=entry, waiting=many, slots=many)
-    message = codec.telemetry_to_proto(told)
+    reading = Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many, entry_requests=entry, waiting=many, slots=many)
+    message = codec.telemetry_to_proto(reading)
     message.hops.extend([pb.HopReading(peer_id="p" * 1000)] * 1000)
     there = codec.telemetry_from_proto(message)
     assert len(there.tokens) == len(there.frames) == codec.MAX_ITEMS

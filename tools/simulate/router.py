@@ -140,7 +140,7 @@ class History:
 
 
 class World:
-    """One history. knows: the router is told the true speeds and counts, as an oracle."""
+    """One history. knows: the router gets the true speeds and counts, as an oracle does."""
 
     def __init__(self, seed: int, *, knows: bool = False) -> None:
         self.rng = random.Random(seed)

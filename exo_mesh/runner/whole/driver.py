@@ -107,7 +107,7 @@ class WholeDriver:
         finally:
             if self._on_keys.get(request.key_hash) is taken_over:
                 del self._on_keys[request.key_hash]
-                self.replays.told(kept)
+                self.replays.release(kept)
 
     async def _run(
         self,
