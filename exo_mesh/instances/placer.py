@@ -305,6 +305,10 @@ class Placer:
             silent = self._pool.without_figures(card, spec)
             try:
                 reserved = await self._reserve(card, spec, instance_id, above)
+            except InputError:  # a pinned peer may only be missing because its figures have not arrived
+                if spec.pins and await self._hear_figures(card, spec, give_up_at, silent):
+                    continue
+                raise
             except PlacementError as exc:
                 if unfetched is not None:  # more informative than the refusal of the other peers
                     raise unfetched from None
