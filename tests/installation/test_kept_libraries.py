@@ -68,7 +68,8 @@ def test_a_library_built_for_a_gpu_stays_until_the_user_says_otherwise(tmp_path:
 
     def built_for() -> str:
         code = "import llama_cpp_python as library; print(library.BUILT_FOR)"
-        return subprocess.check_output([str(python), "-c", code], text=True, timeout=60).strip()
+        # without the variables of this process: a folder of bytecode would be read, which pip does not refresh
+        return subprocess.check_output([str(python), "-c", code], text=True, timeout=60, env=environ).strip()
 
     first = install(package(tmp_path, "1.0", "llama-cpp-python>=0.3"))
     assert (first.returncode, built_for()) == (0, "cpu"), first.stderr
