@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.api.errors import error_response
+from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.placement import ENGINE_OVERHEAD_BYTES
-from exo_mesh.errors import PlacementError, UnknownModelError
+from exo_mesh.errors import InputError, PlacementError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.node.node import Node
 from tests.support.nodes import (
     GB,
     MODEL,
@@ -125,19 +128,27 @@ async def test_what_would_fit_if_memory_were_free_is_refused_for_now(tmp_path: P
         assert (reply.status, reply.headers["Retry-After"]) == (503, "10")
 
 
+@pytest.fixture
+def hold_figures(monkeypatch: pytest.MonkeyPatch) -> Callable[[Node, Node], asyncio.Event]:
+    """Makes the first node forget the figures of the second one and hear no more of them until the event is set."""
+
+    def hold(node: Node, silent: Node) -> asyncio.Event:
+        records = node.membership._roster.records
+        take, arrived = records.take_telemetry, asyncio.Event()
+        heard = lambda one: take(one) if one.peer_id != silent.node_id or arrived.is_set() else 0  # noqa: E731
+        monkeypatch.setattr(records, "take_telemetry", heard)
+        del records.telemetry[silent.node_id]
+        return arrived
+
+    return hold
+
+
 @pytest.mark.extended
 async def test_figures_that_are_still_on_their_way_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_figures: Callable[[Node, Node], asyncio.Event]
 ) -> None:
     async with mesh(tmp_path, 2, usable_bytes=(100_000_000, 8 * GB)) as nodes:
-        records = nodes[0].membership._roster.records
-        take, arrived = records.take_telemetry, asyncio.Event()
-        monkeypatch.setattr(
-            records,
-            "take_telemetry",
-            lambda one: take(one) if one.peer_id == nodes[0].node_id or arrived.is_set() else 0,
-        )
-        del records.telemetry[nodes[1].node_id]
+        arrived = hold_figures(nodes[0], nodes[1])
         monkeypatch.setattr("exo_mesh.instances.placer.FIGURES_S", 0.3)
         with pytest.raises(PlacementError) as refused:
             await nodes[0].create_instance(InstanceSpec(MODEL))
@@ -149,6 +160,23 @@ async def test_figures_that_are_still_on_their_way_are_waited_for(
         assert not placing.done()
         arrived.set()
         assert [stage["peer"] for stage in (await placing)["stages"]] == [nodes[1].node_id]
+
+
+@pytest.mark.extended
+async def test_pins_wait_for_the_figures_of_their_peers_and_pins_that_are_wrong_do_not(
+    tmp_path: Path, hold_figures: Callable[[Node, Node], asyncio.Event]
+) -> None:
+    async with mesh(tmp_path, 2) as nodes:
+        own, other = (node.node_id for node in nodes)
+        with pytest.raises(InputError):
+            await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin(own, 0, 3), Pin(other, 4, 8))))
+        arrived = hold_figures(nodes[0], nodes[1])
+        spec = InstanceSpec(MODEL, pins=(Pin(own, 0, 3), Pin(other, 3, 8)))
+        placing = asyncio.create_task(nodes[0].create_instance(spec))
+        await asyncio.wait([placing], timeout=0.5)
+        assert not placing.done()
+        arrived.set()
+        assert [stage["peer"] for stage in (await placing)["stages"]] == [own, other]
 
 
 async def test_a_peer_that_was_here_a_moment_ago_may_come_back(tmp_path: Path) -> None:
