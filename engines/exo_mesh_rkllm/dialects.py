@@ -118,8 +118,10 @@ def _limits(dialect: Dialect, request: TextRequest) -> dict[str, Any]:
 
 
 def _refuse_impossible(request: TextRequest) -> None:
-    """RKLLAMA accepts these parameters and ignores them. The seed is not among them: each request has one."""
+    """Raises InputError for parameters that RKLLAMA accepts and ignores. A seed changes nothing in a greedy answer."""
     sampling: SamplingParams = request.sampling
+    if "seed" in request.body and sampling.temperature > 0 and sampling.top_k != 1:
+        raise InputError("RKLLAMA has no seed; leave it out, or set temperature to 0", param="seed")
     if sampling.logit_bias:
         raise InputError("RKLLAMA has no logit_bias; leave it out", param="logit_bias")
     if sampling.logprobs is not None:

@@ -24,7 +24,7 @@ def text_inputs(asked: NeutralRequest) -> list[TextInput]:
     for prompt in subject.prompts:
         if not isinstance(prompt, str):
             raise _refusal(asked.names.prompt, "token ids as a prompt; send the prompt as text")
-        body = {"prompt": prompt, **_form(asked.grammar, asked.names)}
+        body = {"prompt": prompt, **_form(asked.grammar, asked.names), **_seed(asked)}
         found.append(TextInput(_json(body), asked.stops))
     return found
 
@@ -62,6 +62,7 @@ def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInpu
         body |= _choice(conversation.tool_choice)
     body |= _form(asked.grammar, asked.names)
     body |= _thinking(conversation.thinking, conversation.variables)
+    body |= _seed(asked)
     return TextInput(_json(body), asked.stops, begun)
 
 
@@ -109,6 +110,11 @@ def _thinking(thinking: Thinking, variables: Mapping[str, Any]) -> dict[str, Any
     if template:
         made["chat_template_kwargs"] = template
     return made
+
+
+def _seed(asked: NeutralRequest) -> dict[str, Any]:
+    """The seed that the client named. Sampling always has one, but only a named one must be honoured or refused."""
+    return {} if asked.sampling.seed is None else {"seed": asked.sampling.seed}
 
 
 def _text(arguments: Any) -> str:

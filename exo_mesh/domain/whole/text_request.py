@@ -27,7 +27,8 @@ class TextRequest:
 
     body: what is asked, with the keys of the OpenAI chat API: either "messages" (with "tools", "tool_choice",
     "parallel_tool_calls", "response_format", "reasoning_effort" and "chat_template_kwargs" where the client gave them),
-    or "prompt", a text. It never has sampling parameters or limits. max_tokens: of the whole answer, with the tokens of
+    or "prompt", a text. Of the sampling parameters it has only "seed", and only if the client named one, because
+    `sampling` always has a seed; it has no limits. max_tokens: of the whole answer, with the tokens of
     `begun`, which TextUsage counts too. stops: stop strings; the answer ends before the first of them, and an engine
     may leave them to its caller. begun: the pieces that the client has already. An engine that `continues` goes on
     after them and does not repeat them; for another engine `begun` is always empty.

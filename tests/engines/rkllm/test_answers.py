@@ -119,6 +119,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers() -> Non
         ("logit_bias", {"logit_bias": ((1, 2.0),)}, {}),
         ("logprobs", {"logprobs": 0}, {}),
         ("min_p", {"min_p": 0.1}, {}),
+        ("seed", {"temperature": 0.5}, {"seed": 7}),
         ("response_format", {}, {"response_format": {"type": "json_object"}}),
         ("tool_choice", {}, {"tools": [{}], "tool_choice": "required"}),
         ("chat_template_kwargs", {}, {"chat_template_kwargs": {"date": "today"}}),

@@ -1,0 +1,27 @@
+"""Requests as text for model servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from exo_mesh.api.core.served import text_inputs
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody
+from exo_mesh.api.openai.translate import neutral_chat, neutral_completion
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 7])
+@pytest.mark.parametrize("prompt", ["chat", "completion"])
+def test_only_a_seed_that_the_client_named_is_in_the_text(seed: int | None, prompt: str) -> None:
+    named = {} if seed is None else {"seed": seed}
+    if prompt == "chat":
+        asked = neutral_chat(msgspec.convert({"messages": MESSAGES, **named}, ChatBody))
+    else:
+        asked = neutral_completion(msgspec.convert({"prompt": "hi", **named}, CompletionBody))
+    (made,) = text_inputs(asked)
+    sent: dict[str, Any] = msgspec.json.decode(made.body)
+    assert sent.get("seed") == seed and ("seed" in sent) == bool(named)
