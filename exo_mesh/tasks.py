@@ -222,24 +222,30 @@ class ChangeSignal:
     """Wakes all waiters each time something changed. It keeps no state, so check the condition before waiting."""
 
     def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], None] = {}  # ordered, so that a simulation is repeatable
+        self._waiters: dict[asyncio.Future[bool], None] = {}  # ordered, so that a simulation is repeatable
 
     def beat(self) -> None:
         """Wakes all current waiters."""
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _resolve(waiter, True)
 
     async def wait(self, timeout_s: float) -> bool:
         """Waits for the next beat. Returns False after timeout_s without one."""
-        waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters[waiter] = None
+        timer = loop.call_later(max(0.0, timeout_s), _resolve, waiter, False)  # half the work of asyncio.wait
         try:
-            done, _ = await asyncio.wait((waiter,), timeout=timeout_s)
-            return bool(done)
+            return await waiter
         finally:
+            timer.cancel()
             self._waiters.pop(waiter, None)
             waiter.cancel()
+
+
+def _resolve(waiter: asyncio.Future[bool], value: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(value)
 
 
 Check = Callable[[float], float]

@@ -80,7 +80,7 @@ class AutoReplicas:
         self._policies = {model: self._policies.get(model) or ReplicaPolicy() for model in sorted(models)}
         if not models:
             return
-        readings = self._membership.telemetry
+        readings = self._membership.last_telemetry
         await self._learn(models)
         for model in self._is_free:
             policy, use = self._policies[model], self._use(model, readings)

@@ -140,6 +140,12 @@ class Membership:
         records.take_telemetry(self._read_telemetry())
         return dict(records.telemetry)
 
+    @property
+    def last_telemetry(self) -> dict[str, Telemetry]:
+        """Like `telemetry`, but this node's own is that of its last probe: up to a second old, and missing before the
+        first probe."""
+        return dict(self._roster.records.telemetry)
+
     def reading_of(self, peer_id: str) -> Telemetry | None:
         """The latest telemetry of a living peer."""
         return self._roster.records.telemetry.get(peer_id)
