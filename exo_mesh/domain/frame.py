@@ -55,17 +55,24 @@ class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence begins with the KV of the first `upto` positions of `source`; the sequence `source` goes on unchanged.
 
     A stage that cannot copy begins the sequence empty and appends a fault with the code NO_COPY: the driver then
-    prefills the sequence.
+    prefills the sequence. Stages before first_stage do not hold the source: they begin the sequence empty.
     """
 
     sequence: int
     source: int
     upto: int
     max_tokens: int
+    first_stage: int = 0
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence has ended, for whatever reason: every stage frees its KV."""
+
+    sequence: int
+
+
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sequence has ended, but every stage keeps its KV until its Remove: new sequences can begin as copies of it."""
 
     sequence: int
 
@@ -94,7 +101,7 @@ class UnknownOp(msgspec.Struct, frozen=True):
         return (self.name, self.sequence, *self.fields)
 
 
-Op = Insert | Copy | Remove | Retain | Shutdown
+Op = Insert | Copy | Remove | Keep | Retain | Shutdown
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -109,12 +116,15 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
 class StageReport(msgspec.Struct, frozen=True, array_like=True):
     """A stage's report on a frame that it passes on: seconds of computing it, and of waiting in the queue before.
     pressure: of memory on its machine; 0 there is room, 1 accept no new sequences, 2 run fewer than now. kv_tokens:
-    positions that it can hold for all sequences together."""
+    positions that it can hold for all sequences together. kept_tokens: positions that it keeps of ended sequences at
+    most, by its settings. cuts_back: whether its engine can cut KV back to any position."""
 
     compute_s: float
     waited_s: float
     pressure: int = 0
     kv_tokens: int = 2**31
+    kept_tokens: int = 2**31
+    cuts_back: bool = True
 
 
 class MemoryStatus(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from exo_mesh.domain.request import FinishReason, GenerateRequest, PromptLogprob, TokenEvent, TokenLogprob
 from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage
@@ -46,6 +46,8 @@ class Kept:
     rest: list[Output] = field(default_factory=list)
     """The output after `ids`; empty for an answer without pieces of text."""
     usage: TextUsage | None = None
+    cached: int = 0
+    """Prompt tokens that came from a prefix cache."""
     _rest_weight: int = 0
 
     def __len__(self) -> int:
@@ -69,6 +71,7 @@ class Kept:
                 self.details.append((event.logprob, event.top))
         self.finish = event.finish or self.finish
         self.usage = event.usage or self.usage
+        self.cached = event.cached or self.cached
 
     def meet(self, sent: Sequence[int]) -> None:
         """Brings the answer in line with the tokens that the client has already received.
@@ -114,6 +117,8 @@ class Kept:
             found[-1] = TokenEvent(last.index, last.token_id, last.logprob, last.top, self.finish)
         elif self.finish is not None:
             found.append(TokenEvent(len(self.ids), None, finish=self.finish))
+        if self.cached and found and not start:
+            found[0] = replace(found[0], cached=self.cached)
         return found
 
 

@@ -191,7 +191,8 @@ class TokenEvent:
     """The output token number `index` of a request, or its end.
 
     token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only. From an
-    engine that gives text, an event has a `piece` instead of a token id, and `usage` on the last event.
+    engine that gives text, an event has a `piece` instead of a token id, and `usage` on the last event. cached: on the
+    first event, the prompt tokens that came from a prefix cache.
     """
 
     index: int
@@ -201,6 +202,7 @@ class TokenEvent:
     finish: FinishReason | None = None
     piece: TextPiece | None = None
     usage: TextUsage | None = None
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def start_message(
         max_queued=settings.max_queued,
         max_running=1 if settings.no_batch else settings.max_batch_size,
         prefill_chunk=settings.prefill_chunk,
+        prefix_bytes=settings.prefix_cache_bytes,
         tls=tls_to_proto(credentials.current if credentials else None),
         rank=None if wiring is None else rank_to_proto(wiring),
         total_bytes=0 if memory is None else memory.total_bytes,

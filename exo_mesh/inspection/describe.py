@@ -140,14 +140,24 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
 def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
     """The memory of a stage. Only the driver reports the KV pool, in token positions; each stage of its ring holds
     these positions for its own layers."""
-    shown = {
+    shown: dict[str, Any] = {
         "instance": stage.instance_id,
         "stage": stage.index,
         "memory_bytes": stage.beat.memory_bytes,
         "sequences": stage.beat.sequences,
         "library": _describe_library(stage.beat),
+        "prefix_cache": {"sequences": stage.beat.prefix.kept, "bytes": stage.beat.prefix.bytes},
     }
     if stage.is_driver:
+        figures = stage.beat.prefix
+        shown["prefix_cache"] |= {
+            "on": figures.is_on,
+            "tokens": figures.kept_tokens,
+            "hits": figures.hits,
+            "misses": figures.misses,
+            "hit_tokens": figures.hit_tokens,
+            "evictions": figures.evictions,
+        }
         shown["kv_tokens"] = stage.beat.kv_tokens
         shown["kv_pool_tokens"] = stage.beat.kv_pool_tokens
         shown["evictions"] = stage.beat.evictions

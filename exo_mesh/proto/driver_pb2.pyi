@@ -136,7 +136,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens")
+    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens", "cached")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class TokenEvent(_message.Message):
     PIECE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     index: int
     token_id: int
     logprob: float
@@ -153,7 +154,8 @@ class TokenEvent(_message.Message):
     piece: TextPiece
     prompt_tokens: int
     output_tokens: int
-    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    cached: int
+    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class PromptLogprob(_message.Message):
     __slots__ = ("index", "logprob", "top")

@@ -9,7 +9,20 @@ from functools import partial
 
 import numpy as np
 
-from exo_mesh.domain.frame import NO_COPY, Fault, Frame, Insert, Op, Remove, Retain, Row, Shutdown
+from exo_mesh.domain.frame import (
+    NO_COPY,
+    UNKNOWN_OP,
+    Copy,
+    Fault,
+    Frame,
+    Insert,
+    Keep,
+    Op,
+    Remove,
+    Retain,
+    Row,
+    Shutdown,
+)
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
@@ -42,9 +55,10 @@ from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.sampling.prompt_logprobs import max_logit_rows, pieces
-from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Sequence, Work
 from exo_mesh.runner.shared_prompts import SharedPrompts
 from exo_mesh.runner.turns import TurnClock
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
@@ -73,6 +87,7 @@ class Driver:
         limits: SchedulerLimits,
         send: Callable[[Frame], None],
         grammars: Grammars | None = None,
+        prefix: PrefixCache | None = None,
     ) -> None:
         self._ballot = ballot
         self._ballot_proto = ballot_to_proto(ballot)
@@ -89,6 +104,9 @@ class Driver:
         self._last_sequence = 0
         self._signed_at = 0.0
         self._shared = SharedPrompts()
+        self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
+        self._knows_stages = False
+        """Whether all stages of this plan have reported their limits of the prefix cache."""
         self._turns = TurnClock()
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.replays = Replays()
@@ -119,6 +137,7 @@ class Driver:
         beat.kv_pool_tokens = scheduler.max_tokens
         beat.evictions, beat.laps_saved = self.evictions, self.laps_saved
         beat.shared_tokens, beat.prompts = self._shared.saved_tokens, self.prompts
+        self.prefix.describe(beat.prefix)
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
         beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
@@ -134,9 +153,13 @@ class Driver:
 
         kept_from: stages from this one on keep the KV that they have; if it is the number of stages, no stage does.
         """
-        held = self._came_round()
+        lost = self._shared.lose()
+        held = self._came_round(lost)
         if kept_from >= limits.num_stages:
             held = {}
+        in_flight = {row.sequence for work in self._in_flight.values() for row in work.rows}
+        self.prefix.change(limits.num_stages, kept_from, in_flight.union(lost))
+        self._knows_stages = False
         self._ballot, self._ballot_proto = ballot, ballot_to_proto(ballot)
         self._limits, self._pace = limits, Pace(limits.num_stages)
         self._in_flight.clear()
@@ -145,7 +168,7 @@ class Driver:
         self.laps.forget_sent()
         self._last_step = 0
         resumed = self._scheduler.rewind(limits, self._pace, kept_from, held)
-        self._ops = [Retain(tuple(held))]
+        self._ops = [Retain((*held, *self.prefix.held)), *map(Keep, self.prefix.held)]
         self.reassure()  # by which entry peers learn of the ballot
         self.pump()
         return resumed
@@ -155,14 +178,14 @@ class Driver:
         for generation in self._live.values():
             self._tell(generation, prefill_events, 0)
 
-    def _came_round(self) -> dict[int, int]:
+    def _came_round(self, lost_copies: list[int]) -> dict[int, int]:
         """The positions whose rows every stage has computed, by running sequence."""
         held = {sequence.id: sequence.computed for sequence in self._scheduler.running}
         for work in self._in_flight.values():
             for row in work.rows:
                 if row.sequence in held:
                     held[row.sequence] = min(held[row.sequence], row.pos0)
-        return {**held, **{lost: 0 for lost in self._shared.lose() if lost in held}}
+        return {**held, **{lost: 0 for lost in lost_copies if lost in held}}
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         """Queue a request, or refuse it through its mailbox."""
@@ -251,9 +274,13 @@ class Driver:
             if (lone := self._scheduler.lone_at_critical(now)) is not None:
                 text = f"the machine of stage {self._scheduler.pressed_stage} has no memory left for this request"
                 self._end(lone.id, MemoryPressureError(text))
+            if not self._knows_stages:
+                self._knows_stages = True
+                self.prefix.learn(frame.reports)
         for fault in frame.faults:
             self._take_fault(fault)
-        self._shared.came_round(frame.step)
+        if self._shared.came_round(frame.step):
+            self.prefix.copied(well=True)
         if logits is not None:
             self._draw(frame, logits)
         draw_s = time.perf_counter() - now
@@ -281,54 +308,108 @@ class Driver:
 
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
+        now, num_turns = time.perf_counter(), 0
+        self._make_room(now)
         for sequence in self._scheduler.evict():
             if not sequence.waits:
                 self._ops.append(Remove(sequence.id))
             sequence.source = None
             self._shared.forget(sequence.id)
+            self.prefix.lose(sequence.id)
             self.evictions += 1
-        now, num_turns = time.perf_counter(), 0
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
             if not generation.index:  # not one that has been running before
                 self.waits.add(now - generation.submitted_at)
             if not self._shared.must_wait(sequence, self._scheduler.running):
-                self._ops.append(Insert(sequence.id, generation.max_positions))
+                self._begin(sequence, now)
             if generation.queued:
                 generation.queued = False
                 num_turns += 1
                 self._tell(generation, queue_events, 0)
         self._turns.note(self._scheduler.num_waiting, num_turns, now)
         self._copy_ready()
+        self._make_room(now)
         scheduler = self._scheduler
         while (work := scheduler.next_work()) is not None:
             self._start(work)
             if work.is_prefill:
+                self._note_prompts(work, now)
                 self._copy_ready()
             elif scheduler.is_exhausted:
                 break
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
+    def _begin(self, sequence: Sequence, now: float) -> None:
+        """Let every stage begin a sequence, with the part of its prompt that the prefix cache has."""
+        generation = self._live[sequence.id]
+        reuse = self.prefix.find(sequence, now)
+        if reuse is None:
+            self._ops.append(Insert(sequence.id, generation.max_positions))
+            return
+        op = Copy(sequence.id, reuse.source, reuse.length, generation.max_positions, reuse.first_stage)
+        self._ops.append(self._shared.made(op, saves=reuse.length))
+        self._scheduler.copied(sequence, reuse.length, reuse.first_stage)
+        generation.cached = min(reuse.length, len(generation.request.prompt_ids))
+        self._tell(generation, prefill_events, generation.cached)
+
+    def _note_prompts(self, work: Work, now: float) -> None:
+        """Let other prompts begin with the prompts that this chunk has completed."""
+        for row in work.rows:
+            sequence = self._live[row.sequence].sequence
+            if sequence.prefill_left and sequence.computed != sequence.snapshot_at:
+                continue
+            op = self.prefix.computed(sequence, self._last_sequence + 1, now)
+            if op is not None:
+                self._last_sequence += 1
+                self._ops += [self._shared.made(op), Keep(op.sequence)]
+
+    def _make_room(self, now: float) -> None:
+        """Free what the prefix cache keeps, as far as running requests need its memory: they are never touched before
+        that."""
+        if self.prefix.tokens:
+            scheduler = self._scheduler
+            level = scheduler.pressure
+            self.prefix.make_room(scheduler.num_held, scheduler.max_tokens, scheduler.num_running, level, now)
+            if level >= 2:
+                scheduler.memory_freed()
+        for sequence_id in self.prefix.take_dropped():
+            self._ops.append(Remove(sequence_id))
+
     def _copy_ready(self) -> None:
         """Start the sequences that have waited for another one to compute the same prompt."""
         for sequence, source in self._shared.ready(self._scheduler.running):
-            max_positions = self._live[sequence.id].max_positions
             if source is None:
-                self._ops.append(Insert(sequence.id, max_positions))
+                self._begin(sequence, time.perf_counter())
             else:
-                self._ops.append(self._shared.copy(source, sequence, max_positions))
-                self._scheduler.copied(sequence)
+                size, max_positions = sequence.num_shared, self._live[sequence.id].max_positions
+                self._ops.append(self._shared.made(Copy(sequence.id, source.id, size, max_positions), saves=size))
+                self._scheduler.copied(sequence, size)
 
     def _take_fault(self, fault: Fault) -> None:
         """End a sequence that a stage could not compute. Its copies are not trusted: they compute their prompts
         themselves, and so does a sequence whose own copy could not be made, which is no error."""
         if fault.code == NO_COPY:
+            self._lose_copy(fault.sequence)
             self._begin_anew(fault.sequence)
             return
         for sequence_id in self._shared.copies_of(fault.sequence):
+            self.prefix.lose(sequence_id)
             self._begin_anew(sequence_id)
+        if fault.code == UNKNOWN_OP and self.prefix.keeps(fault.sequence):
+            self.prefix.copied(well=False)  # a stage of an older version cannot keep sequences
+        self.prefix.lose(fault.sequence)
         self._end(fault.sequence, error_from_code(fault.code, fault.message))
+
+    def _lose_copy(self, sequence_id: int) -> None:
+        """Note that a stage could not make a copy: the prefix cache does not use its source again."""
+        generation = self._live.get(sequence_id)
+        if self.prefix.keeps(sequence_id) or (generation is not None and generation.cached):
+            self.prefix.copied(well=False)
+            if (source := self._shared.source_of(sequence_id)) is not None:
+                self.prefix.lose(source)
+            self.prefix.lose(sequence_id)
 
     def _begin_anew(self, sequence_id: int) -> None:
         """Compute all of a request again, under a new id: rows of the old id may still be on their way, and may have
@@ -337,6 +418,7 @@ class Driver:
         if generation is None:
             return
         self._shared.forget(sequence_id)
+        self.prefix.lose(sequence_id)
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
         self._last_sequence += 1
@@ -463,6 +545,8 @@ class Driver:
         """Send tokens to the caller, and let the sequence continue or end. num_drawn: how many of the tokens took a
         lap."""
         index = generation.index - len(drawn.draws)
+        if not index and generation.cached:
+            drawn = drawn._replace(cached=generation.cached)
         self.tokens += len(drawn.draws)
         self.prompts += not index and bool(drawn.draws)
         self.laps_saved += max(0, len(drawn.draws) - num_drawn)
@@ -534,9 +618,13 @@ class Driver:
         if generation.kept is not None:
             self.replays.end(generation.request.key_hash, generation.kept, sequence_id)
         self._num_traced -= bool(generation.request.trace_id)
+        is_sound = error is None or isinstance(error, CancelledRequestError | SupersededError)
+        is_whole = self._shared.source_of(sequence_id) is None  # its copy is at every stage
         self._shared.forget(sequence_id)
+        self.prefix.lose(sequence_id)
         if self._scheduler.remove(sequence_id):
-            self._ops.append(Remove(sequence_id))
+            is_kept = is_sound and is_whole and self.prefix.ended(generation.sequence, time.perf_counter())
+            self._ops.append(Keep(sequence_id) if is_kept else Remove(sequence_id))
         if error is not None:
             self._tell_laps(generation)
             self._fail(generation, error)

@@ -196,7 +196,7 @@ class Endpoint:
             frames_out=link.frames_out,
             bytes_out=link.bytes_out,
             linked=self._linked,
-            sequences=len(engine.sequences()) if engine else 0,
+            sequences=worker.num_sequences,
             memory_bytes=engine.memory_bytes() if engine else 0,
             computing_tokens=clock.tokens,
             computing_prefill=clock.is_prefill,
@@ -215,6 +215,7 @@ class Endpoint:
             if isinstance(engine, GroupTimer):
                 beat.all_reduce_s = engine.all_reduce_s
             beat.step_all_reduces = REDUCES_PER_LAYER * len(self._setup.plan.stages[self._setup.index].shard)
+        worker.describe_prefix(beat.prefix)
         if driver is not None:
             beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.tokens
             beat.lap_p50_s, beat.lap_p99_s = driver.laps.quantiles()

@@ -34,10 +34,11 @@ LAPS_AT_ONCE = 16
 
 class Drawn(NamedTuple):
     """The result of one row of logits: output tokens in order, the first one drawn and the others forced, and why the
-    request ends, if it does."""
+    request ends, if it does. cached: with the first token, the prompt tokens that came from the prefix cache."""
 
     draws: tuple[Draw, ...]
     finish: FinishReason | None = None
+    cached: int = 0
 
     def events(self, index: int) -> list[TokenEvent]:
         """The events for the caller. index: of the first token. A stop is an event of its own, without a token."""
@@ -47,6 +48,8 @@ class Drawn(NamedTuple):
             events[-1] = replace(events[-1], finish=self.finish)
         elif self.finish is not None:
             events.append(TokenEvent(index + len(events), None, finish=self.finish))
+        if self.cached and events:
+            events[0] = replace(events[0], cached=self.cached)
         return events
 
 
@@ -72,6 +75,8 @@ class Generation:
     """Whether the constraint has been asked for the first forced tokens."""
     forced: list[int] = field(default_factory=list)
     """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
+    cached: int = 0
+    """Prompt tokens that were copied from another request instead of computed."""
     late: np.ndarray | None = None
     """Logits that came round before the allowed tokens were known."""
 
@@ -120,7 +125,9 @@ class Generation:
             draws=old.draws,
             scores=old.scores,
             scored=old.scored,
+            is_kept=old.is_kept,
         )
+        self.cached = 0
 
     def take_kept(self, kept: Kept | None) -> None:
         """Keep the output in `kept`; prompt log-probabilities that are kept already are not sent again."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
-from exo_mesh.domain.frame import Copy, Frame, Remove, Retain
-from exo_mesh.engine.contract import StageEngine
+from exo_mesh.domain.frame import Copy, Frame, Keep, Remove, Retain
+from exo_mesh.engine.contract import SequenceCopier, StageEngine
 
 LOOK_EVERY = 32
 """Frames between two measurements of the engine's memory: the engine visits all its tensors for each one."""
@@ -22,8 +22,13 @@ class KvBudget:
     counted at the plan's price. If the plan reserved nothing, the stage holds the planned number of positions.
     """
 
-    def __init__(self, engine: StageEngine, reserve_bytes: int, planned: int) -> None:
+    def __init__(
+        self, engine: StageEngine, reserve_bytes: int, planned: int, most_kept_bytes: int | None = None
+    ) -> None:
+        """most_kept_bytes: limit of the prefix cache on this stage; None: what running sequences leave."""
         self._engine = engine
+        self._most_kept_bytes = most_kept_bytes
+        self._kept: set[int] = set()
         self._weights_bytes = engine.memory_bytes()
         self._lengths: dict[int, int] = {}
         self._frames = 0
@@ -35,12 +40,33 @@ class KvBudget:
         self._planned = planned
         self._kv_bytes = max(0, reserve_bytes - ENGINE_OVERHEAD_BYTES - self._weights_bytes)
         self._knows = reserve_bytes > 0
+        self._price = self._kv_bytes / planned
         self.tokens = planned
+        self.most_kept_tokens = self._most_kept()
         if self._knows and not self._kv_bytes:
             _log.warning(
                 "weights take %d bytes and leave nothing for KV of the %d bytes reserved: requests run one at a time",
                 self._weights_bytes, reserve_bytes,
             )  # fmt: skip
+
+    def _most_kept(self) -> int:
+        """Positions that the prefix cache may keep here."""
+        if not isinstance(self._engine, SequenceCopier):
+            return 0
+        if self._most_kept_bytes is None or (self._most_kept_bytes and not self._price):
+            return self._planned  # a plan without figures: the pool is the only limit
+        return min(self._planned, int(self._most_kept_bytes / (self._price or 1)))
+
+    @property
+    def num_kept(self) -> int:
+        """Sequences that ended and are kept for new prompts. From any thread."""
+        return len(self._kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the kept sequences, at the plan's price; 0 if the plan reserved nothing. From any thread."""
+        lengths = self._lengths
+        return int(self._price * sum(lengths.get(one, 0) for one in list(self._kept)))
 
     def computed(self, frame: Frame, free_bytes: int | None = None) -> int:
         """Note a computed frame; returns how many positions the stage can hold, those that it holds now included.
@@ -50,10 +76,14 @@ class KvBudget:
         for op in frame.ops:
             if isinstance(op, Remove):
                 self._lengths.pop(op.sequence, None)
+                self._kept.discard(op.sequence)
+            elif isinstance(op, Keep):
+                self._kept.add(op.sequence)
             elif isinstance(op, Copy):
                 self._lengths[op.sequence] = op.upto
             elif isinstance(op, Retain):
                 self._lengths = {one: held for one, held in self._lengths.items() if one in op.sequences}
+                self._kept &= set(op.sequences)
         for row in frame.rows:
             self._lengths[row.sequence] = row.pos0 + row.n
         if self._knows and (frame.ops or self._frames % LOOK_EVERY == 0 or free_bytes != self._free_bytes):
@@ -68,8 +98,7 @@ class KvBudget:
             self.tokens = 0
             return
         taken = self._engine.memory_bytes() - self._weights_bytes
-        price = self._kv_bytes / self._planned
         left = self._kv_bytes - taken
         if self._free_bytes is not None:
             left = min(left, self._free_bytes)
-        self.tokens = max(0, int(held + left / price))
+        self.tokens = max(0, int(held + left / self._price))

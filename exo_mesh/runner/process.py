@@ -148,6 +148,7 @@ def _setup(start: pb.StartStage) -> StageSetup:
         memory=MachineMemory(start.total_bytes, start.available_bytes) if start.total_bytes else None,
         max_running=start.max_running or MOST_SEQUENCES,
         prefill_chunk=start.prefill_chunk or PREFILL_CHUNK,
+        prefix_bytes=start.prefix_bytes if start.HasField("prefix_bytes") else None,
     )
 
 

@@ -70,6 +70,10 @@ class Sequence:
     """The number of positions of the prompt whose logits are wanted."""
     scored: int = 0
     """The number of these positions that have come round."""
+    snapshot_at: int = 0
+    """A chunk of the prompt ends at this position, so that stages can copy the KV as it is there; 0: at none."""
+    is_kept: bool = True
+    """Whether stages may keep its KV after its end, for other prompts."""
 
     @property
     def waits(self) -> bool:
@@ -81,6 +85,12 @@ class Sequence:
             return 0
         left = len(self.tokens) - 1 - self.forced - self.computed
         return left if left > 0 else 0  # `max` would take a third of the time, and each frame asks all sequences
+
+    @property
+    def chunk_left(self) -> int:
+        """The most positions of the next chunk."""
+        left = self.prefill_left
+        return min(left, self.snapshot_at - self.computed) if self.computed < self.snapshot_at else left
 
     @property
     def wants_scores(self) -> bool:
@@ -307,6 +317,10 @@ class Scheduler:
         """Whether to evict for memory pressure; the memory freed last must have time to show in a reading."""
         return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
 
+    def memory_freed(self) -> None:
+        """Note that memory was freed without an eviction: it must have time to show in a reading."""
+        self._last_eviction = self._turn
+
     def lone_at_critical(self, now: float) -> Sequence | None:
         """The only sequence on the ring, once it has been alone for LONE_S on a machine that is critically short of
         memory: no other can be evicted. Call it with each frame that came round. now: seconds of any one clock."""
@@ -404,10 +418,14 @@ class Scheduler:
         if sequence.id in self._running:
             self._held += len(token_ids)
 
-    def copied(self, sequence: Sequence) -> None:
-        """Note that the stages hold the shared part of its prompt, which has cost nothing."""
-        sequence.computed = sequence.num_shared
-        self._queue.charge(sequence.client, -PROMPT_WEIGHT * sequence.num_shared)
+    def copied(self, sequence: Sequence, positions: int, first_stage: int = 0) -> None:
+        """Note that stages from first_stage on hold the first positions of its prompt, which have cost nothing. If not
+        all stages do, first_stage is the one from which on stages kept their KV over the last change of the plan."""
+        if first_stage:
+            sequence.held = positions
+        else:
+            sequence.computed = positions
+        self._queue.charge(sequence.client, -PROMPT_WEIGHT * positions)
 
     def _has_room_for_chunk(self, decoding: list[Sequence]) -> bool:
         return self._prefills < (self._chunks_beside()[0] if decoding else self.limits.num_stages)
@@ -455,7 +473,7 @@ class Scheduler:
         with the least left. So a long prompt does not delay short ones, and they do not delay it."""
         wanted: dict[int, int] = {}
         for sequence in self._running.values():
-            wants = sequence.catch_up_left if catching_up else sequence.prefill_left
+            wants = sequence.catch_up_left if catching_up else sequence.chunk_left
             if wants and sequence.wants_scores:
                 wants = min(wants, logit_rows)
                 logit_rows -= wants

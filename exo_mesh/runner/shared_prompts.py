@@ -17,10 +17,12 @@ from exo_mesh.runner.scheduler import Sequence
 
 @dataclass(slots=True)
 class _Made:
-    """A copy that has not come round yet. step: of the frame that carries it; 0 before it leaves."""
+    """A copy that has not come round yet. step: of the frame that carries it; 0 before it leaves. saves: prompt tokens
+    that need not be computed."""
 
     op: Copy
     step: int = 0
+    saves: int = 0
 
 
 @dataclass(slots=True)
@@ -51,10 +53,9 @@ class SharedPrompts:
                 sequence.source = None
                 yield sequence, source
 
-    def copy(self, source: Sequence, sequence: Sequence, max_tokens: int) -> Copy:
-        """The op that makes the copy, noted as on its way."""
-        op = Copy(sequence.id, source.id, sequence.num_shared, max_tokens)
-        self._made[sequence.id] = _Made(op)
+    def made(self, op: Copy, *, saves: int = 0) -> Copy:
+        """Note a copy as on its way. saves: prompt tokens that need not be computed because of it."""
+        self._made[op.sequence] = _Made(op, saves=saves)
         return op
 
     def sent(self, step: int) -> None:
@@ -62,12 +63,19 @@ class SharedPrompts:
         for made in self._made.values():
             made.step = made.step or step
 
-    def came_round(self, step: int) -> None:
-        """Note that the copies of this frame are at every stage."""
-        for sequence_id, made in list(self._made.items()):
-            if made.step == step:
-                self.saved_tokens += made.op.upto
-                del self._made[sequence_id]
+    def came_round(self, step: int) -> int:
+        """Note that the copies of this frame are at every stage. Returns how many there were."""
+        if not self._made:  # nearly always, and each frame asks
+            return 0
+        came = [sequence_id for sequence_id, made in self._made.items() if made.step == step]
+        for sequence_id in came:
+            self.saved_tokens += self._made.pop(sequence_id).saves
+        return len(came)
+
+    def source_of(self, sequence_id: int) -> int | None:
+        """The sequence of which this one is a copy, as long as the copy is on its way."""
+        made = self._made.get(sequence_id)
+        return None if made is None else made.op.source
 
     def copies_of(self, source_id: int) -> list[int]:
         """The copies of a sequence that are on their way: if the sequence has a fault, its copies may be wrong."""

@@ -17,6 +17,7 @@ from exo_mesh.domain.frame import (
     Fault,
     Frame,
     Insert,
+    Keep,
     Remove,
     Retain,
     Row,
@@ -108,6 +109,8 @@ class Stage:
                 case Remove():
                     self._refused.discard(op.sequence)
                     self._engine.remove(op.sequence)
+                case Keep():
+                    pass  # the KV stays until the Remove
                 case Retain():
                     self._refused &= set(op.sequences)
                     self.forget(set(self._engine.sequences()) - set(op.sequences))
@@ -125,6 +128,9 @@ class Stage:
     def _copy(self, op: Copy) -> str:
         """Begin a sequence as a copy; if that fails, begin it empty and return the reason. All ranks of a tensor group
         hold the same sequences, so all of them refuse the same copies; any other error of one rank ends the group."""
+        if self._index < op.first_stage:
+            self._begin_empty(op)
+            return ""
         try:
             if not isinstance(self._engine, SequenceCopier):
                 raise EngineError("this engine cannot copy sequences")
@@ -133,10 +139,13 @@ class Stage:
             if self._is_rank and not isinstance(exc, EngineError):
                 raise
             _log.debug("stage %d cannot copy sequence %d: %s", self._index, op.source, exc)
-            self._engine.remove(op.sequence)
-            self._engine.insert(op.sequence, op.max_tokens)
+            self._begin_empty(op)
             return f"stage {self._index}: {exc}"
         return ""
+
+    def _begin_empty(self, op: Copy) -> None:
+        self._engine.remove(op.sequence)
+        self._engine.insert(op.sequence, op.max_tokens)
 
     def _all_faulted(self, frame: Frame, exc: Exception) -> Frame:
         code = exc.code if isinstance(exc, MeshError) else EngineError.code

@@ -18,12 +18,14 @@ from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, MachineMemory, StageEngine
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
+from exo_mesh.proto.runner_pb2 import PrefixFigures
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
 from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
 from exo_mesh.runner.scheduler import PREFILL_CHUNK, SchedulerLimits
@@ -117,7 +119,11 @@ window, so no circle of stages can wait for each other."""
 @dataclass(frozen=True, slots=True)
 class StageSetup:
     """The plan of a worker and its place in it. rank: set in a tensor group. memory: of the machine, just before the
-    load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage."""
+    load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage.
+
+    prefix_bytes: limit of the prefix cache on this stage; 0: it is off, None: what running sequences leave of the KV
+    pool.
+    """
 
     plan: Plan
     index: int
@@ -128,6 +134,7 @@ class StageSetup:
     memory: MachineMemory | None = None
     max_running: int = MOST_SEQUENCES
     prefill_chunk: int = PREFILL_CHUNK
+    prefix_bytes: int | None = None
 
     @property
     def num_stages(self) -> int:
@@ -206,6 +213,7 @@ class Worker:
         self._stage: Stage | None = None
         self._ballot = setup.plan.ballot
         self._budget: KvBudget | None = None
+        self._cuts_back = True
 
     def load(self, progress: LoadProgress) -> None:
         """Make the engine and load the shard. Blocks. Raises MeshErrors.
@@ -243,10 +251,12 @@ class Worker:
         if isinstance(engine, GroupMember) and setup.rank is not None:
             self._verify(engine)
         if setup.is_last and not setup.follows:
-            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars)
+            prefix = PrefixCache(len(plan.stages), plan.pool_sequences)
+            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars, prefix)
         self.engine = engine
+        self._cuts_back = engine.capabilities.rollback == "any"
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None)
-        self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens)
+        self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens, setup.prefix_bytes)
         self.load_s = time.perf_counter() - start
 
     def _verify(self, engine: GroupMember) -> None:
@@ -258,6 +268,18 @@ class Worker:
         self.check = engine.verify(PREFILL_CHUNK, moved)
         self._computing_since = 0.0
         self.deadline_s = frame_deadline_s(self.check, STUCK_S)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run, without those that the prefix cache keeps. From any thread."""
+        if self.engine is None or self._budget is None:
+            return 0
+        return max(0, len(self.engine.sequences()) - self._budget.num_kept)
+
+    def describe_prefix(self, figures: PrefixFigures) -> None:
+        """Write what this stage keeps for the prefix cache into a heartbeat. From any thread."""
+        if self._budget is not None:
+            figures.kept, figures.bytes = self._budget.num_kept, self._budget.kept_bytes
 
     def check_alive(self) -> None:
         """Raises RankLostError if a rank has been computing one frame for longer than its group may: it waits for
@@ -450,7 +472,8 @@ class Worker:
         self._computing_since = 0.0
         self.busy_s += compute_s
         self._budget.computed(frame, self._free_bytes)
-        report = StageReport(compute_s, start - since, *self.status.worse(self.status_of_others()))
+        status = self.status.worse(self.status_of_others())
+        report = StageReport(compute_s, start - since, *status, self._budget.most_kept_tokens, self._cuts_back)
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
         )

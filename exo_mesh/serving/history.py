@@ -28,7 +28,7 @@ class RequestOutcome:
     limit of a request, with or without tokens. is_pressure_abort: it ended with the tokens so far, because no machine
     had memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by all programs, when the request
     entered and when it ended. key_id: of the API key that the request came with; empty without one. trace_id: empty if
-    the request was not traced."""
+    the request was not traced. cached_tokens: prompt tokens that came from the prefix cache."""
 
     request_id: str
     model: str
@@ -45,6 +45,7 @@ class RequestOutcome:
     ended_at: float = 0.0
     key_id: str = ""
     trace_id: str = ""
+    cached_tokens: int = 0
 
     @property
     def status(self) -> str:

@@ -73,6 +73,8 @@ class JournalEntry:
     """Its tokens as its engine counted them, at the end of an answer as text."""
     _skew: int = 0
     """How many more events were emitted than the present leg counts from: ids and pieces are not one to one."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache of its first ring."""
     prefilled: int = 0
     """Prompt tokens that its present ring has computed, as far as the driver has reported it."""
 
@@ -160,6 +162,8 @@ class JournalEntry:
         elif event.token_id is not None:
             self.emitted.append(event.token_id)
         self.usage = event.usage or self.usage
+        if event.cached:
+            self.cached_tokens = min(event.cached, len(self.request.prompt_ids))
         if self.kept is not None and not self.superseded:
             self.kept.add(event)
         return True
@@ -275,6 +279,7 @@ class Journal:
             memory_after_bytes=self._used_bytes(),
             key_id=entry.request.key_id,
             trace_id=entry.request.trace_id,
+            cached_tokens=entry.cached_tokens,
         )
         self.history.add(ended)
         _log.info("%s", ended.line)

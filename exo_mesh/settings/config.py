@@ -139,6 +139,7 @@ class Settings:
     max_batch_size: int = MOST_SEQUENCES
     no_batch: bool = False
     prefill_chunk: int = MOST_CHUNK_TOKENS
+    prefix_cache_bytes: int = values.MOST_CACHE_BYTES
     max_queued: int = 32
     queue_timeout: int = 120
     prefill_timeout: int = 120
@@ -449,6 +450,9 @@ _LIMITS = (
             values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
     Setting("prefill_chunk", "N", "most prompt tokens in one step of such a ring; fewer if these would delay streams",
             values.whole(LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS), toml=(int,)),
+    Setting("prefix_cache", "SIZE", "most KV of ended requests that each stage here keeps for later prompts, such as "
+            "4GB; auto = what running requests leave of the KV pool; off", values.cache_size, "prefix_cache_bytes",
+            (str, int), show=values.cache_size_text),
     Setting("max_queued", "N", "requests that may wait per model; further ones get a 429",
             values.whole(1, 100_000), toml=(int,)),
     Setting("queue_timeout", "SECONDS", "longest wait of a request in the queue; then it gets a 429",

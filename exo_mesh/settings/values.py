@@ -24,6 +24,25 @@ def size_or_zero(text: str) -> int:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
+MOST_CACHE_BYTES = 2**63 - 1
+
+
+def cache_size(text: str) -> int:
+    """Parses the limit of a cache: `auto` (MOST_CACHE_BYTES), `off` (0), or a size like `size_or_zero`."""
+    word = text.strip().lower()
+    if word in ("auto", "off"):
+        return MOST_CACHE_BYTES if word == "auto" else 0
+    try:
+        return min(MOST_CACHE_BYTES, size_or_zero(text))
+    except ValueError:
+        raise ValueError("auto, off or a size such as 4GB is needed") from None
+
+
+def cache_size_text(num_bytes: int) -> str:
+    """Formats a limit as `cache_size` reads it."""
+    return "auto" if num_bytes == MOST_CACHE_BYTES else str(num_bytes) if num_bytes else "off"
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     """Returns a parser of whole numbers from low to high."""
 

@@ -92,6 +92,15 @@ class StageMetrics:
         self.shared_tokens = Counters(
             "exo_mesh_prefill_shared_tokens_total", "Prompt tokens whose KV was copied instead of computed.", _DRIVER
         )
+        self.prefix_lookups = Counters(
+            "exo_mesh_prefix_lookups_total", "Prompts looked up in the prefix cache, by result.", (*_DRIVER, "result")
+        )
+        self.prefix_tokens = Counters(
+            "exo_mesh_prefix_hit_tokens_total", "Prompt tokens that came from the prefix cache.", _DRIVER
+        )
+        self.prefix_evictions = Counters(
+            "exo_mesh_prefix_evictions_total", "Sequences that the prefix cache had to give up.", _DRIVER
+        )
         # fmt: on
 
     def _init_stage(self) -> None:
@@ -108,6 +117,9 @@ class StageMetrics:
         )
         self.frames = Counters("exo_mesh_stage_frames_total", "Frames a stage here has received.", _STAGE)
         self.sequences = Gauges("exo_mesh_stage_sequences", "Sequences with KV in a stage here.", _STAGE)
+        self.prefix_bytes = Gauges(
+            "exo_mesh_prefix_bytes", "KV of ended requests that a stage here keeps for the prefix cache.", _STAGE
+        )
         self.memory = Gauges("exo_mesh_stage_memory_bytes", "Weights and KV of a stage here, by rank.", _RANK)
         self.layers = Gauges("exo_mesh_stage_layers", "Number of layers of a stage here.", _STAGE)
         self.first_layer = Gauges("exo_mesh_stage_first_layer", "First layer of a stage here.", _STAGE)
@@ -205,13 +217,13 @@ class StageMeter:
         driver = (seat.model, seat.instance_id)
         stage, rank = (*driver, str(seat.stage)), (*driver, str(seat.stage), str(seat.rank))
         of_stage = (metrics.busy_ratio, metrics.bubble, metrics.sequences, metrics.prefill_speed)
-        for gauges in (*of_stage, metrics.layers, metrics.first_layer):
+        for gauges in (*of_stage, metrics.prefix_bytes, metrics.layers, metrics.first_layer):
             gauges.remove(*stage)
         for gauges in (metrics.memory, metrics.all_reduce, metrics.step_all_reduce):
             gauges.remove(*rank)
         for gauges in (metrics.queue_depth, metrics.oldest_wait, metrics.running, metrics.parked, metrics.epoch):
             gauges.remove(*driver)
-        for state in ("used", "free"):
+        for state in ("used", "kept", "free"):
             metrics.kv_tokens.remove(*driver, state)
         metrics.stage_info.remove(*rank, seat.engine)
         if all(other.model != seat.model for other in metrics.seats):  # no other stage of the model runs here
@@ -231,6 +243,7 @@ class StageMeter:
         self._grow(metrics.prefill_seconds, stage, beat.prefill_s)
         metrics.sequences.labels(*stage).set(beat.sequences)
         metrics.memory.labels(*rank).set(beat.memory_bytes)
+        metrics.prefix_bytes.labels(*stage).set(beat.prefix.bytes)
         shares.take(metrics.clock(), beat)
         metrics.busy_ratio.labels(*stage).set(shares.busy)
         metrics.bubble.labels(*stage).set(shares.bubble)
@@ -246,7 +259,13 @@ class StageMeter:
         metrics.running.labels(*driver).set(beat.running)
         metrics.parked.labels(*driver).set(beat.parked)
         metrics.kv_tokens.labels(*driver, "used").set(beat.kv_tokens)
-        metrics.kv_tokens.labels(*driver, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens))
+        kept = beat.prefix.kept_tokens
+        metrics.kv_tokens.labels(*driver, "kept").set(kept)
+        metrics.kv_tokens.labels(*driver, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens - kept))
+        self._grow(metrics.prefix_lookups, (*driver, "hit"), beat.prefix.hits)
+        self._grow(metrics.prefix_lookups, (*driver, "miss"), beat.prefix.misses)
+        self._grow(metrics.prefix_tokens, driver, beat.prefix.hit_tokens)
+        self._grow(metrics.prefix_evictions, driver, beat.prefix.evictions)
         self._grow(metrics.tokens, driver, beat.tokens)
         self._grow(metrics.evictions, driver, beat.evictions)
         self._grow(metrics.laps_saved, driver, beat.laps_saved)

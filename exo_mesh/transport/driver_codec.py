@@ -152,7 +152,7 @@ def _hash(value: bytes) -> bytes:
 
 
 def event_to_proto(event: TokenEvent) -> pb.TokenEvent:
-    message = pb.TokenEvent(index=event.index, finish=event.finish or "")
+    message = pb.TokenEvent(index=event.index, finish=event.finish or "", cached=event.cached)
     if event.token_id is not None:
         message.token_id = event.token_id
     if event.logprob is not None:
@@ -240,6 +240,7 @@ def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
         finish=_finish(message.finish) if message.finish else None,
         piece=piece_from_proto(message.piece) if message.HasField("piece") else None,
         usage=usage_from_proto(message) if message.finish else None,
+        cached=message.cached,
     )
 
 

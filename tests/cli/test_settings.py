@@ -122,6 +122,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "max_batch_size": "1",
         "no_batch": "true",
         "prefill_chunk": "128",
+        "prefix_cache": "4GB",
         "max_queued": "5",
         "queue_timeout": "61",
         "prefill_timeout": "62",
@@ -234,6 +235,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         max_batch_size=1,
         no_batch=True,
         prefill_chunk=128,
+        prefix_cache_bytes=4_000_000_000,
         max_queued=5,
         queue_timeout=61,
         prefill_timeout=62,
@@ -270,7 +272,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
     )
     assert load(tmp_path, texts).settings == expected
     assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == expected
-    sizes = {"max_memory", "override_memory", "models_max_size", "log_file_max_size"}
+    sizes = {"max_memory", "override_memory", "models_max_size", "log_file_max_size", "prefix_cache"}
     plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - sizes
     lines = [f"{name} = {text}" if name in plain else f"{name} = '{text}'" for name, text in texts.items()]
     (tmp_path / "config.toml").write_text("\n".join(lines))
@@ -379,6 +381,7 @@ def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:
         ("api_port", "٣", "a whole number"),
         ("min_peers", "0", "a whole number from 1"),
         ("max_memory", "12G", "a size such as 12GB"),
+        ("prefix_cache", "4G", "auto, off or a size such as 4GB"),
         ("models_max_size", "0", "more than zero"),
         ("role", "master", "must be one of full, api, edge"),
         ("max_batch_size", "33", "a whole number from 1 to 32"),
@@ -582,3 +585,10 @@ def test_the_headers_for_a_collector_are_never_shown(tmp_path: Path, capsys: pyt
         assert main(["config", "show", "--home", str(tmp_path), *more]) == 0
         shown = capsys.readouterr().out
         assert "x-scope=***" in shown and "s3cret" not in shown
+
+
+@pytest.mark.parametrize(("text", "limit"), [("auto", 2**63 - 1), ("off", 0), ("0", 0), ("4GB", 4_000_000_000)])
+def test_the_prefix_cache_is_automatic_off_or_a_size(tmp_path: Path, text: str, limit: int) -> None:
+    loaded = load(tmp_path, {"prefix_cache": [text]})
+    assert loaded.settings.prefix_cache_bytes == limit
+    assert SETTINGS["prefix_cache"].text(loaded.settings) == {"0": "off", "4GB": "4000000000"}.get(text, text)

@@ -141,15 +141,19 @@ class MessageReply(Reply):
         return MessageObject(id=prepared.id, model=prepared.model, content=content, usage=self._usage())
 
     def _usage(self) -> MessageUsage:
+        cached = self._answer.num_cached_tokens
         return MessageUsage(
-            input_tokens=self._answer.num_prompt_tokens,
+            input_tokens=self._answer.num_prompt_tokens - cached,
+            cache_read_input_tokens=cached,
             output_tokens=self._answer.num_tokens,
             output_tokens_details=self._thinking_tokens(),
         )
 
     def _delta_usage(self) -> DeltaUsage:
+        cached = self._answer.num_cached_tokens
         return DeltaUsage(
-            input_tokens=self._answer.num_prompt_tokens,
+            input_tokens=self._answer.num_prompt_tokens - cached,
+            cache_read_input_tokens=cached,
             output_tokens=self._answer.num_tokens,
             output_tokens_details=self._thinking_tokens(),
         )

@@ -40,6 +40,8 @@ class ChoiceReader:
         """Log-probabilities of the tokens so far; empty unless the request asks for them."""
         self.prompt_logprobs: list[PromptLogprob] = []
         """Log-probabilities of all prompt tokens but the first; empty unless the request asks for them."""
+        self.num_cached_tokens = 0
+        """Prompt tokens that came from a prefix cache."""
         self._parser: OutputParser | None = None
         shown: frozenset[str] = frozenset()
         if prepared.needs_parser:
@@ -72,6 +74,8 @@ class ChoiceReader:
     def push(self, event: TokenEvent) -> list[OutputEvent]:
         """Take a token event and return the neutral events that it completes; [] if its text is held back."""
         self.position += 1
+        if event.cached:
+            self.num_cached_tokens = event.cached
         if event.piece is not None or self._served.has_begun or event.usage is not None:
             events = self._served.push(event)
             self.finished = self._served.is_over
@@ -151,6 +155,12 @@ class Answer:
         counted = [choice.num_prompt_tokens for choice in self.choices[:: self.prepared.num_drawn]]
         known = [number for number in counted if number is not None]
         return sum(known) if known else self.prepared.num_prompt_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of all prompts that came from a prefix cache. Each prompt counts once, with its first answer."""
+        found = sum(choice.num_cached_tokens for choice in self.choices[:: self.prepared.num_drawn])
+        return min(found, self.num_prompt_tokens)
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -95,7 +95,8 @@ class OpenAIReply(Reply):
     def _usage(self) -> Usage:
         num_prompt, num_tokens = self._answer.num_prompt_tokens, self._answer.num_tokens
         details = CompletionDetails(self._answer.num_reasoning_tokens)
-        return Usage(num_prompt, num_tokens, num_prompt + num_tokens, PromptDetails(), details)
+        cached = PromptDetails(self._answer.num_cached_tokens)
+        return Usage(num_prompt, num_tokens, num_prompt + num_tokens, cached, details)
 
     def _usage_of_chunk(self) -> Usage | UnsetType | None:
         if self._delivery.options.continuous_usage_stats:
@@ -120,9 +121,10 @@ class OpenAIReply(Reply):
     def _timings(self) -> TimingsObject | UnsetType:
         if not self._delivery.shows_timings:
             return UNSET
-        timings, num_prompt = self._answer.timings, self._answer.num_prompt_tokens
-        num_tokens = self._answer.num_tokens
-        return TimingsObject(0, *_speed(num_prompt, timings.prompt_s), *_speed(num_tokens, timings.answer_s))
+        timings, num_cached = self._answer.timings, self._answer.num_cached_tokens
+        num_computed, num_tokens = self._answer.num_prompt_tokens - num_cached, self._answer.num_tokens
+        read, written = _speed(num_computed, timings.prompt_s), _speed(num_tokens, timings.answer_s)
+        return TimingsObject(num_cached, *read, *written)
 
 
 class ChatReply(OpenAIReply):

@@ -1,0 +1,284 @@
+"""Decides which sequences the stages keep after their end, what a new prompt takes from them, and which one gives way.
+Pure.
+
+A stage keeps the KV of a sequence until a Remove op comes. So a kept sequence is one that ended without its Remove, or
+a copy that was made for keeping (a snapshot). A new prompt begins with a Copy op. All of them ride on frames, so every
+stage does them in the same order, and no stage is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from exo_mesh.domain.frame import Copy, StageReport
+from exo_mesh.proto.runner_pb2 import PrefixFigures
+from exo_mesh.runner.prefix.index import BLOCK_TOKENS, TOKEN_BYTES, PrefixIndex, common_tokens, content_of
+from exo_mesh.runner.scheduler import Sequence
+
+MOST_KEPT = 1024
+"""Most kept sequences, whatever their size."""
+
+MOST_COMPARED = 8
+"""Sequences with equal blocks of which a lookup compares the rest, token by token; the newest ones."""
+
+HALF_LIFE_S = 600.0
+"""Time after which a kept sequence that nobody uses is worth half: about the pause between two turns of a chat."""
+
+PRESSED_S = 0.5
+"""While a machine is short of memory (level 1), one kept sequence goes in this time: memory is measured as often."""
+
+MOST_FAILURES = 3
+"""Copies in a row that stages could not make before the cache of a ring is switched off."""
+
+
+@dataclass(slots=True)
+class KeptSequence:
+    """A sequence whose KV new prompts can copy. content: the tokens of its positions. used_at: when it was last used.
+    runs: it still grows, and is not the cache's own. last_stages: how many stages at the end of the ring hold it; 0:
+    all."""
+
+    id: int
+    content: bytes
+    used_at: float
+    runs: bool = False
+    hits: int = 0
+    last_stages: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.content) // TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The first `length` positions of `source`, which stages from first_stage on hold."""
+
+    source: int
+    length: int
+    first_stage: int
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """The kept sequences of a ring. most_sequences: kept and running ones together; 0: any number."""
+
+    num_stages: int
+    most_sequences: int = 0
+    cuts_back: bool = True
+    """Whether every stage can cut KV back to any position. Else only all positions of a sequence can be copied, and
+    snapshots are made where a prompt ends or where prompts part."""
+    most_tokens: int = 2**31
+    """Positions that the stage with the smallest cache may keep; 0: the cache is off."""
+    tokens: int = 0
+    """Positions of all kept sequences."""
+    num_kept: int = 0
+    hits: int = 0
+    misses: int = 0
+    hit_tokens: int = 0
+    evictions: int = 0
+    _index: PrefixIndex = field(default_factory=PrefixIndex)
+    _kept: dict[int, KeptSequence] = field(default_factory=dict)
+    _dropped: list[int] = field(default_factory=list)
+    _pressed_at: float = float("-inf")
+    _failures: int = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self.most_tokens >= BLOCK_TOKENS and self._failures < MOST_FAILURES
+
+    def keeps(self, sequence_id: int) -> bool:
+        """Whether stages keep this sequence for the cache."""
+        return sequence_id in self._kept and not self._kept[sequence_id].runs
+
+    def find(self, sequence: Sequence, now: float) -> Reuse | None:
+        """The longest part of a new sequence that stages hold; notes its use, and where a snapshot would have helped.
+
+        At least the last token is left to compute. now: seconds of any one clock.
+        """
+        limit = len(sequence.tokens) - 1 - sequence.forced
+        if not self.is_on or limit < BLOCK_TOKENS or sequence.wants_scores or sequence.computed or sequence.held:
+            return None
+        content = content_of(sequence.tokens[:limit])
+        match = self._index.match(content)
+        found = self._longest(match.closest, content, match.blocks) if self.cuts_back else None
+        if found is None:
+            found = self._whole(match.on_the_way, content)
+        if not self.cuts_back and match.blocks * BLOCK_TOKENS > (found.length if found is not None else 0):
+            sequence.snapshot_at = match.blocks * BLOCK_TOKENS
+        if found is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self.hit_tokens += found.length
+        kept = self._kept[found.source]
+        kept.used_at, kept.hits = now, kept.hits + 1
+        return found
+
+    def _longest(self, closest: tuple[int, ...], content: bytes, blocks: int) -> Reuse | None:
+        """A part of a sequence that can be cut back."""
+        best: Reuse | None = None
+        for kept in map(self._kept.__getitem__, reversed(closest[-MOST_COMPARED:])):
+            length = common_tokens(kept.content, content, blocks * BLOCK_TOKENS)
+            if best is None or length > best.length:
+                best = Reuse(kept.id, length, self._first_of(kept))
+        return best
+
+    def _whole(self, on_the_way: tuple[int, ...], content: bytes) -> Reuse | None:
+        """All of a sequence, which need not be cut back."""
+        for kept in map(self._kept.__getitem__, reversed(on_the_way)):
+            if not kept.runs and content.startswith(kept.content):
+                return Reuse(kept.id, kept.length, self._first_of(kept))
+        return None
+
+    def _first_of(self, kept: KeptSequence) -> int:
+        return self.num_stages - kept.last_stages if kept.last_stages else 0
+
+    def computed(self, sequence: Sequence, new_id: int, now: float) -> Copy | None:
+        """Note that a running sequence has sent all of its prompt round, or all before its snapshot. Others can copy it
+        from now on. Returns the op of a snapshot, which gets `new_id`, if the KV cannot be cut back to here later."""
+        length = sequence.computed
+        if not self.is_on or not sequence.is_kept or length < BLOCK_TOKENS or sequence.catch_up_left:
+            return None
+        content = content_of(sequence.tokens[:length])
+        if self.cuts_back:
+            self._drop_covered(content, sequence.id)
+            self._put(KeptSequence(sequence.id, content, now, runs=True))
+            return None
+        if self._has_whole(content):
+            return None
+        self._put(KeptSequence(new_id, content, now))
+        return Copy(new_id, sequence.id, length, length)
+
+    def ended(self, sequence: Sequence, now: float) -> bool:
+        """Whether the stages keep a sequence that has ended well: all of its positions are right. False: remove it."""
+        self._forget(sequence.id)
+        length = sequence.computed
+        if not self.is_on or not sequence.is_kept or length < BLOCK_TOKENS or sequence.catch_up_left:
+            return False
+        content = content_of(sequence.tokens[:length])
+        if self._has_whole(content) or (self.cuts_back and self._is_covered(content)):
+            return False
+        if self.cuts_back:
+            self._drop_covered(content, sequence.id)
+        self._put(KeptSequence(sequence.id, content, now))
+        return True
+
+    def _put(self, kept: KeptSequence) -> None:
+        self._kept[kept.id] = kept
+        self._index.add(kept.id, kept.content)
+        self._count(kept, 1)
+
+    def _forget(self, sequence_id: int) -> None:
+        kept = self._kept.pop(sequence_id, None)
+        if kept is not None:
+            self._index.remove(sequence_id)
+            self._count(kept, -1)
+
+    def _count(self, kept: KeptSequence, sign: int) -> None:
+        if not kept.runs:
+            self.tokens += sign * kept.length
+            self.num_kept += sign
+
+    def _has_whole(self, content: bytes) -> bool:
+        """Whether a sequence of exactly this content is kept."""
+        on_the_way = map(self._kept.__getitem__, self._index.match(content).on_the_way)
+        return any(not kept.runs and not kept.last_stages and kept.content == content for kept in on_the_way)
+
+    def _is_covered(self, content: bytes) -> bool:
+        """Whether a kept sequence begins with all of this content."""
+        match = self._index.match(content)
+        closest = map(self._kept.__getitem__, match.closest)
+        return any(not one.runs and not one.last_stages and one.content.startswith(content) for one in closest)
+
+    def _drop_covered(self, content: bytes, sequence_id: int) -> None:
+        """Drop the kept sequences that `content` begins with: another sequence holds them too now."""
+        for kept in map(self._kept.__getitem__, self._index.match(content).on_the_way):
+            if not kept.runs and kept.id != sequence_id and content.startswith(kept.content):
+                self._drop(kept.id)
+
+    def _drop(self, sequence_id: int) -> None:
+        self._forget(sequence_id)
+        self._dropped.append(sequence_id)
+
+    def learn(self, reports: Iterable[StageReport]) -> None:
+        """Note the limits of all stages: the smallest cache, and whether each of them can cut KV back."""
+        reports = list(reports)
+        cuts_back = all(report.cuts_back for report in reports)
+        if cuts_back != self.cuts_back:
+            for kept in [one for one in self._kept.values() if one.runs]:
+                self._forget(kept.id)
+        self.cuts_back = cuts_back
+        self.most_tokens = min(report.kept_tokens for report in reports)
+
+    def describe(self, figures: PrefixFigures) -> None:
+        """Write the figures of the cache into a heartbeat. From any thread."""
+        figures.hits, figures.misses, figures.hit_tokens = self.hits, self.misses, self.hit_tokens
+        figures.evictions, figures.kept_tokens, figures.is_on = self.evictions, self.tokens, self.is_on
+
+    def lose(self, sequence_id: int) -> None:
+        """Forget a sequence that some stage does not hold, or not rightly; a kept one is dropped."""
+        if self.keeps(sequence_id):
+            self._drop(sequence_id)
+        else:
+            self._forget(sequence_id)
+
+    def copied(self, *, well: bool) -> None:
+        """Note whether all stages could make a copy. After MOST_FAILURES failures in a row the cache is off."""
+        self._failures = 0 if well else self._failures + 1
+        if not self.is_on:
+            self._drop_all()
+
+    def make_room(self, held: int, pool: int, num_running: int, pressure: int, now: float) -> None:
+        """Drop the least valuable kept sequences, as far as running ones need their room. held: positions of running
+        sequences; pool: positions that all sequences may hold; pressure: see StageReport."""
+        most = min(self.most_tokens, pool - held) if pressure < 2 and self.is_on else 0
+        most_kept = min(MOST_KEPT, self.most_sequences - num_running if self.most_sequences else MOST_KEPT)
+        while self.tokens > 0 and (self.tokens > most or self.num_kept > most_kept):
+            self._evict(now)
+        if pressure and self.tokens and now - self._pressed_at >= PRESSED_S:
+            self._pressed_at = now
+            self._evict(now)
+
+    def _evict(self, now: float) -> None:
+        kept = [one for one in self._kept.values() if not one.runs]
+        self._drop(min(kept, key=lambda one: self._value(one, now)).id)
+        self.evictions += 1
+
+    def _value(self, kept: KeptSequence, now: float) -> float:
+        """What keeping a sequence is worth for each of its positions: the positions that would have to be computed
+        again, less with time, more with each use."""
+        alone = kept.length - (kept.length // BLOCK_TOKENS - self._index.blocks_alone(kept.id)) * BLOCK_TOKENS
+        if not self.cuts_back:
+            alone = kept.length  # another sequence with the same beginning does not help
+        age_s = max(0.0, now - kept.used_at)
+        return float(alone / kept.length * (1 + kept.hits) * 0.5 ** (age_s / HALF_LIFE_S))
+
+    def take_dropped(self) -> Iterator[int]:
+        """The sequences that every stage must remove, since the last call."""
+        while self._dropped:
+            yield self._dropped.pop(0)
+
+    def _drop_all(self) -> None:
+        for kept in list(self._kept.values()):
+            if kept.runs:
+                self._forget(kept.id)
+            else:
+                self._drop(kept.id)
+
+    def change(self, num_stages: int, kept_from: int, gone: Collection[int]) -> None:
+        """Go on with other stages, of which those from kept_from on keep what they hold. gone: sequences with rows or
+        copies on their way, which some stages do not have."""
+        self._dropped.clear()  # no stage keeps what `held` does not name
+        last_stages = num_stages - kept_from if kept_from else 0
+        for kept in list(self._kept.values()):
+            if kept.runs or kept.id in gone or kept_from >= num_stages or kept.last_stages not in (0, last_stages):
+                self._forget(kept.id)
+            else:
+                kept.last_stages = last_stages
+        self.num_stages = num_stages
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The kept sequences."""
+        return tuple(kept.id for kept in self._kept.values() if not kept.runs)
