@@ -589,6 +589,6 @@ def test_the_headers_for_a_collector_are_never_shown(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(("text", "limit"), [("auto", 2**63 - 1), ("off", 0), ("0", 0), ("4GB", 4_000_000_000)])
 def test_the_prefix_cache_is_automatic_off_or_a_size(tmp_path: Path, text: str, limit: int) -> None:
-    loaded = load(tmp_path, {"prefix_cache": [text]})
+    loaded = load(tmp_path, {"prefix_cache": text})
     assert loaded.settings.prefix_cache_bytes == limit
     assert SETTINGS["prefix_cache"].text(loaded.settings) == {"0": "off", "4GB": "4000000000"}.get(text, text)
