@@ -57,6 +57,8 @@ class ScriptedMesh:
     directory: Path
     answer: str = "Hello, world!"
     script: Script | None = None
+    cached: int = 0
+    """Tokens of every prompt that came from the prefix cache."""
     limit: int = 256
     names: tuple[str, ...] = ("exo-mesh-demo",)
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -206,6 +208,8 @@ class ScriptedMesh:
             TokenEvent(i, token_id, None if wanted is None else -0.5, top)
             for i, token_id in enumerate(ids[: request.max_tokens])
         ]
+        if self.cached:
+            events[0] = replace(events[0], cached=self.cached)
         finish = FinishReason.STOP if len(ids) < request.max_tokens else FinishReason.LENGTH
         if finish is FinishReason.STOP:
             return [*events, TokenEvent(len(events), None, finish=finish)]

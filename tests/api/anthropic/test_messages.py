@@ -90,6 +90,15 @@ async def test_a_message_is_answered_with_text_and_usage(asking: Asking) -> None
     }
 
 
+async def test_cached_tokens_are_counted_apart_from_the_other_input(asking: Asking) -> None:
+    asking.mesh.cached = 5
+    usage = (await asking.message())["usage"]
+    assert usage["cache_read_input_tokens"] == 5
+    assert usage["input_tokens"] == len(asking.mesh.request.prompt_ids) - 5
+    last = [data for name, data in await asking.events() if name == "message_delta"][-1]
+    assert last["usage"]["cache_read_input_tokens"] == 5
+
+
 @pytest.mark.parametrize(
     ("answer", "fields", "types", "stop"),
     [

@@ -61,6 +61,22 @@ async def test_a_whole_reply_has_what_openai_promises(api: Served) -> None:
     assert reply.usage.prompt_tokens_details.cached_tokens == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cached_tokens_are_shown_and_counted_once_for_all_choices(api: Served, stream: bool) -> None:
+    api.mesh.cached = 5
+    asked: dict[str, Any] = {"model": MODEL, "messages": USER, "n": 2}
+    if stream:
+        options = {"include_usage": True}
+        chunks = [
+            one async for one in await api.openai.chat.completions.create(**asked, stream=True, stream_options=options)
+        ]
+        usage = chunks[-1].usage
+    else:
+        usage = (await api.openai.chat.completions.create(**asked)).usage
+    assert usage.prompt_tokens_details.cached_tokens == 5
+    assert usage.prompt_tokens == len(api.mesh.request.prompt_ids)
+
+
 async def test_the_prompt_is_the_rendered_template(api: Served) -> None:
     messages: list[Any] = [
         {"role": "developer", "content": "Be brief"},

@@ -125,11 +125,13 @@ async def test_models(strict_api: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_timings_come_only_if_they_are_asked_for(strict_api: Served, stream: bool) -> None:
+    strict_api.mesh.cached = 3
     body = {"messages": [USER], "stream": stream, "timings": True}
     async with strict_api.http.post("/v1/chat/completions", json=body) as reply:
         text = await reply.text()
     lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
     timings = json.loads(lines[-1])["timings"]
-    assert timings["prompt_n"] == len(strict_api.mesh.request.prompt_ids)
+    assert timings["cache_n"] == 3
+    assert timings["prompt_n"] == len(strict_api.mesh.request.prompt_ids) - 3
     assert timings["predicted_n"] == len(strict_api.mesh.text.encode_text("Hello, world!"))
     assert timings.keys() >= {"prompt_ms", "predicted_ms", "predicted_per_second", "cache_n"}

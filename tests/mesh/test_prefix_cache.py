@@ -1,0 +1,79 @@
+"""What two real runners keep of ended requests is used by later ones, also after one of the runners was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_mesh.domain.request import TokenEvent
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.node.node import Node
+from tests.support.nodes import MODEL, a_request, mesh, until
+
+pytestmark = pytest.mark.extended
+
+PROMPT = tuple(3 + (11 * place) % 250 for place in range(300))
+EXACT = {"mode": "deterministic"}
+"""The same bits for every chunk, so that answers can be compared token by token."""
+
+
+class CachedRing:
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+        self._asked = 0
+
+    async def ask(self, prompt: tuple[int, ...] = PROMPT) -> tuple[list[int], int]:
+        """The answer to a prompt, and how many of its tokens were cached."""
+        self._asked += 1
+        found: list[TokenEvent] = []
+        async with aclosing(self.nodes[0].generate(MODEL, a_request(f"r{self._asked}", 8, prompt))) as items:
+            async for item in items:
+                if isinstance(item, TokenEvent):
+                    found.append(item)
+        return [event.token_id for event in found if event.token_id is not None], found[0].cached
+
+    def prefix(self) -> dict[str, Any]:
+        """What the driver says of its cache."""
+        stages = [stage for node in self.nodes for stage in node.observation.memory(whole_mesh=False)["stages"]]
+        return dict(next(stage["prefix_cache"] for stage in stages if "on" in stage["prefix_cache"]))
+
+
+@asynccontextmanager
+async def ring(tmp_path: Path, **settings: Any) -> AsyncIterator[CachedRing]:
+    async with mesh(tmp_path, 2, engine="numpy", engine_options=EXACT, **settings) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        yield CachedRing(nodes)
+
+
+async def test_a_repeated_prompt_and_the_next_turn_compute_only_what_is_new(tmp_path: Path) -> None:
+    async with ring(tmp_path) as here:
+        answer, cached = await here.ask()
+        assert cached == 0
+        assert await here.ask() == (answer, len(PROMPT) - 1)
+        turn = (*PROMPT, *answer, 5, 6, 7)
+        assert (await here.ask(turn))[1] == len(PROMPT) + len(answer) - 1, "the last token was not computed"
+        await until(lambda: here.prefix().get("hits") == 2)
+        assert here.prefix()["bytes"] > 0 and here.prefix()["on"]
+
+
+async def test_the_surviving_stage_keeps_what_it_holds(tmp_path: Path) -> None:
+    async with ring(tmp_path) as here:
+        answer, _ = await here.ask()
+        (instance,) = here.nodes[0].observation.state()["view"]["instances"]
+        os.kill(instance["stages"][0]["pid"], signal.SIGKILL)
+        assert (await here.ask())[0] == answer
+        assert await here.ask() == (answer, len(PROMPT) - 1)
+
+
+@pytest.mark.parametrize("off", [0, 1])
+async def test_one_node_can_switch_the_cache_of_a_ring_off(tmp_path: Path, off: int) -> None:
+    each = [{"prefix_cache_bytes": 0} if index == off else {} for index in range(2)]
+    async with ring(tmp_path, each=each) as here:
+        answer, _ = await here.ask()
+        assert await here.ask() == (answer, 0)
