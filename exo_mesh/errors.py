@@ -6,6 +6,7 @@ MeshError
 │   │   └── NotFetchedError       and this caller may not start a download from the hub
 │   ├── NoInstanceError       the model has no instance, and this node places none for a request
 │   ├── ContextLengthError    prompt + requested output exceed the context limit
+│   ├── UnknownAnswerError    no peer keeps the answer that the request refers to
 │   └── KeyReusedError        an Idempotency-Key was used before for another request
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
 ├── FetchError            files of a model could not be fetched; carries the remedy
@@ -77,6 +78,12 @@ class ContextLengthError(InputError):
     """The prompt and the requested output do not fit the context limit."""
 
     code = "context_length_exceeded"
+
+
+class UnknownAnswerError(InputError):
+    """No peer keeps the answer that a request refers to, or the caller may not read it."""
+
+    code = "response_not_found"
 
 
 class KeyReusedError(InputError):
@@ -305,6 +312,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         UnknownModelError,
         NoInstanceError,
         ContextLengthError,
+        UnknownAnswerError,
         KeyReusedError,
         ModelError,
         FetchError,

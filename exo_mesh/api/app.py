@@ -36,6 +36,7 @@ from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.peer_routes import PeerRoutes
 from exo_mesh.api.request_log import log_requests
+from exo_mesh.api.responses.handlers import ResponsesRoutes
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.scrape_targets import ScrapeTargetRoutes
 from exo_mesh.api.seed_routes import SeedRoutes
@@ -133,6 +134,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *DownloadRoutes(context).table(),
         *ModelListRoutes(context).table(),
         *OpenAIRoutes(context).table(),
+        *ResponsesRoutes(context).table(),
         *AnthropicRoutes(context).table(),
         *StreamRoutes(context).table(),
         *OllamaGenerationRoutes(context).table(),

@@ -42,6 +42,7 @@ _RULES: dict[str, _Rule] = {
     "model_not_found": _Rule(404, _CALLER),
     "no_instance": _Rule(404, _CALLER),
     "not_found": _Rule(404, _CALLER),
+    "response_not_found": _Rule(404, _CALLER),
     "method_not_allowed": _Rule(405, _CALLER),
     "request_timeout": _Rule(408, _CALLER),
     "superseded": _Rule(409, "conflict_error"),

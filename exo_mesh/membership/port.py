@@ -162,6 +162,12 @@ class PeerClient(ControlPort, Protocol):
     def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
         """The events of one stream, until it ends."""
 
+    def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
+        """An answer that the peer keeps, and those before it in its conversation."""
+
+    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
+        """Delete an answer that the peer keeps. False if it has none with this id that the caller may read."""
+
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         """The peer's diagnostics."""
 

@@ -24,6 +24,7 @@ from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.kept_desk import KeptDesk
 from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.transport.stage_codec import status_to_proto
@@ -46,6 +47,7 @@ class ControlService:
         desk: ModelDesk,
         shelf: CardShelf,
         streams: StreamDesk,
+        kept: KeptDesk,
         peer_desk: PeerDesk,
     ) -> None:
         self._membership = membership
@@ -60,6 +62,7 @@ class ControlService:
         self._desk = desk
         self._shelf = shelf
         self._streams = streams
+        self._kept = kept
         self._peer_desk = peer_desk
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
@@ -158,6 +161,13 @@ class ControlService:
     async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]:
         async for item in self._streams.answer_follow(request):
             yield item
+
+    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]:
+        async for part in self._kept.answer_read(request):
+            yield part
+
+    async def delete_kept(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply:
+        return self._kept.answer_delete(request)
 
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
         return await self._inspection.diagnostics.answer(request)

@@ -63,6 +63,7 @@ from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_awa
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.store_desk import StoreDesk
+from exo_mesh.serving.kept_desk import KeptDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
 from exo_mesh.serving.stream_desk import StreamDesk
@@ -261,6 +262,7 @@ class Node:
             self._desk,
             models.shelf,
             self.streams,
+            self.kept_answers,
             self._hosting.peer_desk,
         )
         return ControlServer(
@@ -492,6 +494,10 @@ class Node:
     @property
     def streams(self) -> StreamDesk:
         return self._serving.streams
+
+    @property
+    def kept_answers(self) -> KeptDesk:
+        return self._serving.kept
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         if self._phase == "stopping":

@@ -16,6 +16,7 @@ from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
+from exo_mesh.serving.kept_answers import KeptService
 from exo_mesh.serving.streams import StreamService
 
 
@@ -170,6 +171,10 @@ class MeshService(Protocol):
     @property
     def streams(self) -> StreamService:
         """The running requests, for callers other than the client of the request."""
+
+    @property
+    def kept_answers(self) -> KeptService:
+        """The finished answers that later requests may refer to."""
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         """Runs a request on an instance of the model, and places an instance if there is none.

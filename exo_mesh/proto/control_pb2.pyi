@@ -985,6 +985,44 @@ class FollowReply(_message.Message):
     wait_s: float
     def __init__(self, prompt: _Optional[_Iterable[_Union[_driver_pb2.PromptLogprob, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_driver_pb2.TokenEvent, _Mapping]]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
+class ReadKeptRequest(_message.Message):
+    __slots__ = ("key_id", "id", "only_one")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_ONE_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    id: str
+    only_one: bool
+    def __init__(self, key_id: _Optional[str] = ..., id: _Optional[str] = ..., only_one: bool = ...) -> None: ...
+
+class KeptPart(_message.Message):
+    __slots__ = ("id", "key_id", "previous_id", "data", "is_last")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    key_id: str
+    previous_id: str
+    data: bytes
+    is_last: bool
+    def __init__(self, id: _Optional[str] = ..., key_id: _Optional[str] = ..., previous_id: _Optional[str] = ..., data: _Optional[bytes] = ..., is_last: bool = ...) -> None: ...
+
+class DeleteKeptRequest(_message.Message):
+    __slots__ = ("key_id", "id")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    id: str
+    def __init__(self, key_id: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class DeleteKeptReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
 class DeleteCardRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]

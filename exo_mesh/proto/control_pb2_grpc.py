@@ -114,6 +114,16 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.FollowStreamRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.FollowReply.FromString,
                 _registered_method=True)
+        self.ReadKept = channel.unary_stream(
+                '/exo_mesh.Control/ReadKept',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadKeptRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.KeptPart.FromString,
+                _registered_method=True)
+        self.DeleteKept = channel.unary_unary(
+                '/exo_mesh.Control/DeleteKept',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteKeptRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteKeptReply.FromString,
+                _registered_method=True)
         self.DeleteInstance = channel.unary_unary(
                 '/exo_mesh.Control/DeleteInstance',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
@@ -307,6 +317,20 @@ class ControlServicer(object):
 
     def FollowStream(self, request, context):
         """Streams the events of a running answer, from its beginning on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadKept(self, request, context):
+        """Streams an answer that this peer keeps, and those before it in its conversation, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteKept(self, request, context):
+        """Deletes an answer that this peer keeps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -506,6 +530,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.FollowStream,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.FollowStreamRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.FollowReply.SerializeToString,
+            ),
+            'ReadKept': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadKept,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadKeptRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.KeptPart.SerializeToString,
+            ),
+            'DeleteKept': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteKept,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteKeptRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteKeptReply.SerializeToString,
             ),
             'DeleteInstance': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteInstance,
@@ -1020,6 +1054,60 @@ class Control(object):
             '/exo_mesh.Control/FollowStream',
             exo__mesh_dot_proto_dot_control__pb2.FollowStreamRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.FollowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadKept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/exo_mesh.Control/ReadKept',
+            exo__mesh_dot_proto_dot_control__pb2.ReadKeptRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.KeptPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteKept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/DeleteKept',
+            exo__mesh_dot_proto_dot_control__pb2.DeleteKeptRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DeleteKeptReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,8 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.serving.history import History
 from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.kept_answers import KeptAnswers
+from exo_mesh.serving.kept_desk import KeptDesk
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.request_file import RequestFile, request_file
 from exo_mesh.serving.request_run import Patience
@@ -31,6 +33,7 @@ class ServingParts:
     router: Router
     request_file: RequestFile | None
     streams: StreamDesk
+    kept: KeptDesk
 
     @staticmethod
     def at(
@@ -72,7 +75,9 @@ class ServingParts:
             stand_ins=stand_ins,
         )
         streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
-        return ServingParts(journal, drivers, router, file, streams)
+        answers = KeptAnswers(settings.keep_responses, clock)
+        kept = KeptDesk(membership.own.id, lambda: membership.peers, answers)
+        return ServingParts(journal, drivers, router, file, streams, kept)
 
     async def stop(self) -> None:
         """Close the connections and the request log, after the requests have ended."""

@@ -128,6 +128,7 @@ class Settings:
     preload: tuple[str, ...] = ()
     idle_unload: int = 0
     keep_agent_lines: bool = False
+    keep_responses: int = 86_400
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False
     min_peers: int = 1
@@ -424,6 +425,8 @@ _MODELS = (
             values.matching(r"(?s:.{1,65536})", "a text")),
     Setting("keep_agent_lines", "", "leave agents' billing and date lines at the start of prompts (not cacheable)",
             values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+    Setting("keep_responses", "SECONDS", "keep answers of /v1/responses this long after their last use; 0 = never",
+            values.whole(0, 10**8), toml=(int,)),
     Setting("preload", "MODEL", "load this model when the node starts, as soon as the mesh can hold it",
             values.matching(r"\S.{0,4095}", "the name of a model"), separator=","),
     Setting("idle_unload", "SECONDS", "unload models that this node placed after this long without use; 0 = never",

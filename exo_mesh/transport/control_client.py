@@ -33,6 +33,9 @@ LOOK_S = 1.5
 TEXT_FILES_S = 60.0
 """Deadline for reading text files: a tokenizer may have 20 MB, and the link may be Wi-Fi."""
 
+KEPT_S = 30.0
+"""Deadline for reading a kept conversation: it may have 64 MB."""
+
 SURVEY_S = 120.0
 """Deadline for a peer that first has to import an engine's library and trace a model to find its legal cuts."""
 
@@ -207,6 +210,15 @@ class ControlClient:
         async with aclosing(self._items(self._stub.FollowStream, request, None)) as items:
             async for item in items:
                 yield item
+
+    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
+        async with aclosing(self._items(self._stub.ReadKept, request, KEPT_S)) as items:
+            async for item in items:
+                yield item
+
+    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
+        reply: pb.DeleteKeptReply = await self._call(self._stub.DeleteKept, request, CALL_S)
+        return reply.found
 
     async def delete_card(self, model: str) -> bool:
         reply: pb.DeleteCardReply = await self._call(self._stub.DeleteCard, pb.DeleteCardRequest(model=model), CALL_S)

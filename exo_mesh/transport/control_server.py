@@ -68,6 +68,8 @@ class ControlHandler(Protocol):
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply: ...
     def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]: ...
+    def read_kept(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]: ...
+    async def delete_kept(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply: ...
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
     async def keep_instance(self, request: pb.KeepInstanceRequest) -> pb.KeepInstanceReply: ...
     async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply: ...
@@ -211,6 +213,9 @@ class _Servicer(rpc.ControlServicer):
     async def FindStreams(self, request: pb.FindStreamsRequest, context: Any) -> Any:
         return await _answer(context, self._handler.find_streams, request)
 
+    async def DeleteKept(self, request: pb.DeleteKeptRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.delete_kept, request)
+
     async def DeleteCard(self, request: pb.DeleteCardRequest, context: Any) -> Any:
         return await _answer(context, self._handler.delete_card, request)
 
@@ -265,6 +270,10 @@ class _Servicer(rpc.ControlServicer):
 
     async def FollowStream(self, request: pb.FollowStreamRequest, context: Any) -> AsyncIterator[Any]:
         async for item in _stream(context, self._handler.follow_stream, request):
+            yield item
+
+    async def ReadKept(self, request: pb.ReadKeptRequest, context: Any) -> AsyncIterator[Any]:
+        async for item in _stream(context, self._handler.read_kept, request):
             yield item
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> AsyncIterator[Any]:

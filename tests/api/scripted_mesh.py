@@ -19,6 +19,7 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.clock import monotonic
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import (
     FinishReason,
@@ -39,6 +40,8 @@ from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import StoreService
 from exo_mesh.security.api_tls import ApiTls
+from exo_mesh.serving.kept_answers import KeptAnswers
+from exo_mesh.serving.kept_desk import KeptDesk
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.serving.traces import RequestTrace, TraceStore
@@ -80,6 +83,7 @@ class ScriptedMesh:
     kept: dict[str, float] = field(default_factory=dict)
     """How long each instance may be unused, as clients set it."""
     live: LiveStreams = field(default_factory=LiveStreams)
+    answers: KeptAnswers = field(default_factory=lambda: KeptAnswers(3600.0, monotonic))
     changed: ChangeSignal = field(default_factory=ChangeSignal)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
@@ -161,6 +165,10 @@ class ScriptedMesh:
     @property
     def streams(self) -> StreamDesk:
         return StreamDesk("peer1", lambda: (), self.live)
+
+    @property
+    def kept_answers(self) -> KeptDesk:
+        return KeptDesk("peer1", lambda: (), self.answers)
 
     def unusable_models(self) -> dict[str, str]:
         return self.unusable

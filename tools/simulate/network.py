@@ -206,6 +206,15 @@ class SimClient(PeerClient):
         raise TransportError("streams are not simulated")
         yield
 
+    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
+        """Not simulated: no client sends requests that refer to earlier ones."""
+        raise TransportError("kept answers are not simulated")
+        yield
+
+    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
+        reply: pb.DeleteKeptReply = await self._call(lambda h: h.delete_kept(request), request, 5.0)
+        return reply.found
+
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         request = pb.StopNodeRequest(restart=restart, node_id=node_id)
         await self._call(lambda handler: handler.stop_node(request), restart, 5.0)

@@ -38,7 +38,9 @@ class WantedAnswer:
 
     identity: the fields that change the answer, as JSON values; an Idempotency-Key is valid for one set of them.
     prefix: of the id of the reply. is_unlimited: the client wants an answer without a token limit. reply, recipe: make
-    the reply and its recipe; they also get the Unix time of the reply.
+    the reply and its recipe; they also get the Unix time of the reply. owner: the node that the id names, because it
+    keeps the answer. is_id_secret: whoever knows the id may read the answer, so that of an answer without an API key
+    ends with a secret.
     """
 
     asked: NeutralRequest
@@ -48,6 +50,8 @@ class WantedAnswer:
     reply: Callable[[Answer, int], Reply]
     recipe: Callable[[PreparedRequest, int], StreamRecipe]
     is_unlimited: bool = False
+    owner: str = ""
+    is_id_secret: bool = False
 
 
 class AnswerWatch(Protocol):
@@ -80,7 +84,7 @@ class Answering:
         defaults = self._context.options.defaults()
         asked = with_defaults(asked, defaults, is_unlimited=wanted.is_unlimited)
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
-        request_id = wanted.prefix + (random_hex(12) if key is None else key.reply_id)
+        request_id = wanted.prefix + (_new_id(wanted.owner) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key, is_traced=watch is not None)
         options = PromptOptions(not defaults.keep_agent_lines)
         if watch is not None:
@@ -91,7 +95,10 @@ class Answering:
         if prepared.chosen_bound is not None:
             request[OUTPUT_BOUND] = prepared.chosen_bound
         created = int(self._context.now())
-        with self._service.streams.open(self._card(request, wanted.recipe(prepared, created))):
+        secret = self._secret(request, wanted, key)
+        if wanted.is_id_secret and secret:
+            prepared = replace(prepared, id=f"{prepared.id}_{secret}")
+        with self._service.streams.open(self._card(request, wanted.recipe(prepared, created), secret)):
             async with Answer(self._service, prepared, self._context.watchdog) as answer:
                 reply = wanted.reply(answer, created)
                 if wanted.is_streamed:
@@ -104,16 +111,22 @@ class Answering:
                 whole = reply.whole(steps)
         return json_response(whole if watch is None else await watch.ended(whole, request_id))
 
-    def _card(self, request: web.Request, recipe: StreamRecipe) -> StreamCard:
-        """The card by which others find the running request. A caller without a key gets a secret for this."""
-        key_id = request[CALLER].key_id
+    def _secret(self, request: web.Request, wanted: WantedAnswer, key: Idempotency | None) -> str:
+        """The secret with which a caller without a key can read the running answer; "" for callers with a key."""
+        if request[CALLER].key_id:
+            return ""
+        in_id = (random_hex(10) if key is None else key.secret) if wanted.is_id_secret else ""
+        return new_secret(request, in_id)
+
+    def _card(self, request: web.Request, recipe: StreamRecipe, secret: str) -> StreamCard:
+        """The card by which others find the running request."""
         return StreamCard(
             recipe.id,
             recipe.model,
             recipe.created,
             tuple(choice.request_id for choice in recipe.choices),
-            key_id,
-            b"" if key_id else hash_of_secret(new_secret(request)),
+            request[CALLER].key_id,
+            hash_of_secret(secret),
             partial(msgspec.json.encode, recipe),
         )
 
@@ -155,6 +168,11 @@ class Answering:
             caller.may_download,
             request[REQUEST_ID],
         )
+
+
+def _new_id(owner: str) -> str:
+    """The id of a reply without its prefix."""
+    return f"{owner}_{random_hex(12)}" if owner else random_hex(12)
 
 
 def has_several_prompts(asked: NeutralRequest) -> bool:

@@ -39,6 +39,11 @@ class Idempotency:
         """The id of the reply; the same at every peer, because a resumed answer is the same answer."""
         return hashlib.sha256(b"id" + self.key_hash).hexdigest()[:24]
 
+    @property
+    def secret(self) -> str:
+        """A secret that only callers with the key know; the same at every peer."""
+        return hashlib.sha256(b"secret" + self.key_hash).hexdigest()[:20]
+
     def draw_seed(self, bits: int) -> int:
         """The seed for sampling; the same at every peer, so that a resumed answer continues as it would have."""
         drawn = int.from_bytes(hashlib.sha256(b"seed" + self.key_hash).digest())

@@ -13,7 +13,7 @@ from exo_mesh.text.output.formats import PLAIN
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
 
-DialectName = Literal["chat", "completion", "message", "ollama_chat", "ollama_generate"]
+DialectName = Literal["chat", "completion", "message", "ollama_chat", "ollama_generate", "response"]
 """The kinds of replies; a peer that does not know one cannot make the reply."""
 
 
@@ -58,6 +58,11 @@ class StreamRecipe(msgspec.Struct):
     tier: str = ""
     """Of the reply; a peer of an older version only knows names_tier, which stands for "default"."""
     hides_thinking: bool = False
+    repeated: dict[str, Any] = {}
+    """Of a response: the fields that repeat the request."""
+    custom_tools: list[str] = []
+    as_summary: bool = False
+    shows_opaque: bool = False
 
     def prepared(self, text: TextModel) -> PreparedRequest:
         """The request, with only the fields that a reply needs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from exo_mesh.api.core.answer import AnswerStep
 from exo_mesh.api.sse import EVENTS, StreamForm, comment_frame, data_frame
@@ -14,7 +14,8 @@ class Reply(ABC):
     """Builds the reply to one request from the steps of its answer. Use one object either for a whole reply or for a
     stream."""
 
-    form: ClassVar[StreamForm] = EVENTS
+    form: StreamForm = EVENTS
+    """The form of the stream; it also frames an error that ends the stream."""
 
     @abstractmethod
     def whole(self, steps: Iterable[AnswerStep]) -> Any:

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from exo_mesh import __version__
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.reply import Reply
-from exo_mesh.api.core.token_texts import finite, token_name, token_text
+from exo_mesh.api.core.token_texts import finite, token_name
 from exo_mesh.api.openai.objects import (
     ChatChoice,
     ChatChunkChoice,
@@ -21,7 +21,6 @@ from exo_mesh.api.openai.objects import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    ChatTokenLogprob,
     CompletionChoice,
     CompletionDetails,
     CompletionLogprobs,
@@ -34,10 +33,10 @@ from exo_mesh.api.openai.objects import (
     TimingsObject,
     ToolCallDelta,
     ToolCallObject,
-    TopLogprob,
     Usage,
 )
 from exo_mesh.api.openai.schema import StreamOptions
+from exo_mesh.api.openai.token_logprobs import token_logprobs
 from exo_mesh.api.sse import DONE
 from exo_mesh.domain.request import TokenLogprob
 from exo_mesh.text.assembler import TokenSpan
@@ -220,15 +219,7 @@ class ChatReply(OpenAIReply):
     def _logprobs(self, tokens: Iterable[TokenSpan]) -> ChatLogprobs | None:
         if not self._delivery.shows_logprobs:
             return None
-        return ChatLogprobs(
-            [
-                ChatTokenLogprob(
-                    *token_text(self._text, token.event.token_id, token.event.logprob),
-                    [TopLogprob(*token_text(self._text, top.token_id, top.logprob)) for top in token.event.top],
-                )
-                for token in tokens
-            ]
-        )
+        return ChatLogprobs(token_logprobs(self._text, tokens))
 
 
 class CompletionReply(OpenAIReply):

@@ -11,6 +11,7 @@ from exo_mesh.api.core.recipes import DialectName, StreamRecipe
 from exo_mesh.api.core.reply import Reply
 from exo_mesh.api.ollama.delivery import ollama_reply
 from exo_mesh.api.openai.delivery import openai_reply
+from exo_mesh.api.responses.delivery import response_reply
 
 REPLIES: Mapping[DialectName, Callable[[StreamRecipe, Answer], Reply]] = {
     "chat": partial(openai_reply, "chat"),
@@ -18,6 +19,7 @@ REPLIES: Mapping[DialectName, Callable[[StreamRecipe, Answer], Reply]] = {
     "message": message_reply,
     "ollama_chat": partial(ollama_reply, "ollama_chat"),
     "ollama_generate": partial(ollama_reply, "ollama_generate"),
+    "response": response_reply,
 }
 
 

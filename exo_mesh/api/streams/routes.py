@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.core.answer import Answer
-from exo_mesh.api.core.recipes import read_recipe
-from exo_mesh.api.core.streaming import stream_answer
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import USE, Route, RouteTable
-from exo_mesh.api.sse import HEADERS
 from exo_mesh.api.streams.dialects import reply_of
+from exo_mesh.api.streams.following import follow_stream
 from exo_mesh.api.streams.secret import SECRET_HEADER
-from exo_mesh.domain.request import GenerateRequest, RequestEvent
-from exo_mesh.errors import InputError
-from exo_mesh.serving.streams import FoundStream, StreamService, StreamViewer, hash_of_secret
+from exo_mesh.serving.streams import FoundStream, StreamViewer, hash_of_secret
 
-LAST_EVENT = "Last-Event-ID"
 _SECRET = {"secret": f"the {SECRET_HEADER} of the answer, for an answer that was requested without a key"}
 
 
@@ -63,22 +54,7 @@ class StreamRoutes:
         found = await self._find(viewer, stream_id)
         if not found:
             return _not_running(stream_id)
-        recipe = read_recipe(found[0].recipe)
-        last = request.headers.get(LAST_EVENT)
-        if last is not None and not (len(recipe.choices) == 1 and re.fullmatch(r"[0-9]{1,9}", last)):
-            message = f"{LAST_EVENT} must be the id of an event of this answer, and the answer must have one choice"
-            raise InputError(message, param=LAST_EVENT)
-        if recipe.num_kept != recipe.num_drawn:
-            raise InputError("an answer with best_of cannot be read now: the best texts are known only at the end")
-        if request.method == "HEAD":
-            return web.Response(headers=HEADERS)
-        entry = await self._service.model(recipe.model)
-        text = await self._context.texts.of(self._service, entry)
-        followed = _Followed(self._service.streams, found[0], viewer)
-        async with Answer(followed, recipe.prepared(text), self._context.watchdog) as answer:
-            reply = reply_of(recipe, answer)
-            received = int(last or 0) if len(recipe.choices) == 1 else None
-            return await stream_answer(self._context, request, answer, reply, received, is_taken=True)
+        return await follow_stream(self._context, request, found[0], viewer, reply_of)
 
     async def stop(self, request: web.Request) -> web.Response:
         """DELETE /v1/streams/{id}: stop a running answer for all its readers."""
@@ -93,18 +69,6 @@ class StreamRoutes:
         """The running answer with this id: at most one. Ids are printable ASCII; other ids are not looked up."""
         plain = stream_id.isascii() and stream_id.isprintable()
         return (await self._service.streams.find(viewer, stream_id))[:1] if plain else []
-
-
-@dataclass(frozen=True, slots=True)
-class _Followed:
-    """A source of events for an Answer that follows a running request instead of starting one."""
-
-    streams: StreamService
-    found: FoundStream
-    viewer: StreamViewer
-
-    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
-        return self.streams.follow(self.found, self.viewer, request.request_id)
 
 
 def _viewer(request: web.Request) -> StreamViewer:

@@ -12,7 +12,7 @@ STREAM_SECRET = web.RequestKey("stream_secret", str)
 """The header of the reply; only for requests without a key."""
 
 
-def new_secret(request: web.Request) -> str:
-    """Make a secret and add it to the reply's headers."""
-    request[STREAM_SECRET] = secrets.token_urlsafe(24)
+def new_secret(request: web.Request, secret: str = "") -> str:
+    """Make a secret, unless one is given, and add it to the reply's headers."""
+    request[STREAM_SECRET] = secret or secrets.token_urlsafe(24)
     return request[STREAM_SECRET]

@@ -1,0 +1,276 @@
+"""Handlers for the routes of responses: create, count, read, list, cancel and delete."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.answer import Answer
+from exo_mesh.api.core.answering import Answering, WantedAnswer
+from exo_mesh.api.core.preparing import PreparedRequest
+from exo_mesh.api.core.prompt_tokens import PromptTokens
+from exo_mesh.api.core.recipes import StreamRecipe, read_recipe
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.quoting import quoted
+from exo_mesh.api.responses.context import gather_items
+from exo_mesh.api.responses.delivery import response_recipe, response_reply
+from exo_mesh.api.responses.ids import PREFIX
+from exo_mesh.api.responses.objects import DeletedResponse, InputTokens, ItemList, ResponseObject
+from exo_mesh.api.responses.pages import page_of
+from exo_mesh.api.responses.replies import FinishedResponse, ResponseDelivery, ResponseReply, response_of
+from exo_mesh.api.responses.schema import (
+    InputTokensBody,
+    ResponsesBody,
+    decode_input_tokens_body,
+    decode_responses_body,
+)
+from exo_mesh.api.responses.stored import StoredResponse, events_again, read_stored, stored_bytes
+from exo_mesh.api.responses.tools import neutral_tools
+from exo_mesh.api.responses.translate import (
+    NAMES,
+    OPAQUE,
+    input_items,
+    neutral_conversation,
+    neutral_response,
+    repeated_fields,
+    shows_logprobs,
+)
+from exo_mesh.api.responses.writers import ItemOptions
+from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
+from exo_mesh.api.sse import HEADERS, EventStream, named_frame
+from exo_mesh.api.streams.following import follow_stream
+from exo_mesh.errors import InputError, UnknownAnswerError
+from exo_mesh.serving.kept_answers import KeptAnswer
+from exo_mesh.serving.streams import FoundStream, StreamViewer, hash_of_secret
+
+_DELIVERY = (
+    "stream",
+    "stream_options",
+    "store",
+    "user",
+    "metadata",
+    "service_tier",
+    "keep_alive",
+    "ttl",
+    "safety_identifier",
+    "prompt_cache_key",
+)
+"""Fields that do not change the answer, only its delivery."""
+
+_READING = {
+    "stream": '"true": the events of the response',
+    "starting_after": "the sequence number of the last event that the client has",
+    "include": "accepted; the response has what its request asked for",
+    "include_obfuscation": 'only "false" is supported',
+}
+_PAGING = {
+    "after": "the id of the item before the page",
+    "before": "the id of the item after the page",
+    "limit": "most items of the page: 1 to 100, 20 by default",
+    "order": '"desc", the default: the newest first; or "asc"',
+    "include": "accepted; the items are those of the request",
+}
+
+
+class ResponsesRoutes:
+    """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+        self._answering = Answering(context)
+        self._prompts = PromptTokens(context)
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/v1/responses", "/responses"), self.create, USE,
+                "Answer a conversation of items, as OpenAI's Responses API does",
+                body=ResponsesBody, reply=ResponseObject, errors=GENERATION_ERRORS, events=True,
+            ),
+            Route(
+                "POST", ("/v1/responses/input_tokens",), self.input_tokens, USE,
+                "The number of tokens of a response's input", body=InputTokensBody, reply=InputTokens,
+                errors=(400, 403, 404, 408, 413, 503, 504),
+            ),
+            Route(
+                "GET", ("/v1/responses/{id}",), self.read, USE, "A stored or running response",
+                reply=ResponseObject, errors=(400, 404, 429, 499, 500, 503, 504), query=_READING, events=True,
+            ),
+            Route(
+                "DELETE", ("/v1/responses/{id}",), self.delete, USE, "Delete a stored response",
+                reply=DeletedResponse, errors=(404, 503, 504),
+            ),
+            Route(
+                "POST", ("/v1/responses/{id}/cancel",), self.cancel, USE, "Cancel a running response",
+                reply=ResponseObject, errors=(404,),
+            ),
+            Route(
+                "GET", ("/v1/responses/{id}/input_items",), self.input_items, USE, "The input of a stored response",
+                reply=ItemList, errors=(400, 404, 503, 504), query=_PAGING,
+            ),
+        ]
+        # fmt: on
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/responses"""
+        body = decode_responses_body(await read_body(request, self._context.options.body_silence_s))
+        own = input_items(body)
+        caller = request[CALLER]
+        placed = await gather_items(self._service.kept_answers, caller.limited_to, own, body.previous_response_id)
+        is_stored = body.store is not False and self._service.kept_answers.is_on
+
+        def keep(finished: FinishedResponse) -> None:
+            data = stored_bytes(own, finished)
+            previous = body.previous_response_id or ""
+            self._service.kept_answers.keep(KeptAnswer(finished.response.id, caller.key_id, previous, data))
+
+        def reply(answer: Answer, created: int) -> ResponseReply:
+            delivery = _delivery(body, answer.prepared, is_stored=is_stored)
+            return (
+                ResponseReply(answer, delivery, created, keep)
+                if is_stored
+                else ResponseReply(answer, delivery, created)
+            )
+
+        def recipe(prepared: PreparedRequest, created: int) -> StreamRecipe:
+            return response_recipe(prepared, _delivery(body, prepared, is_stored=is_stored), created)
+
+        wanted = WantedAnswer(
+            neutral_response(body, placed),
+            identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
+            prefix=PREFIX,
+            is_streamed=bool(body.stream),
+            reply=reply,
+            recipe=recipe,
+            owner=self._service.kept_answers.owner,
+            is_id_secret=True,
+        )
+        return await self._answering.answer(request, wanted)
+
+    async def input_tokens(self, request: web.Request) -> web.Response:
+        """POST /v1/responses/input_tokens: the tokens of the prompt that the same input would make."""
+        body = decode_input_tokens_body(await read_body(request, self._context.options.body_silence_s))
+        key_id = request[CALLER].limited_to
+        placed = await gather_items(self._service.kept_answers, key_id, input_items(body), body.previous_response_id)
+        conversation = neutral_conversation(body, placed)
+        model, text = await self._prompts.model(request, body.model)
+        limit = await self._service.context_limit(model)
+        prompt = await self._prompts.prompt(conversation, text, NAMES)
+        return json_response(InputTokens(len(await self._prompts.encode(text, prompt, limit, "input"))))
+
+    async def read(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/responses/{id}: a response, or its events."""
+        response_id = request.match_info["id"]
+        if request.query.get("include_obfuscation", "false") != "false":
+            raise InputError('include_obfuscation must be "false"', param="include_obfuscation")
+        is_streamed, after = _stream_of(request)
+        found = await self._running(request, response_id)
+        if found is not None:
+            if is_streamed:
+                viewer = _viewer(request, response_id)
+                return await follow_stream(self._context, request, found, viewer, partial(response_reply, after=after))
+            return json_response(_of_recipe(read_recipe(found.recipe), "in_progress"))
+        stored = await self._stored(request, response_id)
+        if not is_streamed:
+            return json_response(stored.response)
+        return await self._stream_again(request, stored, after)
+
+    async def input_items(self, request: web.Request) -> web.Response:
+        """GET /v1/responses/{id}/input_items: the input of the request and the conversation before it."""
+        kept, key_id, response_id = self._service.kept_answers, request[CALLER].limited_to, request.match_info["id"]
+        stored = await self._stored(request, response_id)
+        previous = msgspec.json.decode(stored.response).get("previous_response_id")
+        placed = await gather_items(kept, key_id, stored.items(), previous)
+        return json_response(page_of([*placed.history, *placed.own], request.query))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """DELETE /v1/responses/{id}"""
+        response_id = request.match_info["id"]
+        if not await self._service.kept_answers.delete(request[CALLER].limited_to, response_id):
+            raise UnknownAnswerError(self._service.kept_answers.missing(response_id), param="id")
+        return json_response(DeletedResponse(response_id))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """POST /v1/responses/{id}/cancel: cancel a response that is being written."""
+        response_id = request.match_info["id"]
+        found = await self._running(request, response_id)
+        stopped = [await self._service.cancel(one) for one in found.request_ids] if found is not None else []
+        if found is None or not any(stopped):
+            raise UnknownAnswerError(f"no response {quoted(response_id)} of yours is running", param="id")
+        return json_response(_of_recipe(read_recipe(found.recipe), "cancelled"))
+
+    async def _running(self, request: web.Request, response_id: str) -> FoundStream | None:
+        """The running response with this id, if the caller may see it."""
+        if not (response_id.startswith(PREFIX) and response_id.isascii() and response_id.isprintable()):
+            return None
+        found = await self._service.streams.find(_viewer(request, response_id), response_id)
+        return found[0] if found else None
+
+    async def _stored(self, request: web.Request, response_id: str) -> StoredResponse:
+        answer = await self._service.kept_answers.read(request[CALLER].limited_to, response_id)
+        if answer is None:
+            raise UnknownAnswerError(self._service.kept_answers.missing(response_id), param="id")
+        return read_stored(answer.data)
+
+    async def _stream_again(self, request: web.Request, stored: StoredResponse, after: int) -> web.StreamResponse:
+        """Send the events of a response that has ended."""
+        if request.method == "HEAD":
+            return web.Response(headers=HEADERS)
+        options = self._context.options
+        frames = [
+            named_frame(str(event.__struct_config__.tag), event)
+            for event in events_again(stored)
+            if event.sequence_number > after
+        ]
+        stream = EventStream(request, options.stall_limit_s, self._context.watchdog)
+        await stream.start()
+        for start in range(0, len(frames), 256):
+            await stream.send(*frames[start : start + 256])
+        return stream.response
+
+
+def _delivery(body: ResponsesBody, prepared: PreparedRequest, *, is_stored: bool) -> ResponseDelivery:
+    sampling = prepared.choices[0].request.sampling
+    reasoning = body.reasoning
+    return ResponseDelivery(
+        repeated_fields(body, sampling.temperature, sampling.top_p, is_stored=is_stored),
+        frozenset(neutral_tools(body.tools or ())[1]),
+        ItemOptions(
+            as_summary=reasoning is not None and (reasoning.summary or reasoning.generate_summary) is not None,
+            shows_opaque=OPAQUE in (body.include or ()),
+        ),
+        shows_logprobs(body),
+    )
+
+
+def _of_recipe(recipe: StreamRecipe, status: str) -> ResponseObject:
+    return response_of(recipe.id, recipe.model, recipe.created, status, recipe.repeated)
+
+
+def _viewer(request: web.Request, response_id: str) -> StreamViewer:
+    """The caller as a reader of running answers: the id of a response without a key ends with its secret."""
+    return StreamViewer(request[CALLER].limited_to, hash_of_secret(response_id.rpartition("_")[2]))
+
+
+def _stream_of(request: web.Request) -> tuple[bool, int]:
+    """(whether to stream, the sequence number after which the stream begins). Raises InputError."""
+    given, after = request.query.get("stream", "false"), request.query.get("starting_after")
+    if given not in ("true", "false"):
+        raise InputError(f'stream must be "true" or "false", not {quoted(given)}', param="stream")
+    if after is None:
+        return given == "true", -1
+    if given != "true":
+        raise InputError("starting_after is only allowed together with stream=true", param="starting_after")
+    if not re.fullmatch(r"[0-9]{1,9}", after):
+        message = f"starting_after must be the sequence number of an event, not {quoted(after)}"
+        raise InputError(message, param="starting_after")
+    return True, int(after)

@@ -1,0 +1,96 @@
+"""Translates the items of a conversation to neutral turns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.request import ToolCall, Turn
+from exo_mesh.api.responses.items import (
+    CustomToolCall,
+    FunctionCallInput,
+    FunctionCallOutput,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    decode_item,
+    text_of,
+)
+from exo_mesh.api.responses.opaque import unpacked
+
+INPUT = "input"
+"""The argument of a custom tool, which gets one text."""
+
+
+def turns_of(items: Iterable[tuple[dict[str, Any], str]]) -> tuple[Turn, ...]:
+    """Translate items, each with its place in the body. Raises InputError that names the place and the field.
+
+    The reasoning, text and calls that follow each other are one turn of the assistant.
+    """
+    writer = _TurnWriter()
+    for item, where in items:
+        writer.add(decode_item(item, where), where)
+    writer.flush("input")
+    return tuple(writer.turns)
+
+
+@dataclass(slots=True)
+class _TurnWriter:
+    turns: list[Turn] = field(default_factory=list)
+    _thoughts: list[str] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+    """The tool of each call, by the id of the call."""
+
+    def add(self, item: InputItem, where: str) -> None:
+        match item:
+            case MessageItem(role="assistant", content=content):
+                self._say(Turn("assistant", text_of(content, f"{where}.content"), where))
+            case MessageItem(role=role, content=content):
+                self.flush(where)
+                self.turns.append(Turn(role, text_of(content, f"{where}.content"), where))
+            case ReasoningItem():
+                if thought := _thought_of(item):
+                    self._thoughts.append(thought)
+            case FunctionCallInput(call_id=call_id, name=name, arguments=arguments):
+                self._call(ToolCall(call_id, name, object_of(arguments)), where)
+            case CustomToolCall(call_id=call_id, name=name, input=text):
+                self._call(ToolCall(call_id, name, {INPUT: text}), where)
+            case FunctionCallOutput(call_id=call_id, output=output):
+                self.flush(where)
+                text = text_of(output, f"{where}.output")
+                name_of_tool = self._names.get(call_id)
+                self.turns.append(Turn("tool", text, where, name=name_of_tool, tool_call_id=call_id))
+
+    def flush(self, where: str) -> None:
+        """Make a turn of reasoning that nothing of the assistant followed, because its answer was cut."""
+        if self._thoughts:
+            self._say(Turn("assistant", "", where))
+
+    def _call(self, call: ToolCall, where: str) -> None:
+        self._names[call.id] = call.name
+        self._say(Turn("assistant", "", where, tool_calls=(call,)))
+
+    def _say(self, turn: Turn) -> None:
+        """Add to the assistant's turn, or begin one."""
+        thought, self._thoughts = "\n".join(self._thoughts) or None, []
+        last = self.turns[-1] if self.turns else None
+        if last is None or last.role != "assistant":
+            self.turns.append(replace(turn, reasoning=thought))
+            return
+        self.turns[-1] = replace(
+            last,
+            text="\n".join(filter(None, (last.text, turn.text))),
+            tool_calls=last.tool_calls + turn.tool_calls,
+            reasoning="\n".join(filter(None, (last.reasoning, thought))) or None,
+        )
+
+
+def _thought_of(item: ReasoningItem) -> str:
+    """The text of reasoning: as such, else from its opaque form, else its summary."""
+    if item.content:
+        return "\n".join(part.text for part in item.content)
+    if item.encrypted_content and (text := unpacked(item.encrypted_content)):
+        return text
+    return "\n".join(part.text for part in item.summary or ())

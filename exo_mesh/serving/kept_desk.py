@@ -1,0 +1,144 @@
+"""Finds kept answers at the peer whose id theirs begins with, and answers other peers for this node's own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from exo_mesh.errors import DeadlineError, InputError, MeshError, TransportError, UnknownAnswerError
+from exo_mesh.membership.peers import Peer
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.serving.kept_answers import MAX_LINKS, OWNER_CHARS, KeptAnswer, KeptAnswers, owner_of
+
+PART_BYTES = 512 << 10
+"""Most bytes of an answer in one message between peers."""
+
+MAX_CHAIN_BYTES = 64 << 20
+"""Most bytes of one conversation."""
+
+_log = logging.getLogger(__name__)
+
+
+class KeptDesk:
+    """Implements KeptService, and answers other peers."""
+
+    def __init__(self, own_id: str, peers: Callable[[], Sequence[Peer]], kept: KeptAnswers) -> None:
+        self._own_id = own_id
+        self._peers = peers
+        self._kept = kept
+
+    # calls by users of this node
+
+    @property
+    def owner(self) -> str:
+        return self._own_id[:OWNER_CHARS]
+
+    @property
+    def is_on(self) -> bool:
+        return self._kept.is_on
+
+    def keep(self, answer: KeptAnswer) -> None:
+        self._kept.keep(answer)
+
+    async def read(self, key_id: str | None, answer_id: str) -> KeptAnswer | None:
+        if (answer := self._kept.read(key_id, answer_id)) is not None:
+            return answer
+        found = await self._of_peers(key_id, answer_id, only_one=True)
+        return found[0] if found else None
+
+    async def chain(self, key_id: str | None, answer_id: str) -> list[KeptAnswer]:
+        found: list[KeptAnswer] = []
+        wanted = answer_id
+        while wanted:
+            part = self._kept.chain(key_id, wanted) or await self._of_peers(key_id, wanted)
+            if not part:
+                raise UnknownAnswerError(self.missing(wanted, answer_id), param="previous_response_id")
+            found += part
+            if len(found) > MAX_LINKS or sum(one.num_bytes for one in found) > MAX_CHAIN_BYTES:
+                message = f"the conversation before {answer_id} is too long: {len(found)} answers are kept of it"
+                raise InputError(message, param="previous_response_id")
+            wanted = part[-1].previous_id
+        return found
+
+    async def delete(self, key_id: str | None, answer_id: str) -> bool:
+        if self._kept.delete(key_id, answer_id):
+            return True
+        request = pb.DeleteKeptRequest(key_id=key_id, id=answer_id)
+        asked = [peer.client.delete_kept(request) for peer in self._owners(answer_id)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, MeshError):
+                raise answer
+        return any(answer is True for answer in answers)
+
+    def missing(self, answer_id: str, asked_id: str = "") -> str:
+        """Why no peer has an answer, in one sentence. asked_id: the id that the caller named, if that is another."""
+        before = f", which {asked_id} continues," if asked_id not in ("", answer_id) else ""
+        owner = owner_of(answer_id)
+        if owner and owner != self.owner and not self._owners(answer_id):
+            return f"the peer {owner} that kept the response {answer_id}{before} is not in the mesh; nobody else has it"
+        return (
+            f"no response {answer_id}{before} is kept for you: it was never stored, was deleted, or was dropped after "
+            "its time or for newer ones"
+        )
+
+    def _owners(self, answer_id: str) -> list[Peer]:
+        """The peers that may keep an answer: the one that its id names, or all if it names none."""
+        owner = owner_of(answer_id)
+        return [peer for peer in self._peers() if peer.id.startswith(owner)] if owner != self.owner else []
+
+    async def _of_peers(self, key_id: str | None, answer_id: str, *, only_one: bool = False) -> list[KeptAnswer]:
+        """What the peers have of a conversation, newest first; the longest if several have some."""
+        request = pb.ReadKeptRequest(key_id=key_id, id=answer_id, only_one=only_one)
+        peers = self._owners(answer_id)
+        answers = await asyncio.gather(*(_read(peer, request) for peer in peers), return_exceptions=True)
+        found: list[KeptAnswer] = []
+        failures: list[MeshError] = []
+        for peer, answer in zip(peers, answers, strict=True):
+            if isinstance(answer, list):
+                found = max(found, answer, key=len)
+            elif isinstance(answer, MeshError):
+                _log.debug("peer %s does not send its kept answer: %s", peer.info.name, answer)
+                failures.append(answer)
+            else:
+                raise answer
+        if not found and failures and owner_of(answer_id):
+            raise failures[0]
+        return found
+
+    # answers to other peers
+
+    async def answer_read(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]:
+        key_id = request.key_id if request.HasField("key_id") else None
+        first = self._kept.read(key_id, request.id)
+        only = [] if first is None else [first]
+        for answer in only if request.only_one else self._kept.chain(key_id, request.id):
+            for start in range(0, max(1, len(answer.data)), PART_BYTES):
+                part = answer.data[start : start + PART_BYTES]
+                is_last = start + PART_BYTES >= len(answer.data)
+                yield pb.KeptPart(
+                    id=answer.id, key_id=answer.key_id, previous_id=answer.previous_id, data=part, is_last=is_last
+                )
+
+    def answer_delete(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply:
+        key_id = request.key_id if request.HasField("key_id") else None
+        return pb.DeleteKeptReply(found=self._kept.delete(key_id, request.id))
+
+
+async def _read(peer: Peer, request: pb.ReadKeptRequest) -> list[KeptAnswer]:
+    """The answers that a peer sends. Raises TransportError if it sends more than a conversation may have."""
+    found: list[KeptAnswer] = []
+    data: list[bytes] = []
+    num_bytes = 0
+    async for part in peer.client.read_kept(request):
+        data.append(part.data)
+        num_bytes += len(part.data)
+        if num_bytes > MAX_CHAIN_BYTES or len(found) > MAX_LINKS:
+            raise TransportError(f"the peer {peer.info.name} sent more than a conversation may have")
+        if part.is_last:
+            found.append(KeptAnswer(part.id, part.key_id, part.previous_id, b"".join(data)))
+            data = []
+    if data:
+        raise DeadlineError(f"the peer {peer.info.name} sent only a part of a kept answer")
+    return found
