@@ -16,7 +16,11 @@ import numpy as np
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
-from exo_mesh.weights.safetensors import TensorInfo, on_disk, read_tensor_table
+from exo_mesh.weights.gguf_blocks import READABLE
+from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.gguf_lines import GgufLines, needs_conversion
+from exo_mesh.weights.safetensors import TensorInfo, on_disk
+from exo_mesh.weights.tensors import read_tensor_table
 from exo_mesh_numpy.floats import widen_bfloat16
 from exo_mesh_numpy.quantised import PACKED_DTYPE, NumpyPacking, dequantise, read_packing, scale_dtype
 
@@ -84,7 +88,7 @@ class NumpyCheckpoint:
             raise ModelError(f"{self._dir}: the checkpoint has no tensor {name}")
         if info.shape != shape:
             raise ModelError(f"{info.file}: {name} has shape {list(info.shape)}, config.json requires {list(shape)}")
-        if info.dtype not in dtypes:
+        if info.dtype not in dtypes and not (needs_conversion(info) and info.dtype in READABLE):
             raise ModelError(f"{info.file}: {name} is {info.dtype}; the numpy engine reads {', '.join(dtypes)} there")
         return info
 
@@ -106,6 +110,9 @@ class NumpyCheckpoint:
 
     def _read_floats(self, info: TensorInfo, name: str, out: np.ndarray) -> None:
         """Fill float32 `out`, C-contiguous `[n]`."""
+        if needs_conversion(info):
+            _read_gguf(GgufLines(name, info), out)
+            return
         spare = np.empty(0 if info.dtype == "F32" else min(CHUNK_ITEMS, len(out)), _RAW_DTYPES[info.dtype])
         with _opened(info, name) as stream:
             for begin in range(0, len(out), CHUNK_ITEMS):
@@ -137,12 +144,23 @@ def _quantisation(config_file: Path) -> Mapping[str, Any]:
     found = config.get("quantization") or config.get("quantization_config") or {}
     if not isinstance(found, dict):
         raise ModelError(f"{config_file}: quantization is {json.dumps(found)}, not an object")
+    if found.get("quant_method") == QUANT_METHOD:
+        return {}  # each tensor has its own type
     if "quant_method" in found:
         raise ModelError(
             f"{config_file}: quantization_config: quant_method {json.dumps(found['quant_method'])} is not supported by "
-            "the numpy engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4)"
+            "the numpy engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4) and GGUF files"
         )
     return found
+
+
+def _read_gguf(lines: GgufLines, out: np.ndarray) -> None:
+    """Fill float32 `out`, C-contiguous `[n]`, a few lines at a time."""
+    rows = out.reshape(-1, lines.width)
+    step = max(1, CHUNK_ITEMS // lines.width)
+    for begin in range(0, len(rows), step):
+        part = rows[begin : begin + step]
+        part[...] = lines.read(begin, len(part))
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from transformers.utils import logging as transformers_logging
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
-from exo_mesh.weights.safetensors import TensorTable, read_tensor_table
+from exo_mesh.weights.safetensors import TensorTable
+from exo_mesh.weights.tensors import read_tensor_table
 from exo_mesh_torch.errors import one_line
 from exo_mesh_torch.quantised import Quantisation, read_quantisation
 

@@ -30,7 +30,7 @@ from exo_mesh.weights.fetched import (
     with_remedy,
 )
 from exo_mesh.weights.names import is_model_name
-from exo_mesh.weights.safetensors import read_tensor_table
+from exo_mesh.weights.tensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
 """A file in the directory of a fetched model; its time is the last use of the model."""

@@ -25,7 +25,8 @@ from exo_mesh.model_files import (
     shown,
     size_of,
 )
-from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable, on_disk, read_tensor_table
+from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable, on_disk
+from exo_mesh.weights.tensors import read_tensor_table
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -42,7 +43,7 @@ model."""
 LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
 """Names of the tensors of layer N in checkpoints: `model.layers.N.`, `transformer.h.N.`, `blocks.N.`."""
 
-QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"})
+QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gguf", "gptq", "modelopt", "mxfp4", "mxfp8"})
 """Values of `quant_method` in config.json that at least one shipped engine can load. MLX's own format has none."""
 
 PACKED, GPTQ_ONLY = ".qweight", ".g_idx"

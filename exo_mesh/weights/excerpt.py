@@ -25,8 +25,8 @@ from exo_mesh.weights.safetensors import (
     TensorInfo,
     TensorTable,
     on_disk,
-    read_tensor_table,
 )
+from exo_mesh.weights.tensors import read_tensor_table
 
 WINDOW = 16
 """Attention windows and chunks of the excerpt: a prompt of 40 tokens crosses them twice."""

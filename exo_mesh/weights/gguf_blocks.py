@@ -1,0 +1,124 @@
+"""Converts the quantised blocks of GGUF files to float32: the very bits of ggml's own conversion.
+
+A block has one or two float16 factors and small integers. Blocks of 256 (`_K`) have integer factors for each part of
+16 or 32 as well. The order of products and sums is ggml's; another one would give other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Convert = Callable[[np.ndarray, np.ndarray], None]
+"""uint8 `[blocks, bytes of a block]` into float32 `out`, C-contiguous `[blocks, elements of a block]`."""
+
+
+def dequantise(dtype: str, blocks: np.ndarray, out: np.ndarray) -> None:
+    """See Convert. dtype: one of READABLE. Changes `out` only."""
+    with np.errstate(invalid="ignore", over="ignore"):  # factors of a damaged file may be infinite
+        READABLE[dtype](blocks, out)
+
+
+def _float16(blocks: np.ndarray, first: int) -> np.ndarray:
+    """float32 `[blocks, 1]` of the float16 at byte `first`."""
+    return blocks[:, first : first + 2].copy().view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: np.ndarray, parts: int) -> np.ndarray:
+    """uint8 `[blocks, parts, 2, n]` of bytes `[blocks, parts * n]`: the low halves of a part, then its high ones."""
+    grouped = packed.reshape(len(packed), parts, 1, -1)
+    return np.concatenate([grouped & 0x0F, grouped >> 4], axis=2)
+
+
+def _bits(packed: np.ndarray) -> np.ndarray:
+    """uint8 `[blocks, 8 * n]`: bit i of the little-endian number in bytes `[blocks, n]`."""
+    return np.unpackbits(packed, axis=-1, bitorder="little")
+
+
+def _f32(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = blocks.view("<f4")
+
+
+def _f16(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[...] = blocks.view("<f2")
+
+
+def _bf16(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.left_shift(blocks.view("<u2"), np.uint32(16), out=out.view(np.uint32), casting="unsafe")
+
+
+def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.multiply(blocks[:, 2:].view(np.int8), _float16(blocks, 0), out=out)
+
+
+def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    values = _nibbles(blocks[:, 2:], 1).reshape(out.shape).view(np.int8)
+    np.multiply(values - np.int8(8), _float16(blocks, 0), out=out)
+
+
+def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.multiply(_nibbles(blocks[:, 4:], 1).reshape(out.shape), _float16(blocks, 0), out=out)
+    out += _float16(blocks, 2)
+
+
+def _q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    values = _nibbles(blocks[:, 6:], 1).reshape(out.shape) | (_bits(blocks[:, 2:6]) << 4)
+    np.multiply(values.view(np.int8) - np.int8(16), _float16(blocks, 0), out=out)
+
+
+def _q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    values = _nibbles(blocks[:, 8:], 1).reshape(out.shape) | (_bits(blocks[:, 4:8]) << 4)
+    np.multiply(values, _float16(blocks, 0), out=out)
+    out += _float16(blocks, 2)
+
+
+def _factors_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 `[blocks, 8, 1]` twice: the factors and the subtrahends of Q4_K and Q5_K. Each is a float16 times 6 bits;
+    bytes 4 to 15 hold the first four of them whole, and the others in pieces."""
+    packed = blocks[:, 4:16]
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([first & 0x3F, (third & 0x0F) | ((first >> 2) & 0x30)], axis=1)
+    minima = np.concatenate([second & 0x3F, (third >> 4) | ((second >> 2) & 0x30)], axis=1)
+    return (_float16(blocks, 0) * scales)[..., None], (_float16(blocks, 2) * minima)[..., None]
+
+
+def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    factors, minima = _factors_k(blocks)
+    parts = out.reshape(len(out), 8, 32)
+    np.multiply(_nibbles(blocks[:, 16:], 4).reshape(parts.shape), factors, out=parts)
+    parts -= minima
+
+
+def _q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    factors, minima = _factors_k(blocks)
+    parts = out.reshape(len(out), 8, 32)
+    high = _bits(blocks[:, 16:48]).reshape(len(out), 32, 8).transpose(0, 2, 1)  # bit p of byte i is of part p
+    values = _nibbles(blocks[:, 48:], 4).reshape(parts.shape) | (high << 4)
+    np.multiply(values, factors, out=parts)
+    parts -= minima
+
+
+def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    low = _nibbles(blocks[:, :128], 2).reshape(len(out), 2, 4, 32)
+    pairs = blocks[:, 128:192].reshape(len(out), 2, 1, 32)
+    high = (pairs >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    values = (low | (high << 4)).view(np.int8) - np.int8(32)
+    factors = _float16(blocks, 208) * blocks[:, 192:208].view(np.int8)
+    np.multiply(values.reshape(len(out), 16, 16), factors[..., None], out=out.reshape(len(out), 16, 16))
+
+
+READABLE: Mapping[str, Convert] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+"""{type of a tensor: its conversion}."""
