@@ -12,7 +12,7 @@ from torch import nn
 
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
+from exo_mesh.weights.safetensors import INDEX_FILE
 from exo_mesh_torch.names import NameMap, Recipe, refuse_surplus
 from exo_mesh_torch.skeleton import TorchCheckpoint
 from exo_mesh_torch.sources import materialise
@@ -159,8 +159,11 @@ class StageLoader:
         self._model.initialize_weights()
 
     def _where(self) -> str:
+        files = {info.file for info in self._checkpoint.table.values()}
+        if len(files) == 1:
+            return str(files.pop())
         index = self._checkpoint.model_dir / INDEX_FILE
-        return str(index if index.is_file() else self._checkpoint.model_dir / SINGLE_FILE)
+        return str(index if index.is_file() else self._checkpoint.model_dir)
 
 
 def num_bytes(model: nn.Module) -> int:

@@ -18,10 +18,11 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import layer_of
+from exo_mesh.weights.gguf_lines import GgufLines, needs_conversion
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable
 from exo_mesh_torch.quantised import Quantisation, check_shapes
 from exo_mesh_torch.skeleton import TorchCheckpoint
-from exo_mesh_torch.sources import Packed, Part, Plain, TensorSource
+from exo_mesh_torch.sources import Converted, Packed, Part, Plain, TensorSource
 
 _TOWER = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?|^(?:thinker\.)?model\.language_model\.")
 _SIDE_MODEL = re.compile(
@@ -102,7 +103,7 @@ class NameMap:
             else:
                 yield from ((part, table[name]) for part in self._experts(source, stacked))
 
-    def _experts(self, source: Plain | Packed, stacked: re.Match[str]) -> Iterator[TensorSource]:
+    def _experts(self, source: Plain | Packed | Converted, stacked: re.Match[str]) -> Iterator[TensorSource]:
         """The experts' tensors one by one, under the first naming that the model has."""
         before = source.name[: stacked.start()]
         for naming in _EXPERT_NAMES:
@@ -128,8 +129,10 @@ def refuse_surplus(names: NameMap, num_layers: int, tied: bool, ignored: list[st
         raise ModelError(f"{info.file}: {name} {list(info.shape)} has no place in the model that config.json describes")
 
 
-def _source(quantisation: Quantisation | None, table: TensorTable, name: str) -> Plain | Packed:
+def _source(quantisation: Quantisation | None, table: TensorTable, name: str) -> Plain | Packed | Converted:
     info = table[name]
+    if needs_conversion(info):
+        return Converted(name, GgufLines(name, info))
     module = name.removesuffix(".weight")
     scales = table.get(f"{module}.scales")
     if quantisation is None or scales is None or module == name:

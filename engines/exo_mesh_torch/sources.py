@@ -1,4 +1,4 @@
-"""Reads tensors from safetensors files, a few lines at a time, into the place and dtype where they are needed.
+"""Reads tensors from safetensors and GGUF files, a few lines at a time, into the place and dtype where they are needed.
 
 Files are read and not mapped: pages of a mapping count as memory until they are dropped, and a file that shrinks under
 a mapping kills the process.
@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from exo_mesh.errors import ModelError
+from exo_mesh.weights.gguf_lines import GgufLines
 from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo, on_disk
 from exo_mesh_torch.quantised import TorchPacking, dequantise
 
@@ -101,11 +102,30 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
+class Converted:
+    """A tensor of a GGUF file that is quantised, or whose values were changed when the file was made."""
+
+    name: str
+    reader: GgufLines
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.reader.info.shape
+
+    @property
+    def line_bytes(self) -> int:
+        return self.reader.line_bytes
+
+    def lines(self, first: int, count: int) -> torch.Tensor:
+        return torch.from_numpy(self.reader.read(first, count))
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One of the tensors that are stacked along the first axis of another: an expert's."""
 
     name: str
-    whole: Plain | Packed
+    whole: Plain | Packed | Converted
     index: int
 
     @property

@@ -25,7 +25,8 @@ from exo_mesh.model_files import (
     shown,
     size_of,
 )
-from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable, on_disk
+from exo_mesh.weights.gguf import BLOCK_SIZES
+from exo_mesh.weights.safetensors import DTYPE_BITS, PART, TensorInfo, TensorTable, on_disk
 from exo_mesh.weights.tensors import read_tensor_table
 
 TEXT_FILES = (
@@ -238,10 +239,17 @@ def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype:
 
 
 def _activation_dtype(text: Mapping[str, Any], table: TensorTable) -> str:
-    """The most common floating dtype of the layers' tensors (norms and scales, where weights are packed)."""
+    """The most common floating dtype of the layers' tensors (norms and scales, where weights are packed). For a GGUF
+    file, whose norms are float32 whatever the others are, the dtype that was chosen for its config."""
+    if any(info.dtype in BLOCK_SIZES and info.dtype not in DTYPE_BITS for info in table.values()):
+        return _declared_dtype(text)
     counts = Counter(FLOAT_DTYPES[info.dtype] for info in table.values() if info.dtype in FLOAT_DTYPES)
     if counts:
         return counts.most_common(1)[0][0]
+    return _declared_dtype(text)
+
+
+def _declared_dtype(text: Mapping[str, Any]) -> str:
     declared = str(text.get("dtype") or text.get("torch_dtype"))
     return declared if declared in FLOAT_DTYPES.values() else "bfloat16"
 

@@ -126,8 +126,10 @@ class _Maker:
             raise ModelError(f"its ids of tokens that end a text are {shown(known)}")
         if known:
             ids["eos_token_id"] = known[0] if len(known) == 1 else known
-        begin = self._header.integer("tokenizer.ggml.bos_token_id")
-        return ids if begin is None else {**ids, "bos_token_id": begin}
+        for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # null: the library has defaults
+            token_id = self._header.integer(f"tokenizer.ggml.{key}_token_id")
+            ids[name] = token_id if token_id is not None and 0 <= token_id < self._vocab_size() else None
+        return ids
 
     def _turn_ends(self) -> set[int]:
         tokens, types = self._header.array("tokenizer.ggml.tokens"), self._header.array("tokenizer.ggml.token_type")

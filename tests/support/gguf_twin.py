@@ -28,7 +28,6 @@ def write_gguf_twin(
     *,
     shards: int = 1,
     extra: Mapping[str, Any] | None = None,
-    with_tokenizer: bool = True,
 ) -> Path:
     """Write the weights, config and tokenizer of a directory. quantisation: of all matrices whose width allows it.
 
@@ -49,8 +48,7 @@ def write_gguf_twin(
         writer = gguf.GGUFWriter(str(path), architecture)
         if number == 0:
             _write_config(writer, config, extra or {})
-            if with_tokenizer:
-                _write_tokenizer(writer, model_dir, config)
+            _write_tokenizer(writer, model_dir, config)
         if shards > 1:
             writer.add_uint16("split.no", number)
             writer.add_uint16("split.count", shards)
@@ -163,9 +161,16 @@ def _write_config(writer: Any, config: Mapping[str, Any], extra: Mapping[str, An
 
 
 def _write_tokenizer(writer: Any, model_dir: Path, config: Mapping[str, Any]) -> None:
-    """The tokenizer of a directory, which must be byte-level BPE with GPT-2's words."""
+    """The tokenizer of a directory, which must be byte-level BPE with GPT-2's words; tokens without a meaning if it has
+    none."""
     import gguf
 
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    if not (model_dir / "tokenizer.json").exists():
+        writer.add_token_list([f"t{token_id}" for token_id in range(config["vocab_size"])])
+        writer.add_token_merges(["a b"])
+        return
     given = json.loads((model_dir / "tokenizer.json").read_text())
     settings = json.loads((model_dir / "tokenizer_config.json").read_text())
     special = {one["content"] for one in given["added_tokens"] if one["special"]}
@@ -178,8 +183,6 @@ def _write_tokenizer(writer: Any, model_dir: Path, config: Mapping[str, Any]) ->
         for token_id, token in enumerate(tokens)
     ]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in given["model"]["merges"]]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([int(kind) for kind in types])
     writer.add_token_merges(merges or ["a b"])

@@ -47,10 +47,11 @@ class Outcome:
     rollback: str
 
 
-def write_random_model(directory: Path, family: str) -> Path:
-    """Writes a checkpoint with transformers, float32, with noise on every parameter so that no two layers are alike."""
+def write_random_model(directory: Path, family: str, **changes: Any) -> Path:
+    """Writes a checkpoint with transformers, float32, with noise on every parameter so that no two layers are alike.
+    changes: of the tiny config."""
     torch.manual_seed(3)
-    config = CONFIG_MAPPING[family](**tiny_settings(family))
+    config = CONFIG_MAPPING[family](**{**tiny_settings(family), **changes})
     with torch.device("meta"):
         num_parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(deepcopy(config)).parameters())
     if num_parameters > MAX_PARAMETERS:
