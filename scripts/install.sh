@@ -10,7 +10,7 @@ usage: install.sh [--from SOURCE] [--extras LIST] [--python PYTHON] [--prefix DI
        install.sh --uninstall | --version | --help
 
   --from SOURCE    a checkout, a wheel or an sdist; by default the checkout that this script is part of
-  --extras LIST    engines to install: mlx, torch, or none for NumPy only; by default those that suit this machine
+  --extras LIST    engines to install: mlx, torch, llamacpp, or none for NumPy only; by default those that suit this machine
   --python PYTHON  the interpreter to use, 3.11 or newer; by default the newest one found
   --prefix DIR     where lib/exo-mesh and bin/exo-mesh are made (~/.local)
   --upgrade-engines  replace installed engine libraries by newer ones, including those that you built or chose yourself
@@ -20,7 +20,7 @@ usage: install.sh [--from SOURCE] [--extras LIST] [--python PYTHON] [--prefix DI
 TEXT
 }
 
-ENGINE_EXTRAS="mlx torch"
+ENGINE_EXTRAS="mlx torch llamacpp"
 OLDEST_PYTHON=3.11
 OLDEST_GLIBC=2.35 # required by MLX's wheels for Linux
 OLDEST_GLIBC_OF_ALL=2.31 # required by the wheels that every node needs

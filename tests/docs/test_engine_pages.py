@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from exo_mesh_dummy.engine import DummyOptions
+from exo_mesh_llamacpp.options import OPTIONS as LLAMACPP_OPTIONS
 from exo_mesh_mlx.options import check_options
 from exo_mesh_numpy.options import NumpyOptions
 from exo_mesh_openai.options import OPTIONS as OPENAI_OPTIONS
@@ -41,6 +42,7 @@ def test_the_options_on_each_page_are_those_of_the_code() -> None:
     assert documented_options("mlx") == set()
     assert documented_options("torch") == torch_options()
     assert documented_options("numpy") == {field.name for field in fields(NumpyOptions)}
+    assert documented_options("llamacpp") == set(LLAMACPP_OPTIONS)
     assert documented_options("rkllm") == {field.name for field in fields(RkllmOptions)}
     assert documented_options("dummy") == {field.name for field in fields(DummyOptions)}
     assert documented_options("openai") == set(OPENAI_OPTIONS)

@@ -1,0 +1,154 @@
+"""A context of the library: the keys and values of some sequences, and the forward pass over them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from exo_mesh.errors import EngineError
+from exo_mesh_llamacpp.layouts import EvalCallback, LlamaBatch
+from exo_mesh_llamacpp.library import Library
+from exo_mesh_llamacpp.model import LoadedModel
+from exo_mesh_llamacpp.states import of_one_stream, of_streams
+from exo_mesh_llamacpp.types import KV_TYPES
+
+MAX_TOKENS = 512
+"""Tokens of one forward pass; longer rows are computed in several."""
+
+MAX_LOGITS = 64
+"""Tokens of one forward pass of a last stage whose logits are wanted: they take room for the whole vocabulary each."""
+
+_FULL = 1
+"""Return code of llama_decode: no room, and nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """The sizes of a stage, and how its contexts compute. head: the width of the logits; 0 before the last stage."""
+
+    hidden: int
+    head: int
+    kv: str
+    flash: bool
+    unified: bool
+    threads: int
+
+
+class LlamaContext:
+    """Room for `slots` sequences of `cells` positions each. `hidden` is the input of `decode`."""
+
+    def __init__(self, model: LoadedModel, shape: StageShape, slots: int, cells: int) -> None:
+        """Raises EngineError if the library cannot make it, as for lack of memory."""
+        self.slots, self.cells = slots, cells
+        self._shape = shape
+        self._library: Library = model.library
+        self._call = model.library.call
+        self._tap_name = f"l_out-{model.num_layers - 1}".encode()
+        self._tap = EvalCallback(self._look)
+        self._tapped = np.empty((MAX_TOKENS, shape.hidden), np.float32)
+        self._filled = 0
+        self._limit = self._tapped.nbytes
+        self.hidden = np.zeros((MAX_TOKENS, shape.hidden), np.float32)
+        self.positions = np.zeros(MAX_TOKENS, np.int32)
+        self.sequences = np.zeros(MAX_TOKENS, np.int32)
+        self.wanted = np.ones(MAX_TOKENS, np.int8)
+        self._counts = np.ones(MAX_TOKENS, np.int32)
+        self._pointers = self.sequences.ctypes.data + 4 * np.arange(MAX_TOKENS + 1, dtype=np.uint64)
+        self._pointers[-1] = 0
+        self._batch = LlamaBatch(
+            0,
+            None,
+            self.hidden.ctypes.data,
+            self.positions.ctypes.data,
+            self._counts.ctypes.data,
+            self._pointers.ctypes.data,
+            self.wanted.ctypes.data,
+        )
+        self._handle = self._open(model)
+        self._memory = self._call.llama_get_memory(self._handle)
+
+    def _open(self, model: LoadedModel) -> int:
+        shape = self._shape
+        params = self._call.llama_context_default_params()
+        params.n_ctx = self.slots * self.cells
+        params.n_batch = params.n_ubatch = MAX_TOKENS
+        params.n_seq_max = self.slots
+        params.n_outputs_max = params.n_outputs_max_per_seq = MAX_LOGITS if shape.head else MAX_TOKENS
+        params.n_threads = params.n_threads_batch = shape.threads
+        params.flash_attn_type = int(shape.flash)
+        params.type_k = params.type_v = KV_TYPES[shape.kv].number
+        params.kv_unified = shape.unified
+        params.swa_full = True
+        params.no_perf = True
+        if not shape.head:
+            params.cb_eval = ctypes.cast(self._tap, ctypes.c_void_p).value
+        self._library.forget_log()
+        handle = self._call.llama_init_from_model(model.handle, params)
+        if not handle:
+            why = self._library.last_error() or "not enough memory"
+            raise EngineError(f"no room for {self.slots} sequences of {self.cells} positions: {why}")
+        return int(handle)
+
+    def free(self) -> None:
+        self._call.llama_free(self._handle)
+        self._handle = 0
+
+    def decode(self, num_tokens: int) -> np.ndarray | None:
+        """Compute the first tokens of `hidden`, whose places are in `positions` and `sequences`.
+
+        Returns the hidden states `[num_tokens, hidden]`, or on a last stage the logits of the tokens in `wanted`; valid
+        until the next call. None if there is no room. Raises EngineError for any other failure.
+        """
+        self._batch.n_tokens = num_tokens
+        self._filled = 0
+        code = self._call.llama_decode(self._handle, self._batch)
+        if code == _FULL:
+            return None
+        if code:
+            raise EngineError(f"llama_decode failed with {code}: {self._library.last_error() or 'no reason given'}")
+        self._call.llama_synchronize(self._handle)
+        if self._shape.head:
+            count = int(np.count_nonzero(self.wanted[:num_tokens]))
+            if not count:
+                return np.empty((0, self._shape.head), np.float32)
+            return np.ctypeslib.as_array(self._call.llama_get_logits(self._handle), (count, self._shape.head))
+        if self._filled != num_tokens * self._shape.hidden * 4:
+            raise EngineError(f"llama.cpp gave {self._filled} bytes of hidden states for {num_tokens} tokens")
+        return self._tapped[:num_tokens]
+
+    def cut(self, slot: int, length: int) -> bool:
+        """Forget the positions of a sequence from `length` on. False if its state cannot go back."""
+        return bool(self._call.llama_memory_seq_rm(self._memory, slot, length, -1))
+
+    def length(self, slot: int) -> int:
+        """Positions that a sequence holds."""
+        return int(self._call.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def save(self, slot: int) -> np.ndarray:
+        """The state of a sequence: uint8 `[n]`, for any context of the same layers and settings."""
+        state = np.empty(self._call.llama_state_seq_get_size(self._handle, slot), np.uint8)
+        written = self._call.llama_state_seq_get_data(self._handle, state.ctypes.data, state.nbytes, slot)
+        return of_one_stream(state[:written])
+
+    def restore(self, slot: int, state: np.ndarray) -> bool:
+        """Replace a sequence by a saved state. False if the library refuses it; the sequence is then empty."""
+        self.cut(slot, 0)
+        fitted = of_streams(state, slot, 1 if self._shape.unified else self.slots)
+        read = self._call.llama_state_seq_set_data(self._handle, fitted.ctypes.data, fitted.nbytes, slot)
+        if read == fitted.nbytes:
+            return True
+        self.cut(slot, 0)
+        return False
+
+    def _look(self, tensor: int, ask: bool, _user: int | None) -> bool:
+        """Called by the library for each node of its graph: whether it is the output of the last layer, and then with
+        its values. One forward pass may call it several times, for parts of the batch."""
+        if ask:
+            return bool(self._call.ggml_get_name(tensor) == self._tap_name)
+        size = self._call.ggml_nbytes(tensor)
+        if self._filled + size <= self._limit:
+            self._call.ggml_backend_tensor_get(tensor, self._tapped.ctypes.data + self._filled, 0, size)
+        self._filled += size
+        return True

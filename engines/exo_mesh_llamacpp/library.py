@@ -1,0 +1,127 @@
+"""Opens the llama.cpp library, and declares the functions that this engine calls. Used in a runner only."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections import deque
+from ctypes import c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any
+
+from exo_mesh.errors import EngineError
+from exo_mesh_llamacpp.layouts import ContextParams, LlamaBatch, LogCallback, ModelParams, TypeTraits, layout_defect
+from exo_mesh_llamacpp.library_file import REMEDY, LibraryFile
+
+logger = logging.getLogger(__name__)
+
+_KEPT_LINES = 40
+"""Last lines of the library's log, from which errors take their reason."""
+
+_WARNING = 3
+"""GGML_LOG_LEVEL_WARN; errors are 4."""
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "llama_backend_init": (None, []),
+    "llama_log_set": (None, [LogCallback, c_void_p]),
+    "llama_version": (c_char_p, []),
+    "llama_model_load_from_file": (c_void_p, [c_char_p, ModelParams]),
+    "llama_model_free": (None, [c_void_p]),
+    "llama_model_size": (ctypes.c_uint64, [c_void_p]),
+    "llama_model_n_embd": (c_int32, [c_void_p]),
+    "llama_model_n_layer": (c_int32, [c_void_p]),
+    "llama_model_get_vocab": (c_void_p, [c_void_p]),
+    "llama_model_is_recurrent": (c_bool, [c_void_p]),
+    "llama_model_is_hybrid": (c_bool, [c_void_p]),
+    "llama_vocab_n_tokens": (c_int32, [c_void_p]),
+    "llama_init_from_model": (c_void_p, [c_void_p, ContextParams]),
+    "llama_free": (None, [c_void_p]),
+    "llama_decode": (c_int32, [c_void_p, LlamaBatch]),
+    "llama_synchronize": (None, [c_void_p]),
+    "llama_get_logits": (ctypes.POINTER(c_float), [c_void_p]),
+    "llama_get_memory": (c_void_p, [c_void_p]),
+    "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_pos_max": (c_int32, [c_void_p, c_int32]),
+    "llama_state_seq_get_size": (c_size_t, [c_void_p, c_int32]),
+    "llama_state_seq_get_data": (c_size_t, [c_void_p, c_void_p, c_size_t, c_int32]),
+    "llama_state_seq_set_data": (c_size_t, [c_void_p, c_void_p, c_size_t, c_int32]),
+    "ggml_get_name": (c_char_p, [c_void_p]),
+    "ggml_nbytes": (c_size_t, [c_void_p]),
+    "ggml_backend_tensor_get": (None, [c_void_p, c_void_p, c_size_t, c_size_t]),
+    "ggml_quantize_chunk": (c_size_t, [c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "ggml_backend_dev_count": (c_size_t, []),
+    "ggml_backend_dev_get": (c_void_p, [c_size_t]),
+    "ggml_backend_dev_name": (c_char_p, [c_void_p]),
+    "ggml_backend_dev_type": (c_int, [c_void_p]),
+    "ggml_backend_dev_memory": (None, [c_void_p, ctypes.POINTER(c_size_t), ctypes.POINTER(c_size_t)]),
+}
+
+_opened: dict[str, Library] = {}
+
+
+class Library:
+    """An opened library whose layouts are known. `call` has the declared functions as attributes."""
+
+    def __init__(self, file: LibraryFile) -> None:
+        """Raises EngineError if the file is no such library, or one of an unknown layout."""
+        # without this, a failed assertion of the library starts a debugger before it ends the process
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+        try:
+            self.call: Any = ctypes.CDLL(str(file.path))
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self.call, name)
+                function.restype, function.argtypes = result, arguments
+            for name in ("llama_model_default_params", "llama_context_default_params", "ggml_get_type_traits"):
+                getattr(self.call, name)
+        except OSError as exc:
+            raise EngineError(f"{file.path} is not a library that can be opened here: {exc}") from exc
+        except AttributeError as exc:
+            raise EngineError(f"{file.path} does not export what this engine needs: {exc}") from exc
+        if defect := layout_defect(self.call):
+            raise EngineError(f"{file.version}: {defect}; {REMEDY} installs a version that is known")
+        self.call.llama_model_default_params.restype = ModelParams
+        self.call.llama_context_default_params.restype = ContextParams
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._log = LogCallback(self._take_line)
+        self.call.llama_log_set(self._log, None)
+        self.call.llama_backend_init()
+        self.build = f"{file.version} ({self.call.llama_version().decode(errors='replace')})"
+
+    def forget_log(self) -> None:
+        """Forget what the library has logged so far."""
+        self._lines.clear()
+
+    def last_error(self) -> str:
+        """The library's last warnings and errors since `forget_log`, in one line; "" if there are none."""
+        return "; ".join(self._lines)
+
+    def to_float(self, type_number: int, source: int, target: int, count: int) -> None:
+        """Dequantise `count` values at address `source` into float32 at address `target`."""
+        traits: TypeTraits = self.call.ggml_get_type_traits(type_number).contents
+        traits.to_float(source, target, count)
+
+    def has_gpu(self) -> bool:
+        """Whether the library has a device of its own besides the CPU."""
+        kinds = [
+            self.call.ggml_backend_dev_type(self.call.ggml_backend_dev_get(index))
+            for index in range(self.call.ggml_backend_dev_count())
+        ]
+        return any(kind in (1, 2) for kind in kinds)  # GPU, integrated GPU
+
+    def _take_line(self, level: int, text: bytes, _user: int | None) -> None:
+        line = text.decode(errors="replace").strip()
+        if not line:
+            return
+        if level >= _WARNING:
+            self._lines.append(line)
+        logger.debug("%s", line)
+
+
+def open_library(file: LibraryFile | None) -> Library:
+    """The library of a file, opened once per process. Raises EngineError."""
+    if file is None:
+        raise EngineError(f"llama.cpp is not installed; {REMEDY}")
+    key = str(file.path)
+    if key not in _opened:
+        _opened[key] = Library(file)
+    return _opened[key]

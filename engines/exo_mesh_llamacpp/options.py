@@ -1,0 +1,81 @@
+"""The settings of this engine, as `--engine-option key=value` gives them. Without NumPy or the library."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exo_mesh.errors import InputError
+from exo_mesh_llamacpp.types import KV_TYPES, QUANTS
+
+OPTIONS = ("quant", "kv", "flash", "unified", "threads", "gpu_layers", "library")
+MAX_THREADS = 512
+MAX_GPU_LAYERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppOptions:
+    """The parsed options.
+
+    quant: the type that matrices of a checkpoint are quantised to while loading; "" keeps theirs. kv: the type of keys
+    and values; "" for the default. flash: flash attention. unified: one pool of cells for all sequences. threads: 0 for
+    the cores that this process may use. gpu_layers: layers that the library puts on its GPU; -1 for all.
+    """
+
+    quant: str = ""
+    kv: str = ""
+    flash: bool = False
+    unified: bool = False
+    threads: int = 0
+    gpu_layers: int = -1
+
+    def kv_type(self, mixed: bool) -> str:
+        """The type of keys and values. mixed: the ring has stages of other engines, which keep float32."""
+        return self.kv or ("f32" if mixed else "f16")
+
+    @property
+    def num_threads(self) -> int:
+        return self.threads or available_cores()
+
+
+def parse_options(options: Mapping[str, str]) -> LlamaCppOptions:
+    """Parse the engine options. Raises InputError for an unknown option or value."""
+    for name in options:
+        if name not in OPTIONS:
+            raise InputError(
+                f"the llamacpp engine has no option {json.dumps(name)}; it has {', '.join(OPTIONS)}", param=name
+            )
+    return LlamaCppOptions(
+        quant=_one_of(options, "quant", ("", *QUANTS)),
+        kv=_one_of(options, "kv", ("", *KV_TYPES)),
+        flash=_one_of(options, "flash", ("off", "on")) == "on",
+        unified=_one_of(options, "unified", ("off", "on")) == "on",
+        threads=_number(options, "threads", 0, 1, MAX_THREADS),
+        gpu_layers=_number(options, "gpu_layers", -1, 0, MAX_GPU_LAYERS),
+    )
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _one_of(options: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
+    value = options.get(name, known[0])
+    if value not in known:
+        raise InputError(
+            f"{name}={json.dumps(value)} is not known; it may be {', '.join(word for word in known if word)}",
+            param=name,
+        )
+    return value
+
+
+def _number(options: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    value = options.get(name, "")
+    if not value:
+        return default
+    if not value.isdecimal() or len(value) > 9 or not least <= int(value) <= most:
+        raise InputError(f"{name}={json.dumps(value)} is not a number from {least} to {most}", param=name)
+    return int(value)

@@ -1,0 +1,68 @@
+"""Cuts the rows of a frame into forward passes of the library.
+
+The library computes a batch in parts of its own, and gives results in the order of these parts. Their order is that of
+the batch only if all sequences of a batch have equally many tokens and come in the order of their slots.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from exo_mesh.domain.frame import Row
+from exo_mesh_llamacpp.context import MAX_LOGITS, MAX_TOKENS, LlamaContext
+from exo_mesh_llamacpp.pools import Held
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Some tokens of a row: n from position pos0 on, the first of them token `source` of the frame. order: of the
+    pieces of one row."""
+
+    row: Row
+    context: LlamaContext
+    slot: int
+    pos0: int
+    n: int
+    source: int
+    order: int
+
+
+def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray | None) -> list[RowPart]:
+    """Rows in pieces that one pass can compute. places: see logit_places; None before the last stage."""
+    found: list[RowPart] = []
+    for row, held, source in rows:
+        assert held.place is not None, "a row that is ready has a place"
+        pool, slot = held.place
+        done = order = 0
+        while done < row.n:
+            n = min(row.n - done, MAX_TOKENS)
+            if places is not None:
+                # as many tokens as want at most MAX_LOGITS of logits
+                count = np.cumsum(places[source + done : source + done + n] >= 0)
+                n = min(n, int(np.searchsorted(count, MAX_LOGITS, side="right")))
+            found.append(RowPart(row, pool.context, slot, row.pos0 + done, n, source + done, order))
+            done, order = done + n, order + 1
+    return found
+
+
+def passes(pieces: Sequence[RowPart], has_logits: bool) -> Iterator[tuple[LlamaContext, list[RowPart]]]:
+    """Pieces that are computed together: of one context and equal length, in the order of their slots."""
+    groups: dict[tuple[int, int, int], list[RowPart]] = defaultdict(list)
+    for piece in pieces:
+        groups[piece.order, id(piece.context), piece.n].append(piece)
+    for (_, _, n), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        group.sort(key=lambda piece: piece.slot)
+        together = max(1, min(MAX_TOKENS, MAX_LOGITS if has_logits else MAX_TOKENS) // n)
+        for begin in range(0, len(group), together):
+            yield group[begin].context, group[begin : begin + together]
+
+
+def logit_places(rows: Sequence[Row]) -> np.ndarray:
+    """For each token of the frame: its row among the logits, or -1 if its logits are not wanted."""
+    wanted = [index >= row.n - row.num_logits for row in rows for index in range(row.n)]
+    flags = np.array(wanted, bool)
+    return np.where(flags, np.cumsum(flags) - 1, -1)

@@ -1,0 +1,91 @@
+"""What a stage is made of: llama.cpp's metadata, and tensors that can write their own bytes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+from exo_mesh_llamacpp.container import Metadata
+from exo_mesh_llamacpp.types import GgmlType
+
+Write = Callable[[BinaryIO], None]
+"""Writes all bytes of a tensor to an open file, in its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A tensor of a stage. shape: the length of a row first, as ggml has it."""
+
+    name: str
+    kind: GgmlType
+    shape: tuple[int, ...]
+    write: Write
+
+    @property
+    def num_bytes(self) -> int:
+        return self.kind.num_bytes(self.shape)
+
+
+class Embedding(Protocol):
+    """The embedding of the first stage, which is looked up outside of llama.cpp."""
+
+    num_bytes: int
+
+    def rows(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Float32 `[len(token_ids), hidden]`, scaled as the model wants it. The ids are in the vocabulary."""
+
+
+class ModelSource(Protocol):
+    """A model on disk, from which stages for llama.cpp are made.
+
+    kv_values[i]: keys and values of layer i per position. kv_fixed[i]: values of a state of constant size. legal_cuts:
+    layers before which a stage may begin. layer_kinds[i]: equal for layers of equal code and shapes.
+    """
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    legal_cuts: tuple[int, ...]
+    kv_values: tuple[int, ...]
+    kv_fixed: tuple[int, ...]
+    layer_kinds: tuple[str, ...]
+    recurrent: bool
+    windowed: bool
+
+    def metadata(self, start: int, stop: int) -> Metadata:
+        """llama.cpp's metadata of a model of layers `[start, stop)` alone."""
+
+    def layer(self, index: int) -> list[Planned]:
+        """The tensors of a layer, without `blk.N.` before their names."""
+
+    def shared(self) -> list[Planned]:
+        """Tensors that every stage needs."""
+
+    def head(self) -> list[Planned]:
+        """The tensors of the last stage besides its layers: output_norm, and the head as `token_embd.weight`."""
+
+    def stub(self) -> list[Planned]:
+        """What a stage before the last one has instead of the head, because llama.cpp requires both tensors."""
+
+    def embedding_bytes(self) -> int:
+        """Bytes of the embedding as `open_embedding` holds it."""
+
+    def open_embedding(self) -> Embedding:
+        """Read the embedding. Raises ModelError."""
+
+
+def stage_tensors(source: ModelSource, start: int, stop: int) -> list[Planned]:
+    """All tensors of a stage, under the names that llama.cpp looks for."""
+    tensors = source.head() if stop == source.num_layers else source.stub()
+    tensors += source.shared()
+    for index in range(start, stop):
+        for tensor in source.layer(index):
+            tensors.append(Planned(f"blk.{index - start}.{tensor.name}", tensor.kind, tensor.shape, tensor.write))
+    return tensors
+
+
+STUB_TOKENS = 32
+"""Vocabulary of a stage before the last one: llama.cpp computes a head for it, which is free at this size."""

@@ -1,0 +1,132 @@
+"""Where sequences lie: contexts of several sizes, each with room for sequences of at most so many positions.
+
+The library reserves the memory of a context when it is made. So a short sequence goes to a context of short ones, and
+moves to a larger one when it outgrows it; a context that is full of sequences is made again with twice the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from exo_mesh.errors import EngineError
+from exo_mesh_llamacpp.context import LlamaContext
+
+FIRST_CELLS = 512
+"""Positions of the smallest sequences' room. A multiple of 256, to which the library rounds."""
+
+FACTOR = 4
+"""Each size is this many times the one before: sequences of similar length compute together, which reads the weights
+once for all of them."""
+
+MAX_SLOTS = 256
+"""LLAMA_MAX_SEQ."""
+
+MakeContext = Callable[[int, int], LlamaContext]
+"""Makes a context of (slots, cells)."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """The context for sequences of up to `cells` positions. taken: the slots in use."""
+
+    cells: int
+    context: LlamaContext
+    taken: set[int] = field(default_factory=set)
+
+    @property
+    def free_slot(self) -> int | None:
+        return next((slot for slot in range(self.context.slots) if slot not in self.taken), None)
+
+
+@dataclass(slots=True)
+class Held:
+    """A sequence. length: positions that it holds; place: its pool and slot, None until it holds any."""
+
+    max_tokens: int
+    length: int = 0
+    place: tuple[Pool, int] | None = None
+
+    @property
+    def cells(self) -> int:
+        """Positions that are reserved for it."""
+        return self.place[0].cells if self.place else 0
+
+
+class Pools:
+    """All sequences of a stage. make_context: see MakeContext. context_limit: of the instance."""
+
+    def __init__(self, make_context: MakeContext, context_limit: int) -> None:
+        self._make = make_context
+        self._largest = -(-max(1, context_limit) // 256) * 256
+        self._pools: dict[int, Pool] = {}
+        self.held: dict[int, Held] = {}
+
+    @property
+    def reserved_cells(self) -> int:
+        """Positions for which the sequences have room."""
+        return sum(held.cells for held in list(self.held.values()))
+
+    def reserve(self, held: Held, length: int) -> tuple[Pool, int]:
+        """Make room for a sequence of `length` positions, with what it holds. Raises EngineError without memory."""
+        if held.place and held.place[0].cells >= length:
+            return held.place
+        cells = FIRST_CELLS
+        while cells < length:
+            cells *= FACTOR
+        pool = self._with_room(min(cells, max(self._largest, length + -length % 256)))
+        slot = pool.free_slot
+        assert slot is not None, "a pool with room has a free slot"
+        pool.taken.add(slot)
+        before, held.place = held.place, (pool, slot)
+        if before:
+            if held.length and not pool.context.restore(slot, before[0].context.save(before[1])):
+                raise EngineError("the state of a sequence could not be moved")
+            self._leave(before)
+        else:
+            pool.context.cut(slot, 0)
+        return held.place
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence."""
+        held = self.held.pop(sequence, None)
+        if held and held.place:
+            self._leave(held.place)
+
+    def close(self) -> None:
+        self.held.clear()
+        for pool in self._pools.values():
+            pool.context.free()
+        self._pools.clear()
+
+    def _leave(self, place: tuple[Pool, int]) -> None:
+        pool, slot = place
+        pool.context.cut(slot, 0)
+        pool.taken.discard(slot)
+        if not pool.taken and (pool.cells > FIRST_CELLS or pool.context.slots > 1):
+            pool.context.free()
+            del self._pools[pool.cells]
+
+    def _with_room(self, cells: int) -> Pool:
+        """The pool of that size, with a free slot."""
+        pool = self._pools.get(cells)
+        if pool is None:
+            pool = self._pools[cells] = Pool(cells, self._make(1, cells))
+        elif pool.free_slot is None:
+            self._double(pool)
+        return pool
+
+    def _double(self, pool: Pool) -> None:
+        if pool.context.slots >= MAX_SLOTS:
+            raise EngineError(f"more than {MAX_SLOTS} sequences of up to {pool.cells} positions")
+        larger = self._make(min(MAX_SLOTS, 2 * pool.context.slots), pool.cells)
+        for held in self._in(pool):
+            slot = held.place[1] if held.place else 0
+            if held.length and not larger.restore(slot, pool.context.save(slot)):
+                larger.free()
+                raise EngineError("the state of a sequence could not be moved")
+        pool.context.free()
+        pool.context = larger
+
+    def _in(self, pool: Pool) -> Iterator[Held]:
+        return (held for held in self.held.values() if held.place and held.place[0] is pool)

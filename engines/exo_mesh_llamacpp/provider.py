@@ -1,0 +1,47 @@
+"""The provider of the llama.cpp engine, for the node. Reads package metadata, and opens no library."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
+from exo_mesh.engine.floors import too_old, upgrade
+from exo_mesh_llamacpp.library_file import REMEDY, packaged_library
+
+
+class LlamaCppProvider:
+    name = "llamacpp"
+    kind: Literal["stage", "whole-model"] = "stage"
+
+    def availability(self) -> Availability:
+        found = packaged_library()
+        if found is None:
+            return Availability(False, "no llama.cpp library is installed", REMEDY)
+        if struct.calcsize("P") != 8:
+            return Availability(False, "llama.cpp is supported on 64-bit machines only")
+        if old := too_old("llamacpp"):
+            return Availability(False, old, upgrade("llamacpp"))
+        return Availability(True, found.version, compute="cpu", preference=25)
+
+    def supports(self, architecture: str) -> bool:
+        from exo_mesh_llamacpp.families import FAMILIES
+
+        return architecture in FAMILIES
+
+    def version(self) -> str:
+        found = packaged_library()
+        return found.version if found else ""
+
+    def create(self) -> StageEngine:
+        from exo_mesh_llamacpp.stage import LlamaCppStage
+
+        return LlamaCppStage()
+
+    def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
+        """See Surveyor; reads config.json and the headers of the weights."""
+        from exo_mesh_llamacpp.survey import survey
+
+        return survey(model_dir, options)

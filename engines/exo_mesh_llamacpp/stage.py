@@ -1,0 +1,330 @@
+"""The StageEngine of llama.cpp: rows in, activations or logits out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from exo_mesh.domain.frame import HIDDEN, Fault, Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import (
+    UNKNOWN_STAGE,
+    Capabilities,
+    LoadProgress,
+    LoadRequest,
+    Rollback,
+    SavedSequence,
+    StageInput,
+    StageOutput,
+    TensorSpec,
+    copy_defect,
+    row_defect,
+)
+from exo_mesh.errors import EngineError, InputError
+from exo_mesh_llamacpp import saving, wire
+from exo_mesh_llamacpp.context import LlamaContext, StageShape
+from exo_mesh_llamacpp.library import open_library
+from exo_mesh_llamacpp.library_file import chosen_library
+from exo_mesh_llamacpp.model import LoadedModel, load_layers
+from exo_mesh_llamacpp.options import parse_options
+from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of
+from exo_mesh_llamacpp.plan import Embedding, ModelSource
+from exo_mesh_llamacpp.pools import Held, Pools
+from exo_mesh_llamacpp.source import open_source
+from exo_mesh_llamacpp.types import KV_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedStage:
+    """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
+    length. identity: what a saved sequence must have been made with."""
+
+    shard: Shard
+    source: ModelSource
+    model: LoadedModel
+    embedding: Embedding | None
+    pools: Pools
+    output_dtype: str
+    cell_bytes: int
+    fixed_bytes: int
+    identity: dict[str, str]
+
+
+@dataclass(slots=True)
+class _FrameWork:
+    """The rows of a frame that can be computed, and the faults of the others."""
+
+    rows: list[tuple[Row, Held, int]] = field(default_factory=list)
+    faults: dict[int, Fault] = field(default_factory=dict)
+
+    def fault(self, sequence: int, message: str) -> None:
+        self.faults.setdefault(sequence, Fault(sequence, UNKNOWN_STAGE, "bad_row", message))
+
+
+class LlamaCppStage:
+    """A stage that computes with llama.cpp."""
+
+    capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
+
+    def __init__(self) -> None:
+        self._stage: _LoadedStage | None = None
+
+    def load(self, request: LoadRequest, progress: LoadProgress) -> None:
+        options = parse_options(request.options)
+        dtype = request.activation_dtype or "float32"
+        if dtype not in wire.ACTIVATION_DTYPES:
+            known = ", ".join(wire.ACTIVATION_DTYPES)
+            raise InputError(
+                f"the llamacpp engine cannot pass on {json.dumps(dtype)}; it can pass on {known}",
+                param="activation_dtype",
+            )
+        if request.rank is not None:
+            raise EngineError("the llamacpp engine cannot be a rank of a tensor group")
+        library = open_library(chosen_library(request.options))
+        source = open_source(request.model_dir, options, lambda: library)
+        shard = request.shard
+        if source.num_layers != shard.num_layers:
+            raise EngineError(f"{shard} does not fit: {request.model_dir} has {source.num_layers} layers")
+        kv = options.kv_type(mixed=bool(request.activation_dtype))
+        model = load_layers(library, source, (shard.start, shard.stop), options, progress)
+        shape = StageShape(
+            source.hidden_size,
+            source.vocab_size if shard.is_last else 0,
+            kv,
+            options.flash,
+            options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
+            options.num_threads,
+        )
+        kind = KV_TYPES[kv]
+        own = slice(shard.start, shard.stop)
+        self._stage = _LoadedStage(
+            shard=shard,
+            source=source,
+            model=model,
+            embedding=source.open_embedding() if shard.is_first else None,
+            pools=Pools(lambda slots, cells: LlamaContext(model, shape, slots, cells), request.context_limit),
+            output_dtype=dtype,
+            cell_bytes=sum(source.kv_values[own]) * kind.block_bytes // kind.block,
+            fixed_bytes=4 * sum(source.kv_fixed[own]),
+            identity={"build": library.build, "kv": kv, "flash": str(options.flash), "layers": str(shard)},
+        )
+        self.capabilities = _capabilities(source, shard, dtype)
+
+    def insert(self, sequence: int, max_tokens: int) -> None:
+        self._loaded().pools.held.setdefault(sequence, Held(max_tokens))
+
+    def forward(self, stage_input: StageInput) -> StageOutput:
+        stage = self._loaded()
+        rows, token_ids = stage_input.rows, stage_input.token_ids
+        width = stage.source.hidden_size
+        hidden = None
+        if rows and not stage.shard.is_first:
+            hidden = wire.received(stage_input.tensors, len(token_ids), width)
+        places = logit_places(rows)
+        out_width = stage.source.vocab_size if stage.shard.is_last else width
+        num_out = int(places.max(initial=-1)) + 1 if stage.shard.is_last else len(token_ids)
+        out = np.zeros((num_out, out_width), np.float32)
+        work = _FrameWork()
+        for wave in self._waves(stage, rows, token_ids, work):
+            self._compute(stage, wave, token_ids, hidden, places, out, work)
+        faults = tuple(work.faults.values())
+        if stage.shard.is_last:
+            return StageOutput(logits=out, faults=faults)
+        tensors = {HIDDEN: wire.to_tensor(out, stage.output_dtype)} if rows else {}
+        return StageOutput(tensors=tensors, faults=faults)
+
+    def remove(self, sequence: int) -> None:
+        if self._stage:
+            self._stage.pools.release(sequence)
+
+    def sequences(self) -> Sequence[int]:
+        return list(self._stage.pools.held) if self._stage else []
+
+    def memory_bytes(self) -> int:
+        stage = self._stage
+        if stage is None:
+            return 0
+        held = list(stage.pools.held.values())  # a copy: heartbeats read this while a frame may insert or remove
+        kv = sum(one.cells * stage.cell_bytes + bool(one.cells) * stage.fixed_bytes for one in held)
+        return stage.model.num_bytes + (stage.embedding.num_bytes if stage.embedding else 0) + kv
+
+    def close(self) -> None:
+        if self._stage:
+            self._stage.pools.close()
+            self._stage.model.free()
+        self._stage = None
+
+    def save(self, sequence: int) -> SavedSequence:
+        """See SequenceSaver."""
+        stage = self._loaded()
+        held = stage.pools.held.get(sequence)
+        if held is None:
+            raise EngineError(f"sequence {sequence} is not known here")
+        if not held.length or held.place is None:
+            return SavedSequence(0, {})
+        pool, slot = held.place
+        return saving.packed(pool.context.save(slot), held.length, stage.identity)
+
+    def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
+        """See SequenceSaver."""
+        stage = self._loaded()
+        if not 0 <= saved.length <= max_tokens:
+            raise EngineError(f"{saved.length} saved positions do not fit a sequence of at most {max_tokens}")
+        if not saved.length:
+            if saved.tensors:
+                raise EngineError(f"a saved sequence of no positions has {len(saved.tensors)} tensors")
+            stage.pools.release(sequence)
+            self.insert(sequence, max_tokens)
+            return
+        self._begin(stage, sequence, max_tokens, saved.length, saving.unpacked(saved, stage.identity))
+
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceCopier."""
+        stage = self._loaded()
+        held = stage.pools.held.get(source)
+        defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
+        if defect or held is None:
+            raise EngineError(defect)
+        if not upto or held.place is None:
+            stage.pools.release(sequence)
+            self.insert(sequence, max_tokens)
+            return
+        pool, slot = held.place
+        self._begin(stage, sequence, max_tokens, held.length, pool.context.save(slot), upto)
+
+    def _begin(
+        self,
+        stage: _LoadedStage,
+        sequence: int,
+        max_tokens: int,
+        length: int,
+        state: np.ndarray,
+        upto: int | None = None,
+    ) -> None:
+        """Begin or replace a sequence with the first `upto` positions of a state. Changes nothing if that fails."""
+        new = Held(max_tokens)
+        key = min((*stage.pools.held, 0)) - 1  # a place of its own until it is whole
+        stage.pools.held[key] = new
+        try:
+            pool, slot = stage.pools.reserve(new, length)
+            if not pool.context.restore(slot, state) or pool.context.length(slot) != length:
+                raise EngineError("llama.cpp refuses the saved state")
+            new.length = length
+            if upto is not None and upto < length:
+                if not pool.context.cut(slot, upto):
+                    raise EngineError(f"this model's state cannot go back from position {length} to {upto}")
+                new.length = upto
+        except EngineError:
+            stage.pools.release(key)
+            raise
+        stage.pools.release(sequence)
+        stage.pools.held[sequence] = stage.pools.held.pop(key)
+
+    def _loaded(self) -> _LoadedStage:
+        if self._stage is None:
+            raise EngineError("the stage is not loaded")
+        return self._stage
+
+    def _waves(
+        self, stage: _LoadedStage, rows: Sequence[Row], token_ids: Sequence[int], work: _FrameWork
+    ) -> Iterator[list[tuple[Row, Held, int]]]:
+        """The rows that can be computed, with their first token's index; a wave has each sequence once at most.
+
+        Cuts sequences back to where their rows begin, and makes room. The other rows become faults.
+        """
+        wave: dict[int, tuple[Row, Held, int]] = {}
+        source = 0
+        for row in rows:
+            if row.sequence in wave:
+                yield list(wave.values())
+                wave = {}
+            held = stage.pools.held.get(row.sequence)
+            tokens = token_ids[source : source + row.n]
+            if row.sequence in work.faults:
+                defect: str | None = "poisoned earlier in this frame"
+            else:
+                defect = row_defect(row, None if held is None else held.length, 0 if held is None else held.max_tokens)
+            if not defect and not 0 <= min(tokens) <= max(tokens) < stage.source.vocab_size:
+                defect = f"a token id is outside 0..{stage.source.vocab_size - 1}"
+            if not defect and held is not None:
+                defect = _make_ready(stage.pools, held, row)
+            if defect or held is None:
+                work.fault(row.sequence, defect or "")
+            else:
+                wave[row.sequence] = (row, held, source)
+            source += row.n
+        if wave:
+            yield list(wave.values())
+
+    def _compute(
+        self,
+        stage: _LoadedStage,
+        wave: Sequence[tuple[Row, Held, int]],
+        token_ids: Sequence[int],
+        hidden: np.ndarray | None,
+        places: np.ndarray,
+        out: np.ndarray,
+        work: _FrameWork,
+    ) -> None:
+        """Compute rows, and write their results into `out`."""
+        is_last = stage.shard.is_last
+        pieces = pieces_of(wave, places if is_last else None)
+        for context, group in passes(pieces, is_last):
+            index = np.concatenate([np.arange(piece.source, piece.source + piece.n) for piece in group])
+            count = len(index)
+            if hidden is not None:
+                context.hidden[:count] = hidden[index]
+            else:
+                assert stage.embedding is not None
+                context.hidden[:count] = stage.embedding.rows([token_ids[token] for token in index.tolist()])
+            _place(context, group)
+            if is_last:
+                context.wanted[:count] = places[index] >= 0
+            result = context.decode(count)
+            if result is None:
+                for piece in group:
+                    work.fault(piece.row.sequence, f"no room for position {piece.pos0 + piece.n - 1}")
+                continue
+            targets = places[index[places[index] >= 0]] if is_last else index
+            out[targets] = result
+
+
+def _capabilities(source: ModelSource, shard: Shard, dtype: str) -> Capabilities:
+    spec = (TensorSpec(HIDDEN, dtype, (source.hidden_size,)),)
+    rollback: Rollback = "none" if source.recurrent else "any"
+    return Capabilities(
+        ragged=True,
+        rollback=rollback,
+        dtypes=wire.ACTIVATION_DTYPES,
+        kv=("full", "recurrent") if source.recurrent else ("full",),
+        inputs=() if shard.is_first else spec,
+        outputs=() if shard.is_last else spec,
+    )
+
+
+def _make_ready(pools: Pools, held: Held, row: Row) -> str | None:
+    """Bring a sequence to the position where its row begins, with room for the row; returns why that is impossible."""
+    if held.place and held.length > row.pos0:
+        pool, slot = held.place
+        if not pool.context.cut(slot, row.pos0):
+            return f"this model's state cannot go back from position {held.length} to {row.pos0}"
+        held.length = row.pos0
+    try:
+        pools.reserve(held, row.pos0 + row.n)
+    except EngineError as exc:
+        return str(exc)
+    held.length = row.pos0 + row.n
+    return None
+
+
+def _place(context: LlamaContext, group: Sequence[RowPart]) -> None:
+    """Fill the positions and sequences of a batch."""
+    begin = 0
+    for piece in group:
+        end = begin + piece.n
+        context.positions[begin:end] = np.arange(piece.pos0, piece.pos0 + piece.n)
+        context.sequences[begin:end] = piece.slot
+        begin = end
