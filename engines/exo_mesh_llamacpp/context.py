@@ -42,6 +42,7 @@ class LlamaContext:
     def __init__(self, model: LoadedModel, shape: StageShape, slots: int, cells: int) -> None:
         """Raises EngineError if the library cannot make it, as for lack of memory."""
         self.slots, self.cells = slots, cells
+        self.unified = shape.unified
         self._shape = shape
         self._library: Library = model.library
         self._call = model.library.call

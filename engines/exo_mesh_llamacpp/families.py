@@ -29,8 +29,12 @@ class TensorPart:
 
 @dataclass(frozen=True, slots=True)
 class HfFamily:
-    """A `model_type`. cut_every: a stage may begin only at multiples of it. window_pattern: how the config marks layers
-    with windowed attention; "refused" refuses a window that is shorter than the context."""
+    """A `model_type`.
+
+    own_head: llama.cpp's model code does not take the embedding as head. cut_every: a stage may begin only at multiples
+    of it. windows: how the config marks layers with windowed attention; "refused" refuses a window that is shorter than
+    the context. scalars: numbers of the config, and llama.cpp's names of them.
+    """
 
     arch: str
     parts: tuple[TensorPart, ...]
@@ -42,6 +46,7 @@ class HfFamily:
     scaled_embedding: bool = False
     windows: Literal["none", "refused", "layers"] = "none"
     experts: bool = False
+    own_head: bool = False
     scalars: tuple[tuple[str, str], ...] = ()
 
 
@@ -145,7 +150,7 @@ FAMILIES = {
     "qwen3_moe": HfFamily(
         "qwen3moe", (*_NORMS, *_attention(), *_HEAD_NORMS, *_QWEN_EXPERTS), windows="refused", experts=True
     ),
-    "olmo2": HfFamily("olmo2", (*_OLMO2_NORMS, *_attention(), *_MLP), theta=500000.0),
+    "olmo2": HfFamily("olmo2", (*_OLMO2_NORMS, *_attention(), *_MLP), theta=500000.0, own_head=True),
     "gemma3_text": HfFamily(
         "gemma3",
         (*_GEMMA_NORMS, *_attention(), *_GEMMA_HEAD_NORMS, *_MLP),

@@ -47,7 +47,7 @@ def parse_options(options: Mapping[str, str]) -> LlamaCppOptions:
             raise InputError(
                 f"the llamacpp engine has no option {json.dumps(name)}; it has {', '.join(OPTIONS)}", param=name
             )
-    return LlamaCppOptions(
+    parsed = LlamaCppOptions(
         quant=_one_of(options, "quant", ("", *QUANTS)),
         kv=_one_of(options, "kv", ("", *KV_TYPES)),
         flash=_one_of(options, "flash", ("off", "on")) == "on",
@@ -55,6 +55,9 @@ def parse_options(options: Mapping[str, str]) -> LlamaCppOptions:
         threads=_number(options, "threads", 0, 1, MAX_THREADS),
         gpu_layers=_number(options, "gpu_layers", -1, 0, MAX_GPU_LAYERS),
     )
+    if parsed.kv in ("q8_0", "q4_0") and not parsed.flash:
+        raise InputError(f"kv={parsed.kv} needs flash=on", param="kv")
+    return parsed
 
 
 def available_cores() -> int:

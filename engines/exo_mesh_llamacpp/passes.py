@@ -31,8 +31,11 @@ class RowPart:
     order: int
 
 
-def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray | None) -> list[RowPart]:
-    """Rows in pieces that one pass can compute. places: see logit_places; None before the last stage."""
+def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray) -> list[RowPart]:
+    """Rows in pieces that one pass can compute. places: see logit_places.
+
+    All stages cut rows in the same way, although only the last one has logits: with other cuts, bits would differ.
+    """
     found: list[RowPart] = []
     for row, held, source in rows:
         assert held.place is not None, "a row that is ready has a place"
@@ -40,25 +43,33 @@ def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray | None) 
         done = order = 0
         while done < row.n:
             n = min(row.n - done, MAX_TOKENS)
-            if places is not None:
-                # as many tokens as want at most MAX_LOGITS of logits
-                count = np.cumsum(places[source + done : source + done + n] >= 0)
-                n = min(n, int(np.searchsorted(count, MAX_LOGITS, side="right")))
+            # as many tokens as want at most MAX_LOGITS of logits
+            count = np.cumsum(places[source + done : source + done + n] >= 0)
+            n = int(np.searchsorted(count, MAX_LOGITS, side="right"))
             found.append(RowPart(row, pool.context, slot, row.pos0 + done, n, source + done, order))
             done, order = done + n, order + 1
     return found
 
 
-def passes(pieces: Sequence[RowPart], has_logits: bool) -> Iterator[tuple[LlamaContext, list[RowPart]]]:
+def together(rows: Sequence[tuple[Row, Held, int]]) -> Iterator[list[Held]]:
+    """The sequences of each pass of two or more: those of one pool with equally many tokens."""
+    groups: dict[tuple[int, int], list[Held]] = defaultdict(list)
+    for row, held, _ in rows:
+        assert held.place is not None, "a row that is ready has a place"
+        groups[id(held.place[0]), row.n].append(held)
+    return (group for group in groups.values() if len(group) > 1)
+
+
+def passes(pieces: Sequence[RowPart]) -> Iterator[tuple[LlamaContext, list[RowPart]]]:
     """Pieces that are computed together: of one context and equal length, in the order of their slots."""
     groups: dict[tuple[int, int, int], list[RowPart]] = defaultdict(list)
     for piece in pieces:
         groups[piece.order, id(piece.context), piece.n].append(piece)
     for (_, _, n), group in sorted(groups.items(), key=lambda item: item[0][0]):
         group.sort(key=lambda piece: piece.slot)
-        together = max(1, min(MAX_TOKENS, MAX_LOGITS if has_logits else MAX_TOKENS) // n)
-        for begin in range(0, len(group), together):
-            yield group[begin].context, group[begin : begin + together]
+        at_once = max(1, MAX_LOGITS // n)
+        for begin in range(0, len(group), at_once):
+            yield group[begin].context, group[begin : begin + at_once]
 
 
 def logit_places(rows: Sequence[Row]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import SEEK_CUR
 from typing import BinaryIO, Protocol
 
 import numpy as np
@@ -65,7 +66,8 @@ class ModelSource(Protocol):
         """Tensors that every stage needs."""
 
     def head(self) -> list[Planned]:
-        """The tensors of the last stage besides its layers: output_norm, and the head as `token_embd.weight`."""
+        """The tensors of the last stage besides its layers: output_norm and the head. The head is `token_embd.weight`
+        if the library's model code can use that as head: it requires this tensor, and so loads only one."""
 
     def stub(self) -> list[Planned]:
         """What a stage before the last one has instead of the head, because llama.cpp requires both tensors."""
@@ -85,6 +87,16 @@ def stage_tensors(source: ModelSource, start: int, stop: int) -> list[Planned]:
         for tensor in source.layer(index):
             tensors.append(Planned(f"blk.{index - start}.{tensor.name}", tensor.kind, tensor.shape, tensor.write))
     return tensors
+
+
+def hole(name: str, kind: GgmlType, shape: tuple[int, ...]) -> Planned:
+    """A tensor that the library requires but never reads. Its bytes are skipped, so they take no memory where the file
+    is mapped."""
+    return Planned(name, kind, shape, lambda out: _skip(out, kind.num_bytes(shape)))
+
+
+def _skip(out: BinaryIO, num_bytes: int) -> None:
+    out.seek(num_bytes, SEEK_CUR)
 
 
 STUB_TOKENS = 32

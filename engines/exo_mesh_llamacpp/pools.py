@@ -6,7 +6,7 @@ moves to a larger one when it outgrows it; a context that is full of sequences i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh.errors import EngineError
@@ -26,13 +26,26 @@ MakeContext = Callable[[int, int], LlamaContext]
 """Makes a context of (slots, cells)."""
 
 
+GATHER_AFTER = 2
+"""Passes of the same scattered sequences, after which they are moved together."""
+
+MAX_SCATTERED = 16
+"""Sets of scattered sequences that a pool counts at once."""
+
+GATHER_PAUSE = 16
+"""Passes of a pool after a move before the next one: a move copies what the sequences hold."""
+
+
 @dataclass(slots=True)
 class Pool:
-    """The context for sequences of up to `cells` positions. taken: the slots in use."""
+    """The context for sequences of up to `cells` positions. taken: the slots in use. scattered: how
+    often which slots computed together that are not side by side. pause: passes until slots may move again."""
 
     cells: int
     context: LlamaContext
     taken: set[int] = field(default_factory=set)
+    scattered: dict[tuple[int, ...], int] = field(default_factory=dict)
+    pause: int = 0
 
     @property
     def free_slot(self) -> int | None:
@@ -60,6 +73,8 @@ class Pools:
         self._make = make_context
         self._largest = -(-max(1, context_limit) // 256) * 256
         self._pools: dict[int, Pool] = {}
+        self._slots: dict[int, int] = {}
+        """Slots that a pool had when it was last freed, by its cells: the next burst may be as large."""
         self.held: dict[int, Held] = {}
 
     @property
@@ -93,6 +108,46 @@ class Pools:
         if held and held.place:
             self._leave(held.place)
 
+    def prepare(self) -> None:
+        """Make the smallest context, so that a stage which cannot compute says so while it loads."""
+        self._with_room(min(FIRST_CELLS, self._largest))
+
+    def gather(self, members: Sequence[Held]) -> None:
+        """Move sequences that compute together to neighbouring slots, if they often come together.
+
+        The library computes only neighbouring slots in one pass, and each pass reads all weights. members: of one pool,
+        with places.
+        """
+        places = [held.place for held in members if held.place]
+        pool = places[0][0]
+        slots = tuple(sorted(slot for _, slot in places))
+        pool.pause = max(0, pool.pause - 1)
+        if pool.context.unified or slots[-1] - slots[0] < len(slots):
+            return
+        if slots not in pool.scattered and len(pool.scattered) >= MAX_SCATTERED:
+            pool.scattered.clear()
+        pool.scattered[slots] = pool.scattered.get(slots, 0) + 1
+        if pool.scattered[slots] >= GATHER_AFTER and not pool.pause:
+            self._move(pool, _moves(slots, pool.context.slots))
+            pool.scattered.clear()
+            pool.pause = GATHER_PAUSE
+
+    def _move(self, pool: Pool, moves: Mapping[int, int]) -> None:
+        """Give sequences other slots, {from: to}. Sequences in the way are among them."""
+        moved = [held for held in self._in(pool) if held.place and held.place[1] in moves]
+        states = [pool.context.save(held.place[1]) if held.length and held.place else None for held in moved]
+        for held in moved:
+            assert held.place is not None
+            pool.context.cut(held.place[1], 0)
+            pool.taken.discard(held.place[1])
+        for held, state in zip(moved, states, strict=True):
+            assert held.place is not None
+            slot = moves[held.place[1]]
+            held.place = (pool, slot)
+            pool.taken.add(slot)
+            if state is not None and not pool.context.restore(slot, state):
+                raise EngineError("the state of a sequence could not be moved")
+
     def close(self) -> None:
         self.held.clear()
         for pool in self._pools.values():
@@ -105,13 +160,14 @@ class Pools:
         pool.taken.discard(slot)
         if not pool.taken and (pool.cells > FIRST_CELLS or pool.context.slots > 1):
             pool.context.free()
+            self._slots[pool.cells] = pool.context.slots
             del self._pools[pool.cells]
 
     def _with_room(self, cells: int) -> Pool:
         """The pool of that size, with a free slot."""
         pool = self._pools.get(cells)
         if pool is None:
-            pool = self._pools[cells] = Pool(cells, self._make(1, cells))
+            pool = self._pools[cells] = Pool(cells, self._make(max(1, self._slots.get(cells, 1) // 2), cells))
         elif pool.free_slot is None:
             self._double(pool)
         return pool
@@ -130,3 +186,12 @@ class Pools:
 
     def _in(self, pool: Pool) -> Iterator[Held]:
         return (held for held in self.held.values() if held.place and held.place[0] is pool)
+
+
+def _moves(slots: Sequence[int], num_slots: int) -> dict[int, int]:
+    """{from: to} that brings `slots` side by side with the fewest moves; those in their way go where they were."""
+    group = set(slots)
+    start = max(range(num_slots - len(slots) + 1), key=lambda first: len(group & set(range(first, first + len(slots)))))
+    block = set(range(start, start + len(slots)))
+    coming, going = sorted(group - block), sorted(block - group)
+    return {**dict(zip(coming, going, strict=True)), **dict(zip(going, coming, strict=True))}

@@ -16,8 +16,8 @@ from exo_mesh_llamacpp.embedding import HeldEmbedding
 from exo_mesh_llamacpp.families import Change, TensorPart
 from exo_mesh_llamacpp.hf_config import HfModel, read_hf_model
 from exo_mesh_llamacpp.library import Library
-from exo_mesh_llamacpp.plan import STUB_TOKENS, Embedding, Planned
-from exo_mesh_llamacpp.types import BF16, F16, F32, QUANTS, GgmlType, fitting
+from exo_mesh_llamacpp.plan import STUB_TOKENS, Embedding, Planned, hole
+from exo_mesh_llamacpp.types import BF16, F16, F32, Q4_0, QUANTS, GgmlType, fitting
 from exo_mesh_llamacpp.wire import narrowed_to_bfloat16, widened
 
 CHUNK_VALUES = 2**20
@@ -84,17 +84,17 @@ class SafetensorsSource:
     def head(self) -> list[Planned]:
         source = _EMBEDDING if self._tied else _HEAD
         plus: Change = "plus one" if self._model.family.plus_one else ""
-        return [
-            self._single(TensorPart("token_embd.weight", source, ("vocab", "hidden")), source),
-            self._single(TensorPart("output_norm.weight", _NORM, ("hidden",), plus), _NORM),
-        ]
+        norm = self._single(TensorPart("output_norm.weight", _NORM, ("hidden",), plus), _NORM)
+        shape = ("vocab", "hidden")
+        if not self._model.family.own_head:
+            return [self._single(TensorPart("token_embd.weight", source, shape), source), norm]
+        unused = hole("token_embd.weight", fitting(Q4_0, self.hidden_size), (self.hidden_size, self.vocab_size))
+        return [unused, self._single(TensorPart("output.weight", source, shape), source), norm]
 
     def stub(self) -> list[Planned]:
-        zeros, ones = np.zeros((STUB_TOKENS, self.hidden_size), np.float32), np.ones(self.hidden_size, np.float32)
-        return [
-            Planned("token_embd.weight", F32, (self.hidden_size, STUB_TOKENS), lambda out: _put(out, zeros)),
-            Planned("output_norm.weight", F32, (self.hidden_size,), lambda out: _put(out, ones)),
-        ]
+        matrices = ("token_embd.weight", "output.weight") if self._model.family.own_head else ("token_embd.weight",)
+        found = [hole(name, F32, (self.hidden_size, STUB_TOKENS)) for name in matrices]
+        return [*found, hole("output_norm.weight", F32, (self.hidden_size,))]
 
     def embedding_bytes(self) -> int:
         return self._embedding().num_bytes

@@ -30,7 +30,7 @@ from exo_mesh_llamacpp.library import open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.model import LoadedModel, load_layers
 from exo_mesh_llamacpp.options import parse_options
-from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of
+from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of, together
 from exo_mesh_llamacpp.plan import Embedding, ModelSource
 from exo_mesh_llamacpp.pools import Held, Pools
 from exo_mesh_llamacpp.source import open_source
@@ -111,6 +111,7 @@ class LlamaCppStage:
             fixed_bytes=4 * sum(source.kv_fixed[own]),
             identity={"build": library.build, "kv": kv, "flash": str(options.flash), "layers": str(shard)},
         )
+        self._stage.pools.prepare()
         self.capabilities = _capabilities(source, shard, dtype)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
@@ -271,8 +272,10 @@ class LlamaCppStage:
     ) -> None:
         """Compute rows, and write their results into `out`."""
         is_last = stage.shard.is_last
-        pieces = pieces_of(wave, places if is_last else None)
-        for context, group in passes(pieces, is_last):
+        for members in together(wave):
+            stage.pools.gather(members)
+        pieces = pieces_of(wave, places)
+        for context, group in passes(pieces):
             index = np.concatenate([np.arange(piece.source, piece.source + piece.n) for piece in group])
             count = len(index)
             if hidden is not None:
