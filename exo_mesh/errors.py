@@ -28,6 +28,7 @@ MeshError
 ├── NotReadyError         the node drains or stops; send the request to another peer
 ├── NodeStoppingError     the node stops; the client can continue the request at another peer
 ├── NoStoreError          the mesh has no model store
+├── WebToolsOffError      the operator of this node has not turned the web tools, or their search, on
 ├── DeadlineError         a wait ended without an answer
 ├── NoInvitationError     this code of an invitation is not valid: it was used, has expired or was withdrawn
 ├── WrongCodeError        the code of an invitation is wrong
@@ -278,6 +279,12 @@ class NoStoreError(MeshError):
     code = "no_store"
 
 
+class WebToolsOffError(MeshError):
+    """The operator of this node has not turned the web tools on, or named no search service."""
+
+    code = "web_tools_off"
+
+
 class DeadlineError(MeshError):
     """A wait ended without an answer."""
 
@@ -331,6 +338,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         NotReadyError,
         NodeStoppingError,
         NoStoreError,
+        WebToolsOffError,
         DeadlineError,
         SupersededError,
         InstanceDeletedError,

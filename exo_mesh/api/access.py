@@ -53,6 +53,12 @@ class Caller:
         return self.role is Role.ADMIN or (self.role is Role.USE and bool(self.key_id))
 
     @property
+    def may_browse(self) -> bool:
+        """Whether this caller may use the web tools. Their calls come from this machine, so a stranger on an open mesh
+        could hide behind it."""
+        return self.may_download
+
+    @property
     def limited_to(self) -> str | None:
         """The id of the API key whose requests this caller may see and cancel; "" means requests without a key, None
         means all requests."""

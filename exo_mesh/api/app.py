@@ -24,6 +24,8 @@ from exo_mesh.api.diagnostics import DiagnosticRoutes
 from exo_mesh.api.document_routes import DocumentRoutes
 from exo_mesh.api.download_routes import DownloadRoutes
 from exo_mesh.api.errors import errors_to_replies
+from exo_mesh.api.foreign.absent import AbsentRoutes
+from exo_mesh.api.foreign.model_pool import ModelPoolRoutes
 from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.key_routes import KeyRoutes
 from exo_mesh.api.model_lists import ModelListRoutes
@@ -48,6 +50,7 @@ from exo_mesh.api.trace_routes import TraceRoutes
 from exo_mesh.api.tracing import TRACE, trace_headers
 from exo_mesh.api.web.live_routes import LiveRoutes
 from exo_mesh.api.web.page_routes import PageRoutes
+from exo_mesh.api.webtools.handlers import WebToolRoutes
 from exo_mesh.node.service import MeshService
 from exo_mesh.random_hex import random_hex
 from exo_mesh.tasks import Watchdog
@@ -140,6 +143,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *OllamaGenerationRoutes(context).table(),
         *OllamaModelRoutes(context).table(),
         *TextRoutes(context).table(),
+        *WebToolRoutes(context).table(),
         *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),
         *ScrapeTargetRoutes(context).table(),
@@ -151,6 +155,8 @@ def route_table(context: ApiContext) -> RouteTable:
         *StopRoutes(context).table(),
         *PeerRoutes(context).table(),
         *DocumentRoutes().table(),
+        *ModelPoolRoutes(context).table(),
+        *AbsentRoutes().table(),
         *PageRoutes(context).table(),
         *LiveRoutes(context).table(),
     ]

@@ -13,6 +13,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.web.languages import PageLanguages
+from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.node.service import MeshService
 from exo_mesh.security.invitations import Invitations
@@ -49,7 +50,7 @@ class ApiOptions:
     defaults: returns the current defaults for fields that a request leaves out; called for each request. hub_token: the
     token for the hub. config: the current settings, for `/config`; config_file: the path of this node's config.toml,
     which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the port at which
-    clients of Ollama call; None if there is none.
+    clients of Ollama call; None if there is none. web_tools: the tools that fetch pages from the web.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -72,6 +73,7 @@ class ApiOptions:
     languages: PageLanguages = field(default_factory=PageLanguages)
     live_interval_s: float = 2.0
     ollama_port: int | None = None
+    web_tools: WebToolOptions = field(default_factory=WebToolOptions)
 
 
 @dataclass(frozen=True, slots=True)

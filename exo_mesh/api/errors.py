@@ -59,6 +59,7 @@ _RULES: dict[str, _Rule] = {
     "canary_failed": _Rule(503, _SERVER, 10),
     "fetch_failed": _Rule(503, _SERVER, 10),
     "no_store": _Rule(503, _SERVER),
+    "web_tools_off": _Rule(503, _SERVER),
     "no_placement": _Rule(400, _CALLER),
     "pending": _Rule(503, _SERVER, 5),
     "memory_pressure": _Rule(503, _SERVER, 10),

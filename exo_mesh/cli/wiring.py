@@ -20,6 +20,7 @@ from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.listening import bound_socket
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
+from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.floors import OTHER_ENGINES, mlx_obstacle_here, too_old, upgrade
 from exo_mesh.engine.registry import Registry, load_registry
@@ -70,6 +71,7 @@ class RunningNode:
         self._tls: ApiTls | None = None
         self._notes: list[str] = []
         self._policy = AccessPolicy()
+        self._web_tools = WebToolOptions()
         self._mark: ListeningMark | None = None
 
     async def start(self) -> None:
@@ -89,6 +91,7 @@ class RunningNode:
             self._tls = _api_tls(settings.tls_cert, settings.tls_key)
             self._notes += filter(None, [exposure(settings.tls_key, "the file")])
         if settings.api:
+            self._web_tools = WebToolOptions.of(settings)
             KeyFile(settings.home / FILE_NAME).read()
             self._socket = self._bind_api()
             self._ollama_socket = self._bind_ollama()
@@ -114,6 +117,7 @@ class RunningNode:
                 headless=settings.headless,
                 languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
                 ollama_port=self._ollama_socket.getsockname()[1] if self._ollama_socket is not None else None,
+                web_tools=self._web_tools,
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)

@@ -86,6 +86,10 @@ class Settings:
     open_paths: tuple[str, ...] = ("health", "metrics")
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    web_tools: bool = False
+    web_tools_ports: tuple[int, ...] = ()
+    web_search: str = ""
+    web_search_key_file: Path | None = None
     headless: bool = False
     page_languages: tuple[str, ...] = ()
     page_languages_dir: Path | None = None
@@ -346,6 +350,14 @@ _SECURITY = (
             values.origin, "cors_origins", separator=","),
     Setting("allowed_hosts", "NAME", "a host name that clients may use for this API, or *; local names always work",
             values.host_name, separator=","),
+    Setting("web_tools", "", "let callers with a key fetch public web pages through this node (/v1/tools)",
+            values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+    Setting("web_tools_port", "PORT", "a port that the web tools may call besides 80 and 443", values.whole(1, 65535),
+            "web_tools_ports", (int,), separator=","),
+    Setting("web_search", "SERVICE", "search service of the web tools: brave, tavily, or the URL of a SearXNG",
+            values.matching(r"brave|tavily|https?://[^\s/@,]+(/[^\s@,]*)?",
+                            "brave, tavily or a URL such as http://127.0.0.1:8080")),
+    Setting("web_search_key_file", "FILE", "file with the API key of the search service", values.path),
     Setting("trust_remote_code", "",
             "download a model's own code if the model's card allows it too; no engine of this version runs it",
             values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),

@@ -15,14 +15,9 @@ standard input closes. It imports Jinja and msgspec, and no networking code of a
 
 from __future__ import annotations
 
-import math
-import resource
 import sys
-import time
 from collections import OrderedDict
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -30,6 +25,7 @@ import msgspec
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.deep_stack import in_deep_stack
+from exo_mesh.text.process_limits import limit_cpu, limit_process
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template_wire import (
     EXIT_OUT_OF_MEMORY,
@@ -48,7 +44,6 @@ from exo_mesh.text.template_wire import (
     frame,
 )
 
-CPU_GRACE_S = 2.0
 MAX_KEPT = 8
 """Most compiled templates in memory; a node keeps the same number of text models open."""
 
@@ -123,21 +118,6 @@ def _check_grammar(question: CheckGrammar) -> GrammarSound:
 
     check_in_this_stack(GrammarSpec(question.kind, question.text), question.param)
     return GrammarSound()
-
-
-def limit_process(max_bytes: int) -> None:
-    """Set the limits that hold until this process ends."""
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
-        resource.setrlimit(kind, (0, 0))
-    with suppress(OSError):  # without /proc the node watches the memory: see the module's docstring
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, used + max_bytes))
-
-
-def limit_cpu(limit_s: float) -> None:
-    """Let the system end this process after limit_s and CPU_GRACE_S more seconds of CPU time, counted from now."""
-    seconds = math.ceil(time.process_time() + limit_s + CPU_GRACE_S)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
 
 _questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)

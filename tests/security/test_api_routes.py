@@ -88,6 +88,10 @@ READ = {
     "/store/registry",
     "/store/downloads",
     "/store/models/{id}/download/status",
+    "/initial_models",
+    "/modelpool",
+    "/images/{id}",
+    "/filesystem/browse",
     "/api/tags",
     "/api/ps",
     "/ollama/api/tags",
@@ -115,12 +119,17 @@ CHAT = {
     "/v1/chat/token/encode",
     "/chat/token/encode",
     "/apply-template",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/bench/images/generations",
+    "/bench/images/edits",
     *(f"{prefix}/api/{name}" for prefix in ("", "/ollama") for name in OLLAMA_CHAT),
 }
 ROUTES: dict[tuple[str, str], str] = {
     **{(method, path): "open" for path in OPEN for method in ("GET", "HEAD")},
     **{(method, path): "read" for path in READ for method in ("GET", "HEAD")},
     **{("POST", path): "chat" for path in CHAT},
+    **{("POST", f"/v1/tools/{name}"): "browse" for name in ("web_search", "open_url", "extract_page")},
     ("POST", "/instance"): "change",
     ("POST", "/api/pull"): "change",
     ("POST", "/ollama/api/pull"): "change",
@@ -174,13 +183,14 @@ ROUTES: dict[tuple[str, str], str] = {
 }
 """Every route, and what calling it means."""
 
-EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0, "invite": 403, "keys": 403, "join": 0}
+EVERYTHING = {"open": 0, "read": 0, "chat": 0, "browse": 0, "change": 0, "invite": 403, "keys": 403, "join": 0}
 LOCALLY = {**EVERYTHING, "invite": 0, "keys": 0}
 USES = {**EVERYTHING, "change": 403}
-NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401, "invite": 401, "keys": 401, "join": 0}
+ANYBODY = {**USES, "browse": 403}
+NOTHING = {"open": 0, "read": 401, "chat": 401, "browse": 401, "change": 401, "invite": 401, "keys": 401, "join": 0}
 KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": LOCALLY, "token": LOCALLY}
 EXPECTED = {
-    "open": {"stranger": USES, "wrong": USES, "use": USES, "admin": USES, "token": LOCALLY},
+    "open": {**dict.fromkeys(("stranger", "wrong", "use", "admin"), ANYBODY), "token": LOCALLY},
     "open-admin": {**dict.fromkeys(("stranger", "wrong", "use", "admin"), EVERYTHING), "token": LOCALLY},
     "closed": {"stranger": NOTHING, "wrong": NOTHING, "use": NOTHING, "admin": NOTHING, "token": LOCALLY},
     "closed, with keys": KEYS,

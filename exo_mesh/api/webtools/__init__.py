@@ -1,0 +1,1 @@
+"""The web tools: search the web, open a page, read its text. Off by default; pages may only be public ones."""

@@ -1,0 +1,27 @@
+"""Limits that the operating system enforces for a child process which handles untrusted input."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from contextlib import suppress
+from pathlib import Path
+
+CPU_GRACE_S = 2.0
+
+
+def limit_process(max_bytes: int) -> None:
+    """Set the limits that hold until this process ends: no file written, no core dump, no new process (unless root
+    runs the node), and at most max_bytes more of address space. Only Linux can limit the address space."""
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+        resource.setrlimit(kind, (0, 0))
+    with suppress(OSError):  # without /proc the size of this process is not known
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, used + max_bytes))
+
+
+def limit_cpu(limit_s: float) -> None:
+    """Let the system end this process after limit_s and CPU_GRACE_S more seconds of CPU time, counted from now."""
+    seconds = math.ceil(time.process_time() + limit_s + CPU_GRACE_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))

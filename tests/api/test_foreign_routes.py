@@ -1,0 +1,75 @@
+"""docs/reference/routes.md says which routes of other programs there are; what it says is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.api.app import build_app
+from exo_mesh.api.foreign.absent import ABSENT
+from exo_mesh.api.routes import ROUTES
+from exo_mesh.domain.download import DownloadInfo, DownloadState, entry_of
+from tests.api.scripted_mesh import ScriptedMesh, Served
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "routes.md"
+MAY_BE_ABSENT = {
+    ("POST", "/v1/images/generations"),
+    ("POST", "/v1/images/edits"),
+    ("POST", "/bench/images/generations"),
+    ("POST", "/bench/images/edits"),
+    ("GET", "/images/{}"),
+    ("GET", "/filesystem/browse"),
+}
+"""The only routes of the seeds that exo-mesh may refuse."""
+NOT_YET = {("POST", "/v1/responses"), ("POST", "/v1/embeddings")}
+"""Dialects that are still being built."""
+
+
+def nameless(path: str) -> str:
+    """The path with its parameters but without their names."""
+    return re.sub(r"\{[^}]*\}", "{}", path)
+
+
+def documented() -> dict[tuple[str, str], str]:
+    """The first table of the page: (method, path) -> the answer, works or 501."""
+    rows = re.findall(r"^\| `([A-Z]+) (/.*?) \| (works|501)", PAGE.read_text(), re.MULTILINE)
+    return {
+        (method, nameless(path)): answer for method, paths, answer in rows for path in re.findall(r"(/[^`]*)`", paths)
+    }
+
+
+async def test_every_documented_route_is_in_the_table_of_the_node(mesh: ScriptedMesh) -> None:
+    table = build_app(mesh)[ROUTES]
+    known = {(row.method, nameless(path)) for row in table for path in row.paths}
+    page = documented()
+    assert len(page) > 85, "the pattern finds the rows"
+    assert page.keys() - known == NOT_YET
+
+
+async def test_only_the_routes_that_may_be_absent_are(mesh: ScriptedMesh) -> None:
+    absent = {route for route, answer in documented().items() if answer == "501"}
+    assert absent == MAY_BE_ABSENT == {(method, nameless(path)) for method, path in ABSENT}
+
+
+@pytest.mark.parametrize(("method", "path"), ABSENT)
+async def test_an_absent_route_says_why_and_what_to_use_instead(api: Served, method: str, path: str) -> None:
+    async with api.http.request(method, path.replace("{id}", "x.png"), data=b"\x00not json") as reply:
+        answer = await reply.json()
+    assert (reply.status, answer["error"]["code"]) == (501, "not_implemented")
+    assert answer["error"]["message"] == ABSENT[method, path]
+
+
+async def test_the_older_lists_of_models_have_models_and_downloads(api: Served) -> None:
+    info = DownloadInfo("org/other", DownloadState.ONGOING, 25, 100)
+    api.mesh.progress.append(entry_of("p1", "alpha", info))
+    async with api.http.get("/initial_models") as reply:
+        listed = await reply.json()
+    async with api.http.get("/modelpool") as reply:
+        events = [line.removeprefix("data: ") for line in (await reply.text()).splitlines() if line]
+    assert listed["exo-mesh-demo"]["downloaded"] is True
+    assert (listed["org/other"]["downloaded"], listed["org/other"]["download_percentage"]) == (False, 25.0)
+    assert events[-1] == "[DONE]"
+    assert {name: entry for event in events[:-1] for name, entry in json.loads(event).items()} == listed

@@ -1,0 +1,63 @@
+"""What is read of a page, and what a page can do to its reader."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_mesh.api.webtools.page_child import PageQuestion, decoded
+from exo_mesh.api.webtools.page_text import read_page
+from exo_mesh.api.webtools.reading import PageReaders
+from exo_mesh.errors import InputError
+from tests.api.webtools.web_server import PAGE
+
+
+def test_the_text_of_a_page_is_what_a_person_reads() -> None:
+    assert read_page(PAGE) == ("A mesh & more", "# Rings\n\nOne peer sends to the next.\n\n- first\n- second")
+
+
+def test_a_long_article_is_all_that_counts() -> None:
+    words = "word " * 60
+    title, text = read_page(f"<p>advert</p><article><p>{words}</p></article><p>more adverts</p>")
+    assert (title, text) == ("", words.strip())
+
+
+def test_a_page_of_menus_only_is_shown_with_its_menus() -> None:
+    assert read_page("<nav><p>Home<p>About</nav>") == ("", "Home\n\nAbout")
+
+
+def test_an_element_that_is_never_closed_hides_nothing_behind_its_parent() -> None:
+    assert read_page("<div><script>x()</div><p>seen")[1] == ""  # a script ends at </script> only
+    assert read_page("<div><form><b>Log in</div><p>seen")[1] == "seen"
+
+
+def test_preformatted_text_keeps_its_lines() -> None:
+    assert read_page("<pre>a\n  b</pre>")[1].startswith("a\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "text"),
+    [
+        ("grüße".encode(), "", "grüße"),
+        ("grüße".encode("latin-1"), "iso-8859-1", "grüße"),
+        (b'<meta charset="latin-1">gr\xfc\xdfe', "", '<meta charset="latin-1">grüße'),
+        ("grüße".encode("utf-16"), "", "grüße"),
+        ("grüße".encode("utf-8-sig"), "latin-1", "grüße"),
+        ("grüße".encode(), "no-such-charset", "grüße"),
+        (b"eJw=", "zlib", "eJw="),
+        (b"\xff", "utf-8", "\ufffd"),
+    ],
+)
+def test_a_page_is_decoded_by_its_mark_its_headers_or_itself(body: bytes, charset: str, text: str) -> None:
+    assert decoded(body, charset) == text
+
+
+async def test_a_child_process_reads_a_page_and_cuts_its_text() -> None:
+    question = PageQuestion(is_html=True, charset="utf-8", max_chars=7)
+    answer = await PageReaders().read(PAGE.encode(), question)
+    assert (answer.title, answer.text, answer.is_cut) == ("A mesh & more", "# Rings", True)
+
+
+async def test_a_page_that_exhausts_its_reader_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.api.webtools.reading.WALL_LIMIT_S", 0.01)
+    with pytest.raises(InputError, match="too long"):
+        await PageReaders().read(PAGE.encode(), PageQuestion(is_html=True, charset="", max_chars=500))
