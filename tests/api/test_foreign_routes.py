@@ -24,7 +24,7 @@ MAY_BE_ABSENT = {
     ("GET", "/filesystem/browse"),
 }
 """The only routes of the seeds that exo-mesh may refuse."""
-NOT_YET = {("POST", "/v1/responses"), ("POST", "/v1/embeddings")}
+NOT_YET = {("POST", "/v1/embeddings")}
 """Dialects that are still being built."""
 
 
