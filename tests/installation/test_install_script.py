@@ -134,7 +134,7 @@ def test_a_python_that_is_too_old_is_named(home: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["--extras", "jax"], "unknown engine; choose from mlx torch, or none"),
+        (["--extras", "jax"], "unknown engine; choose from mlx torch llamacpp, or none"),
         (["--from", "gone.whl"], "gone.whl: file not found"),
         (["--from", "."], ". is neither a checkout of exo-mesh, nor a wheel or sdist"),
         (["--frm", "x"], "unknown argument --frm"),
