@@ -23,6 +23,7 @@ from exo_mesh.engine.contract import LoadRequest, StageEngine
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 
@@ -79,10 +80,15 @@ class Asked:
 
 class ServingRing:
     """All stages and the driver. computing_s: what each stage reports that a frame took; None: nothing is reported, and
-    the driver learns nothing."""
+    the driver learns nothing. prefix: the driver's prefix cache."""
 
     def __init__(
-        self, engines: Sequence[StageEngine], *, computing_s: Sequence[float] | None = None, **limits: float
+        self,
+        engines: Sequence[StageEngine],
+        *,
+        computing_s: Sequence[float] | None = None,
+        prefix: PrefixCache | None = None,
+        **limits: float,
     ) -> None:
         self.engines = engines
         self.pressure = 0
@@ -92,7 +98,9 @@ class ServingRing:
         self._computing_s = computing_s
         self._stages = [Stage(engine, index) for index, engine in enumerate(engines)]
         self._inboxes: list[deque[Frame]] = [deque() for _ in engines]
-        self.driver = Driver(BALLOT, SchedulerLimits(len(engines), **limits), self._sent)  # type: ignore[arg-type]
+        self.limits = SchedulerLimits(len(engines), **limits)  # type: ignore[arg-type]
+        self.driver = Driver(BALLOT, self.limits, self._sent, prefix=prefix)
+        self._ballot = BALLOT
 
     def submit(self, prompt: Tokens, tokens: int, **fields: object) -> Asked:
         """A greedy request that nothing ends before `tokens` have come."""
@@ -121,7 +129,8 @@ class ServingRing:
         result = self._stages[stage].process(frame)
         frame = result.frame
         if self._computing_s is not None:
-            report = StageReport(self._computing_s[stage], 0.0, self.pressure)
+            cuts_back = self.engines[stage].capabilities.rollback == "any"
+            report = StageReport(self._computing_s[stage], 0.0, self.pressure, cuts_back=cuts_back)
             frame = frame.changed(reports=(*frame.reports, report))
         if stage < len(self._stages) - 1:
             self._inboxes[stage + 1].append(frame)
@@ -135,6 +144,21 @@ class ServingRing:
     def turn(self) -> bool:
         """Let each stage do its next frame, as they would at the same time; False if there was none."""
         return sum([self.step(stage) for stage in reversed(range(len(self._stages)))]) > 0
+
+    def lose(self, stage: int) -> None:
+        """Replace a stage by an empty one, with all frames lost that are on their way. The stages behind it keep what
+        they hold, if all can cut KV back; the others begin empty."""
+        num_stages = len(self.engines)
+        cuts_back = all(engine.capabilities.rollback == "any" for engine in self.engines)
+        kept_from = stage + 1 if cuts_back else num_stages
+        for index, engine in enumerate(self.engines[:kept_from]):
+            self._stages[index] = Stage(engine, index)
+            self._stages[index].forget(list(engine.sequences()))
+        for inbox in self._inboxes:
+            inbox.clear()
+        self._ballot = Ballot(self._ballot.counter + 1, self._ballot.proposer)
+        self.driver.change(self._ballot, self.limits, kept_from)
+        self.driver.deliver_news()
 
     def run(self) -> None:
         """Until nothing is on its way."""

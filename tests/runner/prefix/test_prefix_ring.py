@@ -246,7 +246,7 @@ async def test_every_answer_is_the_same_in_random_schedules() -> None:
     assert hits > 200
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 async def test_every_answer_is_the_same_in_thousands_of_random_schedules() -> None:
     first = int(os.environ.get("EXO_MESH_TEST_SEED", "1000"))
     for seed in range(first, first + 2000):

@@ -1,0 +1,181 @@
+"""Real engines with a prefix cache: in random schedules each request gets what it gets alone, with equal bits where the
+engine promises them, and afterwards the stages hold what the cache keeps and nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from exo_mesh.engine.contract import StageEngine
+from exo_mesh.runner.prefix.cache import PrefixCache
+from tests.engines.serving_ways import DETERMINISTIC, DUMMY, FAST, MLX, TORCH, VOCAB, Bench, Way, write_model
+from tests.support.serving import Asked, ServingRing, Tokens
+
+TOKENS = 5
+CUTS: tuple[tuple[int, ...], ...] = ((), (2,), (1, 3))
+WAYS = (
+    DUMMY,
+    DETERMINISTIC,
+    FAST,
+    MLX,
+    TORCH,
+    replace(MLX, architecture="gemma3_text", dtype="float32"),
+    replace(MLX, architecture="qwen3_next"),
+    replace(MLX, architecture="deepseek_v3", dtype="float32"),
+    replace(TORCH, architecture="gemma3_text"),
+    replace(TORCH, architecture="qwen3_next"),
+)
+"""Every engine, and every kind of KV: full, windows, recurrent, latent."""
+SEED = int(os.environ.get("EXO_MESH_TEST_SEED", "0"))
+
+Benches = Callable[[Way], Bench]
+
+
+@pytest.fixture(scope="module")
+def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
+    made: dict[str, Bench] = {}
+
+    def get(way: Way) -> Bench:
+        if not way.is_installed:
+            pytest.skip(f"the library of {way.engine} is not installed")
+        if way.name not in made:
+            made[way.name] = Bench(way, write_model(way, tmp_path_factory.mktemp(way.name)), (), TOKENS)
+        return made[way.name]
+
+    yield get
+    for bench in made.values():
+        bench.close()
+
+
+class PromptTree:
+    """Prompts that share beginnings: known ones, cut anywhere, with something new behind them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._known = [self._new(rng.randrange(70, 130)) for _ in range(2)]
+
+    def _new(self, count: int) -> Tokens:
+        return tuple(self._rng.randrange(3, VOCAB) for _ in range(count))
+
+    def prompt(self) -> Tokens:
+        base = self._rng.choice(self._known)
+        size = self._rng.choice([len(base), len(base), self._rng.randrange(1, len(base) + 1)])
+        made = (base[:size] + self._new(self._rng.choice([0, 0, 1, 7, 30])))[:170]
+        self._known.append(made)
+        return made
+
+    def extend(self, answered: Tokens) -> None:
+        self._known.append(answered)
+
+
+class PrefixStory:
+    """One random schedule on one ring."""
+
+    def __init__(self, bench: Bench, seed: int) -> None:
+        self.bench, self.rng = bench, random.Random(seed)
+        engines = bench.stages(self.rng.choice(CUTS))
+        self.cache = PrefixCache(len(engines), self.rng.choice([0, 0, 5]), cuts_back=_cut_back(engines))
+        limits = {
+            "prefill_chunk": self.rng.choice([16, 64, 100]),
+            "max_tokens": self.rng.choice([300, 600, 5000]),
+            "max_running": self.rng.choice([8, 3]),
+        }
+        self.before = [engine.memory_bytes() for engine in engines]
+        times = [1e-4] * len(engines)
+        self.ring = ServingRing(engines, computing_s=times, prefix=self.cache, **limits)
+        self.tree, self.cancelled, self.happened = PromptTree(self.rng), set[str](), Counter[str]()
+
+    def act(self) -> None:
+        kind = self.rng.random()
+        if kind < 0.3:
+            prompt = self.tree.prompt()
+            self.ring.submit(prompt, self.rng.choice([1, 3, TOKENS]))
+        elif kind < 0.36 and self.ring.asked:
+            asked = self.rng.choice(list(self.ring.asked.values()))
+            if not asked.answers.ended:
+                self.cancelled.add(asked.request.request_id)
+            self.ring.cancel(asked)
+        elif kind < 0.40:
+            self.happened["lost"] += 1
+            self.ring.lose(self.rng.randrange(len(self.ring.engines)))
+        elif kind < 0.43 and self.cache.held:
+            self.happened["forgotten"] += 1
+            self.rng.choice(self.ring.engines).remove(self.rng.choice(self.cache.held))
+        elif kind < 0.46:
+            self.ring.pressure = self.rng.choice([0, 1, 2])
+        else:
+            for _ in range(self.rng.randrange(16)):
+                self.ring.step(self.rng.randrange(len(self.ring.engines)))
+        for asked in self.ring.asked.values():
+            self.ring.read(asked)
+            if asked.answers.ended and not asked.answers.error:
+                self.tree.extend((*asked.request.prompt_ids, *asked.answers.tokens))
+
+    def run(self, steps: int) -> Counter[str]:
+        for _ in range(steps):
+            self.act()
+        self.ring.pressure = 0
+        self.ring.run()
+        assert all(set(engine.sequences()) <= set(self.cache.held) for engine in self.ring.engines)
+        self.happened += Counter({"hit": self.cache.hits, "evicted": self.cache.evictions})
+        self.happened["evicted while running"] += self.ring.driver.evictions
+        self.cache._drop_all()
+        self.ring.driver.pump()
+        self.ring.run()
+        assert not any(engine.sequences() for engine in self.ring.engines)
+        for asked in self.ring.asked.values():
+            self._check(asked)
+        return self.happened
+
+    def _check(self, asked: Asked) -> None:
+        name = asked.request.request_id
+        if name in self.cancelled or asked.answers.error == "memory_pressure":
+            asked.answers.messages = [one for one in asked.answers.messages if not one.error_code]
+        else:
+            assert not asked.answers.error, (name, asked.answers.messages[-1])
+            assert len(asked.answers.tokens) == asked.request.max_tokens
+        self.bench.check(asked)
+
+
+def _cut_back(engines: list[StageEngine]) -> bool:
+    return all(engine.capabilities.rollback == "any" for engine in engines)
+
+
+FAST_ENGINES = ("dummy", "numpy")
+LIBRARY_COST = 5
+"""A schedule takes about so many times longer with MLX or torch than with NumPy."""
+
+
+def run_stories(bench: Bench, first: int, count: int) -> Counter[str]:
+    happened = Counter[str]()
+    for seed in range(first, first + count):
+        happened += PrefixStory(bench, seed).run(40)
+    return happened
+
+
+def stories(way: Way, count: int) -> int:
+    return count if way.engine in FAST_ENGINES else max(2, count // LIBRARY_COST)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.engine in FAST_ENGINES], ids=lambda way: way.name)
+def test_each_request_gets_what_it_gets_alone(way: Way, bench_of: Benches) -> None:
+    assert run_stories(bench_of(way), SEED, stories(way, 6))["hit"] > 2
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_each_request_gets_what_it_gets_alone_in_many_schedules(way: Way, bench_of: Benches) -> None:
+    happened = run_stories(bench_of(way), SEED + 100, stories(way, 50))
+    assert min(happened[one] for one in ("hit", "evicted", "lost", "forgotten")) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_each_request_gets_what_it_gets_alone_in_thousands_of_schedules(way: Way, bench_of: Benches) -> None:
+    happened = run_stories(bench_of(way), SEED + 1000, 2000 if way == DUMMY else stories(way, 500))
+    assert min(happened[one] for one in ("hit", "evicted", "lost", "forgotten")) > 20
