@@ -322,7 +322,7 @@ class Driver:
             if not generation.index:  # not one that has been running before
                 self.waits.add(now - generation.submitted_at)
             if not self._shared.must_wait(sequence, self._scheduler.running):
-                self._begin(sequence, now)
+                self._begin(sequence, now, may_wait=True)
             if generation.queued:
                 generation.queued = False
                 num_turns += 1
@@ -341,9 +341,14 @@ class Driver:
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
-    def _begin(self, sequence: Sequence, now: float) -> None:
-        """Let every stage begin a sequence, with the part of its prompt that the prefix cache has."""
+    def _begin(self, sequence: Sequence, now: float, *, may_wait: bool = False) -> None:
+        """Let every stage begin a sequence, with the part of its prompt that the prefix cache has. may_wait: if a
+        running request computes more of it at this moment, the sequence begins later, as a copy of that."""
         generation = self._live[sequence.id]
+        if may_wait and self.prefix.shares_running:
+            known = self.prefix.known(sequence)
+            if self._shared.must_follow(sequence, known, self._scheduler.running):
+                return
         reuse = self.prefix.find(sequence, now)
         if reuse is None:
             self._ops.append(Insert(sequence.id, generation.max_positions))
@@ -386,6 +391,9 @@ class Driver:
                 size, max_positions = sequence.num_shared, self._live[sequence.id].max_positions
                 self._ops.append(self._shared.made(Copy(sequence.id, source.id, size, max_positions), saves=size))
                 self._scheduler.copied(sequence, size)
+                if not sequence.share_id:
+                    self._live[sequence.id].cached = size
+                    self.prefix.note_hit(size)
 
     def _take_fault(self, fault: Fault) -> None:
         """End a sequence that a stage could not compute. Its copies are not trusted: they compute their prompts

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.frame import Copy
+from exo_mesh.runner.prefix.index import BLOCK_TOKENS, common_tokens, content_of
 from exo_mesh.runner.scheduler import Sequence
 
 
@@ -37,6 +38,23 @@ class SharedPrompts:
         """Whether a sequence that has just got its place becomes a copy; if so, `ready` yields it later."""
         if _can_follow(sequence):
             sequence.source = _source(sequence, running)
+        return sequence.waits
+
+    def must_follow(self, sequence: Sequence, known: int, running: Iterable[Sequence]) -> bool:
+        """Whether a new sequence waits for another request that is computing more of its prompt than the `known`
+        positions which stages hold; if so, `ready` yields it as soon as that part is computed. Only for KV that can be
+        cut back."""
+        limit = len(sequence.tokens) - 1 - sequence.forced
+        if sequence.share_id or sequence.computed or sequence.held or sequence.wants_scores or limit <= known:
+            return False
+        content = content_of(sequence.tokens[:limit])
+        for other in running:
+            if other is sequence or not other.prefill_left:
+                continue
+            stop = other.computed + other.prefill_left
+            common = common_tokens(content_of(other.tokens[:stop]), content)
+            if common >= known + BLOCK_TOKENS:
+                sequence.source, sequence.num_shared, known = other, common, common
         return sequence.waits
 
     def ready(self, running: Iterable[Sequence]) -> Iterator[tuple[Sequence, Sequence | None]]:

@@ -109,11 +109,24 @@ class PrefixCache:
         if found is None:
             self.misses += 1
             return None
-        self.hits += 1
-        self.hit_tokens += found.length
+        self.note_hit(found.length)
         kept = self._kept[found.source]
         kept.used_at, kept.hits = now, kept.hits + 1
         return found
+
+    @property
+    def shares_running(self) -> bool:
+        """Whether a prompt that is being computed can be copied in part."""
+        return self.is_on and self.cuts_back
+
+    def known(self, sequence: Sequence) -> int:
+        """How many positions of a new sequence stages hold, to within a block. Changes nothing."""
+        return self._index.match(content_of(sequence.tokens[:-1])).blocks * BLOCK_TOKENS
+
+    def note_hit(self, num_tokens: int) -> None:
+        """Count a prompt of which other requests had computed so many tokens."""
+        self.hits += 1
+        self.hit_tokens += num_tokens
 
     def _longest(self, closest: tuple[int, ...], content: bytes, blocks: int) -> Reuse | None:
         """A part of a sequence that can be cut back."""

@@ -251,3 +251,28 @@ async def test_every_answer_is_the_same_in_thousands_of_random_schedules() -> No
     first = int(os.environ.get("EXO_MESH_TEST_SEED", "1000"))
     for seed in range(first, first + 2000):
         await run_schedule(seed)
+
+
+@pytest.mark.parametrize("laps_between", [0, 1, 3])
+async def test_requests_that_begin_alike_at_once_compute_the_common_part_once(laps_between: int) -> None:
+    ring, callers = CachingRing(2, keeping, prefill_chunk=32), []
+    prompts = [[*PROMPT, *[number + 3] * 5] for number in range(8)]
+    for number, prompt in enumerate(prompts):
+        callers.append(ring.submit(f"r{number}", prompt, 6))
+        for _ in range(laps_between):
+            ring.lap()
+    ring.run()
+    for prompt, caller in zip(prompts, callers, strict=True):
+        assert ids(await caller.collect()) == expected(prompt, 6, 2)
+    assert counts(ring) == [len(PROMPT) + 8 * (4 + 6)] * 2
+    ring.check()
+
+
+async def test_who_waits_for_a_request_that_is_cancelled_computes_the_prompt() -> None:
+    ring = CachingRing(2, keeping, prefill_chunk=32)
+    first, second = ring.submit("a", PROMPT, 6), ring.submit("b", [*PROMPT, 5], 6)
+    ring.lap()
+    ring.driver.cancel("a", first.mailbox)
+    ring.run()
+    assert ids(await second.collect()) == expected([*PROMPT, 5], 6, 2)
+    ring.check()
