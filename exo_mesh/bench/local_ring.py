@@ -96,6 +96,7 @@ class RingJob:
     model_dir: Path
     options: dict[str, str]
     tls: Credentials | None
+    prefix_bytes: int
 
 
 def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> driver_pb2.GenerateRequest:
@@ -150,6 +151,7 @@ async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWir
         options=what.options,
         host="127.0.0.1",
         max_queued=64,
+        prefix_bytes=what.prefix_bytes,
         tls=tls_to_proto(what.tls),
         rank=None if rank is None else rank_to_proto(rank),
     )
@@ -164,14 +166,16 @@ async def local_ring(
     options: dict[str, str],
     cpus: Sequence[int] = (),
     tls: Credentials | None = None,
+    prefix_bytes: int = 0,
 ) -> AsyncIterator[list[LocalRunner]]:
     """Starts every stage of the plan on loopback, waits until all are ready, and links the ring; stops all at the end.
 
     cpus: stage i is pinned to cpus[i % len] where the system supports it, so that stages do not share a core.
     tls: the credentials of all ends of the hops; None for plain connections. All ranks of a tensor group run here; the
-    returned runner of such a stage is the leader.
+    returned runner of such a stage is the leader. prefix_bytes: limit of the prefix cache on each stage; 0: every prompt
+    is computed.
     """
-    what = RingJob(plan, model_dir, options, tls)
+    what = RingJob(plan, model_dir, options, tls, prefix_bytes)
     runners: list[LocalRunner] = []
     readers: list[asyncio.Task[None]] = []
     try:

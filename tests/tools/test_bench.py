@@ -40,6 +40,21 @@ def test_nodes_that_start_at_once_beside_a_busy_process_are_one_mesh(capsys: pyt
     assert ready.startswith("3 nodes are ready after ") and joined.endswith("0 log lines take a living node for dead")
 
 
+@pytest.mark.extended
+def test_the_prefix_cache_computes_a_repeated_prompt_once(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--stages", "1", "--prompt", "300", "--turns", "3", "--tokens", "4", "--rounds", "1"]
+    assert main(["prefix", "--engine", "numpy", *small]) == 0
+    repeated, agent, single = capsys.readouterr().out.splitlines()
+    assert repeated.endswith("; 1 tokens computed again")
+    assert float(agent.rpartition("(")[2].removesuffix(")")) <= 1.1
+    assert "without reuse" in single
+
+
+def test_a_prefix_benchmark_of_tiny_prompts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prefix", "--prompt", "5"]) == 1
+    assert "at least 128 tokens" in capsys.readouterr().err
+
+
 def test_draws_are_timed_by_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sampling", "--rows", "1", "--rounds", "1"]) == 0
     _, head, *rows = capsys.readouterr().out.splitlines()

@@ -8,6 +8,7 @@ python -m tools.bench entry                 tokens per second through one entry 
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
 python -m tools.bench grammar               what grammars cost a ring and save it, by tokens per second
 python -m tools.bench idle                  memory and CPU of nodes that have nothing to do
+python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
@@ -32,6 +33,7 @@ from tools.bench import (
     group,
     idle,
     mlx_server,
+    prefix,
     router,
     sampling,
     templates,
@@ -52,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
     group.add_parser(subparsers)
     idle.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
+    prefix.add_parser(subparsers)
     router.add_parser(subparsers)
     sampling.add_parser(subparsers)
     templates.add_parser(subparsers)
