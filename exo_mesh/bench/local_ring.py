@@ -172,8 +172,8 @@ async def local_ring(
 
     cpus: stage i is pinned to cpus[i % len] where the system supports it, so that stages do not share a core.
     tls: the credentials of all ends of the hops; None for plain connections. All ranks of a tensor group run here; the
-    returned runner of such a stage is the leader. prefix_bytes: limit of the prefix cache on each stage; 0: every prompt
-    is computed.
+    returned runner of such a stage is the leader. prefix_bytes: limit of the prefix cache on each stage; 0: it is
+    off.
     """
     what = RingJob(plan, model_dir, options, tls, prefix_bytes)
     runners: list[LocalRunner] = []
