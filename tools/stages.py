@@ -9,8 +9,7 @@ import numpy as np
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.tensor import Tensor
-from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine, StageInput
+from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine, StageInput, StageOutput
 
 CONTEXT = 512
 
@@ -47,16 +46,28 @@ class Stages:
 
 def forward(ring: Sequence[StageEngine], rows: Sequence[Row], token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """Returns logits `[sum(num_logits), vocab]` of one frame. Raises RuntimeError if a stage faults a row."""
-    tensors: dict[str, Tensor] = {}
-    logits = None
-    for stage in ring:
-        output = stage.forward(StageInput(tuple(rows), tuple(map(int, token_ids)), tensors))
-        if output.faults:
-            raise RuntimeError(f"fault: {output.faults[0].message}")
-        tensors, logits = dict(output.tensors), output.logits
+    logits = _passed(ring, rows, token_ids).logits
     if logits is None:
         raise RuntimeError("the last stage gives no logits")
     return logits
+
+
+def final_states(ring: Sequence[StageEngine], rows: Sequence[Row], token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns the final hidden states `[sum(num_hidden), width]` of one frame. Raises RuntimeError as `forward`."""
+    hidden = _passed(ring, rows, token_ids).hidden
+    if hidden is None:
+        raise RuntimeError("the last stage gives no hidden states")
+    return hidden
+
+
+def _passed(ring: Sequence[StageEngine], rows: Sequence[Row], token_ids: Sequence[int] | np.ndarray) -> StageOutput:
+    """Passes one frame through the ring; returns the output of the last stage."""
+    output = StageOutput()
+    for stage in ring:
+        output = stage.forward(StageInput(tuple(rows), tuple(map(int, token_ids)), dict(output.tensors)))
+        if output.faults:
+            raise RuntimeError(f"fault: {output.faults[0].message}")
+    return output
 
 
 def insert(ring: Sequence[StageEngine], sequences: Iterable[int], max_tokens: int = CONTEXT) -> None:

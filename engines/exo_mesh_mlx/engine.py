@@ -272,16 +272,27 @@ class MlxStage:
             defect = None if row.sequence in faults else self._prepare(row, tokens[index])
             if defect:
                 faults[row.sequence] = Fault(row.sequence, UNKNOWN_STAGE, "bad_row", defect)
-        groups = group_rows(rows, wave, faults, self.batched)
+        apart = [index for index in wave if rows[index].num_hidden]
+        groups = group_rows(rows, [index for index in wave if not rows[index].num_hidden], faults, self.batched)
+        groups += group_rows(rows, apart, faults, self.batched)
         received = packets.unpack(stage.inputs, stage_input.tensors, groups, sizes)
         computed: Computed = []
         for group, packet in zip(groups, received, strict=True):
             caches = self._together([self._sequences[rows[index].sequence].cache for index in group.rows])
             ids = mx.array([tokens[index] for index in group.rows], mx.int32)
-            num_logits = max(rows[index].num_logits for index in group.rows)
-            computed.append((group, stage.forward(ids, caches.full(), packet, num_logits)))
+            computed.append((group, self._result(ids, caches, packet, [rows[index] for index in group.rows])))
             caches.advance(group.n)
         return computed
+
+    def _result(self, ids: mx.array, caches: CacheRows, packet: Packet, rows: Sequence[Row]) -> mx.array | Packet:
+        """What one group of rows wants, lazily: either no row wants hidden states, or all of them do."""
+        stage = self._loaded()
+        if stage.outputs or not rows[0].num_hidden:
+            return stage.forward(ids, caches.full(), packet, max(row.num_logits for row in rows))
+        states = stage.final_states(ids, caches.full(), packet)
+        if states is None:
+            raise EngineError("mlx-lm's code of this model does not give hidden states")
+        return states
 
     def _together(self, caches: Sequence[SequenceCache]) -> CacheRows:
         """The caches of the rows of one forward; also prepares the model for that number of rows."""
@@ -300,10 +311,31 @@ class MlxStage:
             packed = packets.pack(stage.outputs, made, [row.n for row in rows], self._activation_dtype)
             self._evaluate(list(packed.values()), states, rows)
             return StageOutput(tensors=packets.to_tensors(packed), faults=faults)
+        if any(row.num_hidden for row in rows):
+            return self._with_states(rows, computed, states, faults)
         wanted = self._wanted_logits(rows, computed)
         self._evaluate(wanted, states, rows)
         copies = [np.array(array) for array in wanted]
         return StageOutput(logits=copies[0] if len(copies) == 1 else np.concatenate(copies), faults=faults)
+
+    def _with_states(
+        self, rows: Sequence[Row], computed: Computed, caches: list[mx.array], faults: tuple[Fault, ...]
+    ) -> StageOutput:
+        """Evaluate a frame of which some rows want final hidden states; zeros for a row that was not computed."""
+        found: dict[int, mx.array] = {}
+        for group, result in computed:
+            for place, index in enumerate(group.rows):
+                if (count := rows[index].num_hidden) and isinstance(result, mx.array):
+                    found[index] = result[place, -count:].astype(mx.float32)
+        logits = mx.concatenate(self._wanted_logits(rows, computed))
+        self._evaluate([*found.values(), logits], caches, rows)
+        width = next((states.shape[1] for states in found.values()), 1)
+        missing = np.zeros((0, width), np.float32)
+        parts = [
+            np.array(found[index]) if index in found else np.resize(missing, (row.num_hidden, width))
+            for index, row in enumerate(rows)
+        ]
+        return StageOutput(logits=np.array(logits), faults=faults, hidden=np.concatenate(parts))
 
     def _can_guess(self, rows: Sequence[Row], computed: Computed) -> bool:
         """Whether this step may be followed by one that is computed ahead: the stage is the whole model, and one

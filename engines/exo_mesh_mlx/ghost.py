@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from exo_mesh_mlx import tree
+from exo_mesh_mlx.body import find_body
 from exo_mesh_mlx.hooks import hook, replace_call, unhook
 from exo_mesh_mlx.trace import ArgumentLeaf, ArrayLeaf, ArraySource, MlxLayerUse, MlxTrace, keep_last_positions
 
@@ -41,6 +42,7 @@ class MlxGhostStage:
         self._sent = {value.source for value in self.inputs}
         self._packet: Packet = {}
         self._num_tokens = self._num_logits = 0
+        self._body = find_body(model)
         for index, layer in enumerate(model.layers):
             self._set_hook(index, layer)
 
@@ -60,11 +62,23 @@ class MlxGhostStage:
         finally:
             self._packet = {}
 
+    def final_states(self, tokens: mx.array, caches: list[Any], packet: Packet) -> mx.array | None:
+        """The same on the last stage, but the states after the last norm, `[rows, n, width]`; None if this model's code
+        has no part that gives them."""
+        if self._body is None:
+            return None
+        self._packet, self._num_tokens, self._num_logits = packet, tokens.shape[1], tokens.shape[1]
+        try:
+            states = self._body(tokens, cache=caches)
+            return states if isinstance(states, mx.array) and states.ndim == 3 else None
+        finally:
+            self._packet = {}
+
     def close(self) -> None:
         """Undo the hooks and release the model, so that no reference cycle stays. Not usable afterwards."""
         for layer in self._model.layers:
             unhook(layer)
-        self._model = None
+        self._model = self._body = None
 
     def _set_hook(self, index: int, layer: nn.Module) -> None:
         if index >= self._stop:

@@ -65,13 +65,22 @@ class Decoder:
 
     def logits(self, hidden: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Float32 `[len(wanted), vocab]` of rows `wanted` (at least one) of `hidden`, in a new array."""
-        assert self._weights.norm is not None and self._weights.head is not None
-        rows = self._scratch.take("wanted", self.kernels.padded(len(wanted)), hidden.shape[1])
-        rows[: len(wanted)] = hidden[wanted]
-        normed = self._norm(rows, self._weights.norm)
-        out = np.empty((len(rows), len(self._weights.head)), np.float32)
+        assert self._weights.head is not None
+        normed = self._final(hidden, wanted)
+        out = np.empty((len(normed), len(self._weights.head)), np.float32)
         self.kernels.product(normed, self._weights.head, out)
         return out[: len(wanted)]
+
+    def final_states(self, hidden: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Float32 `[len(wanted), hidden]` after the last norm, of rows `wanted` (at least one), in a new array."""
+        return self._final(hidden, wanted)[: len(wanted)].copy()
+
+    def _final(self, hidden: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """The rows `wanted` after the last norm, in scratch, padded."""
+        assert self._weights.norm is not None
+        rows = self._scratch.take("wanted", self.kernels.padded(len(wanted)), hidden.shape[1])
+        rows[: len(wanted)] = hidden[wanted]
+        return self._norm(rows, self._weights.norm)
 
     def _attend(
         self,

@@ -163,7 +163,9 @@ class NumpyStage:
         if rows and not shard.is_first:
             tensor = wire.received(stage_input.tensors, len(token_ids), width)
         work = self._take_apart(stage, rows, token_ids)
-        places = _logit_places(rows)
+        places = _places(rows, [row.num_logits for row in rows])
+        state_places = _places(rows, [row.num_hidden for row in rows])
+        states = np.zeros((int(state_places.max(initial=-1)) + 1, width), np.float32)
         logits = np.zeros((int(places.max(initial=-1)) + 1, stage.config.vocab_size), np.float32)
         handed_on = None if shard.is_last else np.zeros((len(token_ids), width), np.float32)
         for pieces in _passes(work.pieces, stage.decoder.kernels.max_tokens):
@@ -173,11 +175,14 @@ class NumpyStage:
             stage.decoder.run(hidden, pieces)
             if handed_on is not None:
                 handed_on[source] = hidden[: len(source)]
-            elif len(wanted := np.flatnonzero(places[source] >= 0)):
+                continue
+            if len(wanted := np.flatnonzero(places[source] >= 0)):
                 logits[places[source[wanted]]] = stage.decoder.logits(hidden, wanted)
+            if len(wanted := np.flatnonzero(state_places[source] >= 0)):
+                states[state_places[source[wanted]]] = stage.decoder.final_states(hidden, wanted)
         faults = tuple(work.faults.values())
         if handed_on is None:
-            return StageOutput(logits=logits, faults=faults)
+            return StageOutput(logits=logits, faults=faults, hidden=states if len(states) else None)
         tensors = {HIDDEN: wire.to_tensor(handed_on, stage.output_dtype)} if rows else {}
         return StageOutput(tensors=tensors, faults=faults)
 
@@ -224,9 +229,10 @@ class NumpyStage:
         hidden[begin:] = 0
 
 
-def _logit_places(rows: Sequence[Row]) -> np.ndarray:
-    """For each token of the frame: its row among the logits, or -1 if its logits are not wanted."""
-    wanted = [index >= row.n - row.num_logits for row in rows for index in range(row.n)]
+def _places(rows: Sequence[Row], counts: Sequence[int]) -> np.ndarray:
+    """For each token of the frame: its row among the results, or -1 if no result is wanted of it. counts[i]: how many
+    of the last tokens of row i a result is wanted of."""
+    wanted = [index >= row.n - count for row, count in zip(rows, counts, strict=True) for index in range(row.n)]
     flags = np.array(wanted, bool)
     return np.where(flags, np.cumsum(flags) - 1, -1)
 

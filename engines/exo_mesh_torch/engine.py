@@ -225,11 +225,11 @@ class TorchStage:
         """Groups of rows that are computed together: of one length, each of another sequence, all begun or all not."""
         if len({rows[i].sequence for i in indices}) < len(indices) or not self._joins:
             return [[i] for i in indices]
-        groups: dict[tuple[int, bool, int], list[int]] = {}
+        groups: dict[tuple[int, bool, int, bool], list[int]] = {}
         for i in indices:
             row = rows[i]
             alone = i if row.n > MAX_JOINED_TOKENS else -1
-            groups.setdefault((row.n, row.pos0 > 0, alone), []).append(i)
+            groups.setdefault((row.n, row.pos0 > 0, alone, row.num_hidden > 0), []).append(i)
         return list(groups.values())
 
     def _compute(
@@ -251,7 +251,9 @@ class TorchStage:
         order = [at[sequence] for sequence in batch.sequences]
         ids = [token_ids[starts[i] : starts[i + 1]] for i in order]
         given = None if hidden is None else _rows_of(hidden, [(starts[i], starts[i + 1]) for i in order])
-        result = model.run(ids, batch, given, max(rows[i].num_logits for i in order))
+        wants_states = rows[order[0]].num_hidden > 0
+        num_logits = max(rows[i].num_logits for i in order)
+        result = model.run(ids, batch, given, num_logits, wants_states=wants_states)
         for i, values in zip(order, result, strict=True):
             results[i] = values
 
@@ -267,10 +269,12 @@ class TorchStage:
                 for row, result in zip(rows, results, strict=True)
                 if row.num_logits
             ]
+            states = _states(rows, results)
             if not wanted:
-                return StageOutput(logits=np.zeros((0, model.vocab_size), np.float32), faults=faults)
+                logits_of_none = np.zeros((0, model.vocab_size), np.float32)
+                return StageOutput(logits=logits_of_none, faults=faults, hidden=states)
             logits = wanted[0] if len(wanted) == 1 else torch.cat([part.to(model.device) for part in wanted])
-            return StageOutput(logits=logits.cpu().numpy(), faults=faults)
+            return StageOutput(logits=logits.cpu().numpy(), faults=faults, hidden=states)
         width = math.prod(model.hidden_shape)
         dtype = self._activation_dtype or model.hidden_dtype
         parts = [
@@ -305,6 +309,17 @@ class TorchStage:
             ) from exc
         self._shapes = saving.shapes(batches.single(WARM_UP_SEQUENCE), model.layers)
         self.remove(WARM_UP_SEQUENCE)
+
+
+def _states(rows: Sequence[Row], results: Sequence[torch.Tensor | None]) -> np.ndarray | None:
+    """Float32 `[sum(num_hidden), width]`, with zeros for rows that were not computed; None if no row wants states."""
+    wanted = [(row, result) for row, result in zip(rows, results, strict=True) if row.num_hidden]
+    width = next((result.shape[-1] for _, result in wanted if result is not None), 1)
+    parts = [
+        np.zeros((row.num_hidden, width), np.float32) if result is None else result[-row.num_hidden :].float().cpu().numpy()
+        for row, result in wanted
+    ]
+    return np.concatenate(parts) if parts else None
 
 
 def _rows_of(hidden: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:

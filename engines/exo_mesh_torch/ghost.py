@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exo_mesh.errors import ModelError
+from exo_mesh.errors import EngineError, ModelError
 from exo_mesh_torch.caches import StageCache
 from exo_mesh_torch.calls import call_arguments, get_hidden, put_hidden
 from exo_mesh_torch.trace import TorchTrace
@@ -23,9 +23,11 @@ from exo_mesh_torch.trace import TorchTrace
 class _TorchStageEnd(Exception):
     """Not an error: leaves the forward pass with the hidden state when the stage's part is done."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: torch.Tensor, *, is_final: bool = False) -> None:
+        """is_final: it is the input of the head, and has no axis of parallel hidden states."""
         super().__init__()
         self.hidden = hidden
+        self.is_final = is_final
 
 
 class TorchGhostStage:
@@ -44,6 +46,7 @@ class TorchGhostStage:
         self._ghosts = [i for i in range(trace.num_layers) if not start <= i < stop]
         self._received: torch.Tensor | None = None
         self._num_logits = 0
+        self._wants_states = self._has_head = False
         self._takes_logits_to_keep = "logits_to_keep" in call_arguments(model, None, logits_to_keep=0)  # type: ignore[arg-type]
         for index in self._ghosts:
             layers[index].forward = self._ghost(index, trace.layers[index].returns)
@@ -54,6 +57,7 @@ class TorchGhostStage:
             layers[stop - 1].register_forward_hook(self._after_last)
             head = model.get_output_embeddings()
             if head is not None:
+                self._has_head = True
                 head.register_forward_pre_hook(self._before_head)
 
     def forward(
@@ -64,13 +68,21 @@ class TorchGhostStage:
         cache: StageCache,
         hidden: torch.Tensor | None,
         num_logits: int,
+        *,
+        wants_states: bool = False,
     ) -> torch.Tensor:
         """Run the stage. token_ids, positions `[rows, n]` int64; mask `[rows, past + n]` or None; hidden
         `[rows, n, …]`.
 
         Returns the hidden state `[rows, n, …]`, or on the last stage logits `[rows, num_logits, vocab]`; with
-        num_logits 0 the result of the last layer. Appends n positions to `cache`.
+        num_logits 0 the result of the last layer; with wants_states the input of the head, `[rows, n, width]`. Appends
+        n positions to `cache`. Raises EngineError for states of a model without a head.
         """
+        self._wants_states = wants_states and self._stop == self._num_layers
+        if self._wants_states:
+            if not self._has_head:
+                raise EngineError("this model has no head, whose input would be the hidden states")
+            num_logits = token_ids.shape[1]
         self._received = hidden.movedim(2, 0) if hidden is not None and self._streams else hidden
         self._num_logits = num_logits
         keep: Mapping[str, int] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
@@ -80,7 +92,7 @@ class TorchGhostStage:
         try:
             result: torch.Tensor = self._model(input_ids=token_ids, **arguments).logits[:, -num_logits:]
         except _TorchStageEnd as end:
-            result = end.hidden.movedim(0, 2) if self._streams else end.hidden
+            result = end.hidden.movedim(0, 2) if self._streams and not end.is_final else end.hidden
         finally:
             self._received = None
         cache.skip(self._ghosts, token_ids.shape[1])
@@ -117,6 +129,8 @@ class TorchGhostStage:
         """Keep only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to
         multiply them with a strided hidden state. `contiguous` would keep the odd stride of an axis of size 1."""
         hidden, *others = args
+        if self._wants_states:
+            raise _TorchStageEnd(hidden, is_final=True)
         return (hidden[:, -self._num_logits :].clone(memory_format=torch.contiguous_format), *others)
 
 

@@ -143,15 +143,22 @@ class StageModel:
         return self._opened.caches.new()
 
     def run(
-        self, ids: Sequence[Sequence[int]], batch: Batch, hidden: torch.Tensor | None, num_logits: int
+        self,
+        ids: Sequence[Sequence[int]],
+        batch: Batch,
+        hidden: torch.Tensor | None,
+        num_logits: int,
+        *,
+        wants_states: bool = False,
     ) -> torch.Tensor:
         """Append one row of ids per row of the batch, all of the same length; see TorchGhostStage.forward."""
         tokens = torch.tensor(ids, dtype=torch.long, device=self.device)
         num_tokens = tokens.shape[1]
         lengths = torch.tensor(batch.lengths, dtype=torch.long, device=self.device)[:, None]
         positions = lengths + torch.arange(num_tokens, device=self.device)
+        mask, num_logits = self._mask(batch, num_tokens), num_logits if self.is_last else 0
         result = self._stage.forward(
-            tokens, positions, self._mask(batch, num_tokens), batch.cache, hidden, num_logits if self.is_last else 0
+            tokens, positions, mask, batch.cache, hidden, num_logits, wants_states=wants_states
         )
         batch.lengths = [length + num_tokens for length in batch.lengths]
         return result

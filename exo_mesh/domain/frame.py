@@ -29,19 +29,26 @@ LONGEST_DRAFT = 32
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """`n` tokens of `sequence` starting at position `pos0`; logits are wanted for the last `num_logits` of them.
+    """`n` tokens of `sequence` starting at position `pos0`; logits are wanted for the last `num_logits` of them, final
+    hidden states for the last `num_hidden` of them. A row never wants both.
 
-    A stage brings the KV of the sequence to length pos0, appends n, and computes.
+    A stage brings the KV of the sequence to length pos0, appends n, and computes. second: in a row with a pair of
+    texts, the index of the first token of the second text; 0 in any other row.
     """
 
     sequence: int
     pos0: int
     n: int
     num_logits: int = 0
+    num_hidden: int = 0
+    second: int = 0
 
     def __post_init__(self) -> None:
-        if self.n < 1 or self.pos0 < 0 or not 0 <= self.num_logits <= self.n:
+        wanted = self.num_logits or self.num_hidden
+        if self.n < 1 or self.pos0 < 0 or self.num_logits < 0 or not 0 <= wanted <= self.n:
             raise ValueError(f"bad row {self.sequence}: pos0={self.pos0} n={self.n} num_logits={self.num_logits}")
+        if (self.num_logits and self.num_hidden) or not 0 <= self.second < self.n:
+            raise ValueError(f"bad row {self.sequence}: num_hidden={self.num_hidden} second={self.second} n={self.n}")
 
 
 class Insert(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from exo_mesh.domain.embedding import EmbedSpec
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage
 
@@ -123,6 +124,8 @@ class GenerateRequest:
     """What the client asked for, as text. A request for a model without a tokenizer in the mesh has no prompt_ids."""
     bridge: TextBridge | None = field(default=None, compare=False, repr=False)
     """Set for a request as ids and as text. Only the entry peer knows it."""
+    embed: EmbedSpec | None = None
+    """Set: the result is one vector of the prompt, and nothing is drawn."""
     keep_alive_s: float | None = None
     """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
     setting. Only the entry peer knows it."""
@@ -132,6 +135,10 @@ class GenerateRequest:
             raise ValueError("the prompt has no tokens")
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens is {self.max_tokens}, less than 0")
+        if self.embed is not None and (self.max_tokens or self.resume_ids or self.prompt_logprobs is not None):
+            raise ValueError("a request for a vector takes no output tokens and no log-probabilities")
+        if self.embed is not None and self.prompt_ids and self.embed.second >= len(self.prompt_ids):
+            raise ValueError(f"the second text begins at {self.embed.second} of {len(self.prompt_ids)} tokens")
 
     @property
     def num_scores(self) -> int:
@@ -192,7 +199,8 @@ class TokenEvent:
 
     token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only. From an
     engine that gives text, an event has a `piece` instead of a token id, and `usage` on the last event. cached: on the
-    first event, the prompt tokens that came from a prefix cache.
+    first event, the prompt tokens that came from a prefix cache. vector: the result of a request for a vector, on its
+    only event: float32 values, little-endian.
     """
 
     index: int
@@ -203,6 +211,7 @@ class TokenEvent:
     piece: TextPiece | None = None
     usage: TextUsage | None = None
     cached: int = 0
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,12 @@ class StageInput(msgspec.Struct, frozen=True):
 
 
 class StageOutput(msgspec.Struct, frozen=True):
-    """Exactly one of: `tensors` for the next stage (main tensor "hidden", `[sum(n), hidden]`), or float32 `logits`
-    `[sum(num_logits), vocab]` in row order from the last stage.
+    """Either `tensors` for the next stage (main tensor "hidden", `[sum(n), hidden]`), or from the last stage float32
+    `logits` `[sum(num_logits), vocab]` in row order.
+
+    If rows want them, the last stage also gives the final hidden states `hidden`, float32 `[sum(num_hidden), width]` in
+    row order: the input of the model's head, after the last norm. None from an engine that cannot give them. A model
+    whose head classifies gives its output for the whole text instead, for each wanted position.
 
     Rows of a faulted sequence hold zeros (or any finite values) so that shapes stay right. An engine does not know its
     place in the ring: it leaves `Fault.stage` at UNKNOWN_STAGE, and the runner fills it in.
@@ -130,6 +134,7 @@ class StageOutput(msgspec.Struct, frozen=True):
     tensors: Mapping[str, Tensor] = msgspec.field(default_factory=dict)
     logits: np.ndarray | None = None
     faults: tuple[Fault, ...] = ()
+    hidden: np.ndarray | None = None
 
 
 UNKNOWN_STAGE = -1

@@ -81,8 +81,22 @@ class TextInput(_message.Message):
     begun: _containers.RepeatedCompositeFieldContainer[TextPiece]
     def __init__(self, body: _Optional[bytes] = ..., stops: _Optional[_Iterable[bytes]] = ..., begun: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
 
+class Embed(_message.Message):
+    __slots__ = ("pooling", "normalise", "dimensions", "whole", "second")
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    NORMALISE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    pooling: str
+    normalise: bool
+    dimensions: int
+    whole: bool
+    second: int
+    def __init__(self, pooling: _Optional[str] = ..., normalise: bool = ..., dimensions: _Optional[int] = ..., whole: bool = ..., second: _Optional[int] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text")
+    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text", "embed")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +118,7 @@ class GenerateRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     THINKING_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    EMBED_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
     request_id: str
@@ -125,7 +140,8 @@ class GenerateRequest(_message.Message):
     grammar: Grammar
     thinking: ThinkingBudget
     text: TextInput
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ...) -> None: ...
+    embed: Embed
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -136,7 +152,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens", "cached")
+    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens", "cached", "vector")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +162,7 @@ class TokenEvent(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
     index: int
     token_id: int
     logprob: float
@@ -155,7 +172,8 @@ class TokenEvent(_message.Message):
     prompt_tokens: int
     output_tokens: int
     cached: int
-    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
+    vector: bytes
+    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class PromptLogprob(_message.Message):
     __slots__ = ("index", "logprob", "top")

@@ -28,6 +28,7 @@ from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.errors import (
     CancelledRequestError,
+    EngineError,
     InputError,
     KeyReusedError,
     MemoryPressureError,
@@ -50,6 +51,7 @@ from exo_mesh.runner.generation import (
     queue_events,
     token_events,
     trace_events,
+    vector_events,
 )
 from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
@@ -249,9 +251,11 @@ class Driver:
             self._scheduler.unpark(self._live[sequence_id].sequence)
             self.pump()
 
-    def returned(self, frame: Frame, logits: np.ndarray | None, *, is_apart: bool = False) -> None:
+    def returned(
+        self, frame: Frame, logits: np.ndarray | None, hidden: np.ndarray | None = None, *, is_apart: bool = False
+    ) -> None:
         """Take back a frame that came round and that the last stage has computed; logits are float32
-        `[sum(num_logits), vocab]`.
+        `[sum(num_logits), vocab]`, hidden states float32 `[sum(num_hidden), width]`.
 
         is_apart: the engine computes meanwhile in another thread. The ring waits for the next frame, so that frame is
         sent before anything is learnt from this one.
@@ -283,6 +287,8 @@ class Driver:
             self.prefix.copied(well=True)
         if logits is not None:
             self._draw(frame, logits)
+        if work is not None and work.is_prefill:
+            self._pool(frame, hidden)
         draw_s = time.perf_counter() - now
         for row in frame.rows if work is not None and work.is_prefill else ():
             if row.sequence in self._live:
@@ -505,6 +511,25 @@ class Driver:
                     self._score(generation, row, logits[stop - row.num_logits : stop])
                 else:
                     self._draw_one(generation, logits[stop - 1])
+
+    def _pool(self, frame: Frame, hidden: np.ndarray | None) -> None:
+        """Take the hidden states of rows that want them, and send each vector that is complete."""
+        stop = 0
+        for row in frame.rows:
+            stop += row.num_hidden
+            if row.num_hidden and (generation := self._live.get(row.sequence)) is not None:
+                try:
+                    if hidden is None:
+                        raise EngineError("the engine of the last stage does not give hidden states of this model")
+                    vector = generation.pool(row, hidden[stop - row.num_hidden : stop])
+                except MeshError as exc:
+                    self._end(row.sequence, exc)
+                    continue
+                if vector is not None:
+                    self.prompts += 1
+                    self._tell_laps(generation)
+                    self._tell(generation, vector_events, vector)
+                    self._end(row.sequence, None)
 
     def _score(self, generation: Generation, row: Row, logits: np.ndarray) -> None:
         """Send the log-probabilities of the prompt, and the end if nothing is to be drawn."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from exo_mesh.domain.embedding import EmbedSpec
 from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, PromptLogprob, StageSpan, TokenEvent
@@ -20,6 +21,7 @@ from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.runner.constraint import Constraint
 from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.pooled import PooledVector
 from exo_mesh.runner.sampling.prompt_logprobs import score
 from exo_mesh.runner.sampling.sampler import Draw, Sampler
 from exo_mesh.runner.scheduler import Sequence
@@ -79,6 +81,8 @@ class Generation:
     """Prompt tokens that were copied from another request instead of computed."""
     late: np.ndarray | None = None
     """Logits that came round before the allowed tokens were known."""
+    vector: PooledVector | None = None
+    """The vector of the prompt so far, if the request wants one."""
 
     @staticmethod
     def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
@@ -89,7 +93,11 @@ class Generation:
         sequence = Sequence(sequence_id, tokens, request.client, request.priority, request.resumed)
         sequence.share_id, sequence.num_shared = request.share_id, len(request.prompt_ids) - 1
         sequence.draws, sequence.scores = request.max_tokens > 0, request.num_scores
-        return Generation(request, sequence, sampler, mailbox, len(request.resume_ids))
+        generation = Generation(request, sequence, sampler, mailbox, len(request.resume_ids))
+        if request.embed is not None:
+            _prepare_vector(sequence, request.embed)
+            generation.vector = PooledVector(request.embed)
+        return generation
 
     @property
     def max_positions(self) -> int:
@@ -126,6 +134,9 @@ class Generation:
             scores=old.scores,
             scored=old.scored,
             is_kept=old.is_kept,
+            embeds=old.embeds,
+            is_whole=old.is_whole,
+            second=old.second,
         )
         self.cached = 0
 
@@ -153,6 +164,19 @@ class Generation:
         entries = score(logits[start - first : stop - first], token_ids, start + 1, self.request.prompt_logprobs or 0)
         sequence.scored = stop
         return entries
+
+    def pool(self, row: Row, hidden: np.ndarray) -> bytes | None:
+        """Add the hidden states of a prefill row to the vector; returns the vector once it is complete. hidden: of the
+        last positions of the row. Raises EngineError if they are not numbers."""
+        assert self.vector is not None, "the request wants a vector"
+        sequence = self.sequence
+        first, stop = row.pos0 + row.n - len(hidden), row.pos0 + row.n
+        if stop <= sequence.scored:
+            return None
+        assert first <= sequence.scored, "frames come round in order"
+        self.vector.add(hidden[sequence.scored - first :])
+        sequence.scored = stop
+        return None if sequence.wants_scores else self.vector.result()
 
     def draw(self, logits: np.ndarray) -> Drawn:
         """Draw the next token from float32 `[vocab]` logits, and add the tokens that must follow it.
@@ -190,6 +214,15 @@ class Generation:
         return Drawn(draws, FinishReason.LENGTH if self.index >= self.request.max_tokens else None)
 
 
+def _prepare_vector(sequence: Sequence, spec: EmbedSpec) -> None:
+    """Set what a sequence wants of its prompt: hidden states, of all tokens or of one."""
+    num_tokens = len(sequence.tokens)
+    sequence.embeds, sequence.is_whole, sequence.second = True, spec.whole, spec.second
+    sequence.is_kept = False  # texts seldom begin alike, and an encoder keeps nothing
+    sequence.scores = 1 if spec.pooling == "first" else num_tokens
+    sequence.scored = num_tokens - 1 if spec.pooling in ("last", "score") else 0
+
+
 def token_events(ballot: plan_pb2.Ballot, index: int, drawn: Drawn) -> pb.GenerateEvents:
     """The message with the tokens of one row and the end, if any. One message for all of them: a caller that loses the
     driver then has all or none. index: of the first token."""
@@ -199,6 +232,12 @@ def token_events(ballot: plan_pb2.Ballot, index: int, drawn: Drawn) -> pb.Genera
 def end_events(ballot: plan_pb2.Ballot, index: int) -> pb.GenerateEvents:
     """The message that ends a request that draws nothing."""
     return pb.GenerateEvents(ballot=ballot, events=[pb.TokenEvent(index=index, finish=FinishReason.LENGTH)])
+
+
+def vector_events(ballot: plan_pb2.Ballot, vector: bytes) -> pb.GenerateEvents:
+    """The message with the vector of a prompt, which ends its request."""
+    event = pb.TokenEvent(index=0, finish=FinishReason.STOP, vector=vector)
+    return pb.GenerateEvents(ballot=ballot, events=[event])
 
 
 def prompt_events(ballot: plan_pb2.Ballot, entries: Iterable[PromptLogprob]) -> pb.GenerateEvents:

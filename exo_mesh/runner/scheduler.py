@@ -74,6 +74,12 @@ class Sequence:
     """A chunk of the prompt ends at this position, so that stages can copy the KV as it is there; 0: at none."""
     is_kept: bool = True
     """Whether stages may keep its KV after its end, for other prompts."""
+    embeds: bool = False
+    """Whether hidden states are wanted of these positions, and not logits. The last token is then prefilled too."""
+    is_whole: bool = False
+    """Whether all tokens must be in one row, because each of them sees all others."""
+    second: int = 0
+    """See Row; of a sequence in one row."""
 
     @property
     def waits(self) -> bool:
@@ -83,7 +89,7 @@ class Sequence:
     def prefill_left(self) -> int:
         if self.source is not None:
             return 0
-        left = len(self.tokens) - 1 - self.forced - self.computed
+        left = len(self.tokens) - 1 + self.embeds - self.forced - self.computed
         return left if left > 0 else 0  # `max` would take a third of the time, and each frame asks all sequences
 
     @property
@@ -98,12 +104,14 @@ class Sequence:
 
     @property
     def catch_up_left(self) -> int:
-        return 0 if self.waits else max(0, min(self.held, len(self.tokens) - 1) - self.computed)
+        return 0 if self.waits else max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
 
     def prefill_row(self, n: int) -> Row:
-        """The row of the next n positions, with the number of logits that are wanted of them."""
+        """The row of the next n positions, with the number of logits or hidden states that are wanted of them."""
         stop = self.computed + n
         wanted = stop - max(self.computed, self.scored) if self.wants_scores and self.computed < self.scores else 0
+        if self.embeds:
+            return Row(self.id, self.computed, n, num_hidden=max(0, wanted), second=self.second)
         return Row(self.id, self.computed, n, max(0, wanted))
 
 
@@ -470,22 +478,27 @@ class Scheduler:
 
     def _prefill_shares(self, size: int, catching_up: bool, logit_rows: int) -> dict[int, int]:
         """Tokens of a chunk for each sequence, by id: half of the chunk for the oldest sequence, the rest for those
-        with the least left. So a long prompt does not delay short ones, and they do not delay it."""
+        with the least left. So a long prompt does not delay short ones, and they do not delay it. A sequence that must
+        be in one row gets all or nothing, and the oldest one all, however long it is."""
         wanted: dict[int, int] = {}
         for sequence in self._running.values():
             wants = sequence.catch_up_left if catching_up else sequence.chunk_left
-            if wants and sequence.wants_scores:
+            if wants and sequence.wants_scores and not sequence.embeds:
                 wants = min(wants, logit_rows)
                 logit_rows -= wants
             if wants:
                 wanted[sequence.id] = wants
         first, *others = wanted
-        left = size - min(wanted[first], size - size // 2)
+        is_whole = self._running[first].is_whole
+        left = size - (wanted[first] if is_whole else min(wanted[first], size - size // 2))
         dealt: dict[int, int] = {}
         for sequence_id in sorted(others, key=lambda sequence_id: wanted[sequence_id])[: self.limits.max_rows - 1]:
-            dealt[sequence_id] = min(left, wanted[sequence_id])
-            left -= dealt[sequence_id]
-        dealt[first] = min(wanted[first], size - sum(dealt.values()))
+            share = min(max(0, left), wanted[sequence_id])
+            if self._running[sequence_id].is_whole and share < wanted[sequence_id]:
+                continue
+            dealt[sequence_id] = share
+            left -= share
+        dealt[first] = wanted[first] if is_whole else min(wanted[first], size - sum(dealt.values()))
         return dealt
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:

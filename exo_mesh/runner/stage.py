@@ -32,11 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 class StageResult(msgspec.Struct, frozen=True):
-    """`frame` as it goes to the next stage; logits (float32 `[sum(num_logits), vocab]`) at the last stage."""
+    """`frame` as it goes to the next stage; logits (float32 `[sum(num_logits), vocab]`) and hidden (float32
+    `[sum(num_hidden), width]`) at the last stage."""
 
     frame: Frame
     logits: np.ndarray | None
     shutdown: bool
+    hidden: np.ndarray | None = None
 
 
 class Stage:
@@ -158,25 +160,29 @@ class Stage:
         if not output.faults:
             # the last stage that computes the rows passes no tensors on: no stage would use them
             tensors = {} if frame.upto == self._index + 1 else dict(output.tensors)
-            return StageResult(frame.changed(tensors=tensors), output.logits, shutdown)
+            return StageResult(frame.changed(tensors=tensors), output.logits, shutdown, output.hidden)
         faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
         poisoned = {fault.sequence for fault in faults}
-        logits = output.logits
+        keep = [row.sequence not in poisoned for row in frame.rows]
+        logits, hidden = output.logits, output.hidden
         if logits is not None:
-            keep = [row.sequence not in poisoned for row in frame.rows]
             logits = logits[_row_mask(frame.rows, keep, [row.num_logits for row in frame.rows])]
+        if hidden is not None:
+            hidden = hidden[_row_mask(frame.rows, keep, [row.num_hidden for row in frame.rows])]
         passed = _without(frame.changed(tensors=output.tensors, faults=frame.faults + faults), poisoned)
-        return StageResult(passed, logits, shutdown)
+        return StageResult(passed, logits, shutdown, hidden)
 
 
 def _joined(outputs: list[StageOutput]) -> StageOutput:
     """The results of groups of rows as one result, in order."""
     names = outputs[0].tensors
     logits = [output.logits for output in outputs if output.logits is not None]
+    hidden = [output.hidden for output in outputs if output.hidden is not None]
     return StageOutput(
         {name: Tensor.concatenate([output.tensors[name] for output in outputs]) for name in names},
         np.concatenate(logits) if logits else None,
         tuple(fault for output in outputs for fault in output.faults),
+        np.concatenate(hidden) if hidden else None,
     )
 
 

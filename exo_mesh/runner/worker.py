@@ -474,13 +474,12 @@ class Worker:
         self._budget.computed(frame, self._free_bytes)
         status = self.status.worse(self.status_of_others())
         report = StageReport(compute_s, start - since, *status, self._budget.most_kept_tokens, self._cuts_back)
-        return StageResult(
-            result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
-        )
+        frame = result.frame.changed(reports=(*result.frame.reports, report))
+        return StageResult(frame, result.logits, result.shutdown, result.hidden)
 
     def _computed(self, result: StageResult) -> None:
         if self.driver is not None:
-            self.driver.returned(result.frame, result.logits, is_apart=self._thread.apart)
+            self.driver.returned(result.frame, result.logits, result.hidden, is_apart=self._thread.apart)
         elif not self._setup.follows:
             self._outbox.append(result.frame)
         if result.frame.rows and not result.frame.is_prefill:

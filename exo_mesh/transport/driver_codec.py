@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import cast, get_args
 
+from exo_mesh.domain.embedding import MAX_WIDTH, EmbedSpec, Pooling
 from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import (
@@ -21,7 +22,7 @@ from exo_mesh.domain.request import (
     TokenEvent,
     TokenLogprob,
 )
-from exo_mesh.errors import PeerVersionError
+from exo_mesh.errors import PeerVersionError, TransportError
 from exo_mesh.printable import printable
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_to_proto
@@ -85,6 +86,16 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
         message.thinking.CopyFrom(budget)
     if request.text is not None:
         message.text.CopyFrom(text_to_proto(request.text))
+    if (embed := request.embed) is not None:
+        message.embed.CopyFrom(
+            pb.Embed(
+                pooling=embed.pooling,
+                normalise=embed.normalise,
+                dimensions=embed.dimensions,
+                whole=embed.whole,
+                second=embed.second,
+            )
+        )
     return message
 
 
@@ -115,6 +126,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         thinking=_thinking(message.thinking) if message.HasField("thinking") else None,
         text=text_from_proto(message.text) if message.HasField("text") else None,
+        embed=_embed(message.embed) if message.HasField("embed") else None,
         sampling=SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -145,6 +157,20 @@ def _thinking(message: pb.ThinkingBudget) -> ThinkingBudget:
     return ThinkingBudget(tuple(message.end_ids), message.tokens, tuple(message.start_ids))
 
 
+def _embed(message: pb.Embed) -> EmbedSpec:
+    if message.pooling not in get_args(Pooling):
+        raise ValueError(f'"{printable(message.pooling, 40)}" is not a kind of pooling')
+    pooling = cast(Pooling, message.pooling)
+    return EmbedSpec(pooling, message.normalise, message.dimensions, message.whole, message.second)
+
+
+def _vector(values: bytes) -> bytes:
+    """Raises TransportError for bytes that are not the values of a vector."""
+    if not 0 < len(values) <= 4 * MAX_WIDTH or len(values) % 4:
+        raise TransportError(f"the driver sent a vector of {len(values)} bytes, not of 1 to {MAX_WIDTH} float32 values")
+    return values
+
+
 def _hash(value: bytes) -> bytes:
     if len(value) not in (0, HASH_BYTES):
         raise ValueError(f"a hash must have {HASH_BYTES} bytes, not {len(value)}")
@@ -162,6 +188,8 @@ def event_to_proto(event: TokenEvent) -> pb.TokenEvent:
         message.piece.CopyFrom(piece_to_proto(event.piece))
     if event.usage is not None:
         add_usage(message, event.usage)
+    if event.vector is not None:
+        message.vector = event.vector
     return message
 
 
@@ -231,7 +259,8 @@ def trace_from_proto(message: pb.FrameTrace) -> FrameTrace:
 
 
 def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
-    """Raises PeerVersionError for a finish reason that only a newer version knows."""
+    """Raises PeerVersionError for a finish reason that only a newer version knows, and TransportError for a vector of
+    an impossible size."""
     return TokenEvent(
         index=message.index,
         token_id=message.token_id if message.HasField("token_id") else None,
@@ -241,6 +270,7 @@ def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
         piece=piece_from_proto(message.piece) if message.HasField("piece") else None,
         usage=usage_from_proto(message) if message.finish else None,
         cached=message.cached,
+        vector=_vector(message.vector) if message.HasField("vector") else None,
     )
 
 

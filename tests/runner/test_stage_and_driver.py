@@ -97,12 +97,12 @@ class Ring:
         self.driver = Driver(BALLOT, SchedulerLimits(num_stages, **limits), self.sent.append)
 
     def lap(self) -> None:
-        frame, logits = self.sent.popleft(), None
+        frame, logits, hidden = self.sent.popleft(), None, None
         for stage in self.stages:
             result = stage.process(frame)
-            frame, logits = result.frame, result.logits
+            frame, logits, hidden = result.frame, result.logits, result.hidden
             self.shut_down += result.shutdown
-        self.driver.returned(frame, logits)
+        self.driver.returned(frame, logits, hidden)
         self.driver.deliver_news()
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.contract import EngineProvider
-from tools.stages import Stages, forward, insert, remove
+from tools.stages import Stages, final_states, forward, insert, remove
 
 
 class Ring:
@@ -29,6 +29,10 @@ class Ring:
     def forward(self, rows: Sequence[Row], token_ids: np.ndarray) -> np.ndarray:
         """Logits `[sum(num_logits), vocab]`."""
         return forward(self.stages, rows, token_ids)
+
+    def final_states(self, rows: Sequence[Row], token_ids: np.ndarray) -> np.ndarray:
+        """Final hidden states `[sum(num_hidden), width]`."""
+        return final_states(self.stages, rows, token_ids)
 
     def close(self) -> None:
         for stage in self.stages:
