@@ -30,10 +30,29 @@ MAX_TOKENIZER_BYTES = 64 * 2**20
 MAX_MESSAGE = 400
 """Longest message about a model in characters. Names and values in its files may be megabytes long."""
 
+MODULES_FILE = "modules.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+LENGTH_FILE = "sentence_bert_config.json"
+"""Files of sentence-transformers: the steps from text to vector, the prompts, and the most tokens of a text."""
+
+POOLING_PATH = "1_Pooling/config.json"
+"""How hidden states become a vector: the only file of a model in a folder that is used."""
+
+POOLING_FILE = "1_Pooling.config.json"
+"""The name under which fetched models have that file: directly in the directory, as all their files."""
+
 _PIECE_BYTES = 2**20
 _SHOWN_CHARS = 100
 HUB_DIR = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
 """The directory name of a model in a Hugging Face cache; its `snapshots` contain links to its `blobs`."""
+
+
+def place_of(model_dir: Path, name: str) -> Path:
+    """The path of a text file of a model; of POOLING_FILE in the place that it has in this directory."""
+    in_folder = model_dir / POOLING_PATH
+    if name == POOLING_FILE and in_folder.parent.is_dir() and not in_folder.parent.is_symlink():
+        return in_folder
+    return model_dir / name
 
 
 def label(model_dir: Path) -> str:
@@ -140,7 +159,8 @@ def _resolve(file: Path) -> Path:
     """Follows links to the real file. Raises OSError, and ModelError if the file is outside the model."""
     real = Path(os.path.realpath(file, strict=True))
     root = Path(os.path.realpath(file.parent, strict=True))
-    hub = root.parent.parent if root.parent.name == "snapshots" else None
+    snapshot = next((one for one in (root, root.parent) if one.parent.name == "snapshots"), None)
+    hub = None if snapshot is None else snapshot.parent.parent
     in_blobs = hub is not None and HUB_DIR.fullmatch(hub.name) and real.is_relative_to(hub / "blobs")
     if not in_blobs and not real.is_relative_to(root):
         raise ModelError(

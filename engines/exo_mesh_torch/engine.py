@@ -315,11 +315,12 @@ def _states(rows: Sequence[Row], results: Sequence[torch.Tensor | None]) -> np.n
     """Float32 `[sum(num_hidden), width]`, with zeros for rows that were not computed; None if no row wants states."""
     wanted = [(row, result) for row, result in zip(rows, results, strict=True) if row.num_hidden]
     width = next((result.shape[-1] for _, result in wanted if result is not None), 1)
+    zeros = torch.zeros((1, width))
     parts = [
-        np.zeros((row.num_hidden, width), np.float32) if result is None else result[-row.num_hidden :].float().cpu().numpy()
+        zeros.expand(row.num_hidden, -1) if result is None else result[-row.num_hidden :].float().cpu()
         for row, result in wanted
     ]
-    return np.concatenate(parts) if parts else None
+    return torch.cat(parts).numpy() if parts else None
 
 
 def _rows_of(hidden: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:

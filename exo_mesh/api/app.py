@@ -23,6 +23,9 @@ from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.diagnostics import DiagnosticRoutes
 from exo_mesh.api.document_routes import DocumentRoutes
 from exo_mesh.api.download_routes import DownloadRoutes
+from exo_mesh.api.embedding.embeddings import EmbeddingRoutes
+from exo_mesh.api.embedding.rerank import RerankRoutes
+from exo_mesh.api.embedding.vectors import Vectors
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.foreign.absent import AbsentRoutes
 from exo_mesh.api.foreign.model_pool import ModelPoolRoutes
@@ -30,6 +33,7 @@ from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.key_routes import KeyRoutes
 from exo_mesh.api.model_lists import ModelListRoutes
 from exo_mesh.api.model_routes import ModelRoutes
+from exo_mesh.api.ollama.embedding import OllamaEmbeddingRoutes
 from exo_mesh.api.ollama.generation import OllamaGenerationRoutes
 from exo_mesh.api.ollama.lines import OLLAMA_ERRORS
 from exo_mesh.api.ollama.models import OllamaModelRoutes
@@ -132,6 +136,7 @@ def _not_http(record: logging.LogRecord) -> bool:
 
 def route_table(context: ApiContext) -> RouteTable:
     """Every route of the API."""
+    vectors = Vectors(context)
     return [
         *ModelRoutes(context).table(),
         *DownloadRoutes(context).table(),
@@ -142,6 +147,9 @@ def route_table(context: ApiContext) -> RouteTable:
         *StreamRoutes(context).table(),
         *OllamaGenerationRoutes(context).table(),
         *OllamaModelRoutes(context).table(),
+        *EmbeddingRoutes(context, vectors).table(),
+        *RerankRoutes(context, vectors).table(),
+        *OllamaEmbeddingRoutes(context, vectors).table(),
         *TextRoutes(context).table(),
         *WebToolRoutes(context).table(),
         *SeedRoutes(context).table(),

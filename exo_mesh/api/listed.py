@@ -28,6 +28,7 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "peers": list(entry.peers),
         "instance_ids": list(entry.instance_ids),
         "aliases": list(entry.aliases),
+        "tasks": list(entry.tasks),
         "served_by": [_server(one) for one in (entry.served, *entry.stand_ins) if one is not None],
         "capabilities": None if entry.profile is None else {**entry.profile.to_json(), "schema": SCHEMA},
     }
@@ -54,4 +55,5 @@ def known_object(card: TomlCard, created: int) -> dict[str, Any]:
         "peers": [],
         "instance_ids": [],
         "aliases": list(card.aliases),
+        "tasks": list(card.tasks),
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from exo_mesh.domain.embedding import EmbedSpec
+from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exo_mesh.domain.embedding.tasks import DECODER_TASKS
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.cards.profile import CapabilityProfile
 
@@ -16,7 +17,7 @@ class ModelEntry:
     aliases: other names in its card. profile: its capabilities, as far as known. num_bytes: of all weights.
     quantization: of the weights, "" if unknown. dtype: of the activations. digest: SHA-256 by which peers recognise the
     model, 64 hex digits. served: set if a model server has it, and no peer has its files. stand_ins: models of model
-    servers that can answer for it.
+    servers that can answer for it. tasks: what it is for, by the names on cards.
     """
 
     name: str
@@ -34,3 +35,4 @@ class ModelEntry:
     digest: str = ""
     served: ServedModel | None = None
     stand_ins: tuple[ServedModel, ...] = ()
+    tasks: tuple[str, ...] = DECODER_TASKS

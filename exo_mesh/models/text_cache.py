@@ -17,7 +17,7 @@ from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelE
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
-from exo_mesh.model_files import read_model_file
+from exo_mesh.model_files import place_of, read_model_file
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
@@ -123,7 +123,7 @@ async def send(model_dir: Path) -> AsyncIterator[pb.TextFile]:
     """
     for name in TEXT_FILES:
         try:
-            data = await asyncio.to_thread(read_model_file, model_dir / name, text_file_limit(name))
+            data = await asyncio.to_thread(read_model_file, place_of(model_dir, name), text_file_limit(name))
         except FileNotFoundError:
             continue
         for start in range(0, max(1, len(data)), CHUNK_BYTES):

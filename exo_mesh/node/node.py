@@ -642,4 +642,5 @@ class Node:
             digest=card.digest.removeprefix(SERVED_DIGEST),
             served=served.find(name) if card.architecture == SERVED_ARCHITECTURE else None,
             stand_ins=tuple(one for other in served.standing_for(name) if (one := served.find(other)) is not None),
+            tasks=self._models.shelf.tasks_of(card),
         )

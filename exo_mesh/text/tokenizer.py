@@ -108,6 +108,26 @@ class TextModel:
         """Encode a prompt from a chat template, which already has its special tokens. It blocks. Raises InputError."""
         return self._encode(prompt, add_special_tokens=False)
 
+    def encode_for_vector(self, text: str, pair: str | None = None, limit: int | None = None) -> tuple[list[int], int]:
+        """(tokens, where the second text begins) of a text or a pair of texts, with the special tokens around them; the
+        second number is 0 if the model does not mark second texts. limit: cut the longer text until so many tokens are
+        left; None: cut nothing. It blocks. Raises InputError."""
+        try:
+            first = self.tokenizer.encode(text, add_special_tokens=False)
+            second = None if pair is None else self.tokenizer.encode(pair, add_special_tokens=False)
+            if limit is not None:
+                room = max(1, limit - self.tokenizer.num_special_tokens_to_add(second is not None))
+                _cut(first, second, room)
+            whole = self.tokenizer.post_process(first, second, add_special_tokens=True)
+        except UnicodeEncodeError as exc:
+            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="input") from exc
+        except BaseException as exc:
+            if not is_panic(exc):
+                raise
+            raise InputError("the model's tokenizer cannot encode this text", param="input") from exc
+        types = whole.type_ids
+        return list(whole.ids), types.index(1) if pair is not None and 1 in types else 0
+
     def check_length(self, text: str, limit: int, param: str) -> None:
         """Raises ContextLengthError for a long text that has more than `limit` tokens, before it is encoded. It blocks.
 
@@ -171,6 +191,19 @@ class TextModel:
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return token.replace("▁", " ").encode()
+
+
+def _cut(first: Any, second: Any, room: int) -> None:
+    """Cut the longer of two encodings, in place, until both have `room` tokens together; second may be None."""
+    if second is None:
+        first.truncate(min(room, len(first)))
+        return
+    surplus = max(0, len(first) + len(second) - room)
+    longer, shorter = (first, second) if len(first) > len(second) else (second, first)
+    most = min(surplus, len(longer) - len(shorter))
+    rest = surplus - most
+    longer.truncate(max(0, len(longer) - most - (rest + 1) // 2))
+    shorter.truncate(max(0, len(shorter) - rest // 2))
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import cast, get_args
 
-from exo_mesh.domain.embedding import MAX_WIDTH, EmbedSpec, Pooling
+from exo_mesh.domain.embedding.spec import MAX_WIDTH, EmbedSpec, Pooling
 from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import (

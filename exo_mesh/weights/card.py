@@ -10,16 +10,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.domain.embedding.tasks import find_tasks
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import (
+    LENGTH_FILE,
     MAX_JSON_BYTES,
     MAX_TOKENIZER_BYTES,
+    MODULES_FILE,
+    POOLING_FILE,
+    PROMPTS_FILE,
     exists,
     label,
     named,
     open_model_file,
+    place_of,
     read_in_pieces,
     read_json_text,
     shown,
@@ -37,12 +43,17 @@ TEXT_FILES = (
     "chat_template.json",
     "generation_config.json",
     "config.json",
+    MODULES_FILE,
+    POOLING_FILE,
+    PROMPTS_FILE,
+    LENGTH_FILE,
 )
 """The files that a peer needs to turn text into ids and back; they are small, and fetched from any peer that has the
 model."""
 
-LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
-"""Names of the tensors of layer N in checkpoints: `model.layers.N.`, `transformer.h.N.`, `blocks.N.`."""
+LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.([0-9]{1,9})\.")
+"""Names of the tensors of layer N in checkpoints: `model.layers.N.`, `encoder.layer.N.`, `transformer.h.N.`,
+`blocks.N.`."""
 
 QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gguf", "gptq", "modelopt", "mxfp4", "mxfp8"})
 """Values of `quant_method` in config.json that at least one shipped engine can load. MLX's own format has none."""
@@ -125,6 +136,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         legal_cuts=tuple(range(1, num_layers)),
         digest=_digest(config, table),
         text_digest=_text_digest(model_dir),
+        tasks=find_tasks(config, has_modules=exists(model_dir / MODULES_FILE)),
     )
 
 
@@ -339,7 +351,7 @@ def _text_digest(model_dir: Path) -> str:
     """SHA-256 over the names, lengths and contents of TEXT_FILES."""
     digest = hashlib.sha256()
     for name in TEXT_FILES:
-        file = model_dir / name
+        file = place_of(model_dir, name)
         try:
             num_bytes = size_of(file)
             digest.update(f"{name} {num_bytes}\n".encode())

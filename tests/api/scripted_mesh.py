@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
+from exo_mesh.domain.embedding.tasks import DECODER_TASKS
 from exo_mesh.domain.request import (
     FinishReason,
     GenerateRequest,
@@ -78,6 +80,7 @@ class ScriptedMesh:
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     deleted_traces: set[str] = field(default_factory=set)
     store: StoreService | None = None
+    tasks: tuple[str, ...] = DECODER_TASKS
     loaded: tuple[str, ...] = ()
     """The instances of each model that are ready."""
     kept: dict[str, float] = field(default_factory=dict)
@@ -98,7 +101,7 @@ class ScriptedMesh:
         return self.requests[-1]
 
     def models(self) -> list[ModelEntry]:
-        return [ModelEntry(name, ("peer1",), self.loaded, self.limit, ()) for name in self.names]
+        return [ModelEntry(name, ("peer1",), self.loaded, self.limit, (), tasks=self.tasks) for name in self.names]
 
     async def model(self, name: str) -> ModelEntry:
         for entry in self.models():
@@ -202,6 +205,10 @@ class ScriptedMesh:
             self.ended.set()
 
     async def echo(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+        if request.embed is not None:
+            width = request.embed.dimensions or 4
+            yield TokenEvent(0, None, finish=FinishReason.STOP, vector=struct.pack("<f", 0.5) * min(width, 4))
+            return
         for event in self.events(self.text.encode_text(self.answer), request):
             yield event
 

@@ -16,10 +16,10 @@ def test_each_task_of_a_card_is_in_the_table() -> None:
 
 
 def test_a_model_is_served_by_the_first_task_that_can_be() -> None:
-    assert runner_of("m", ("embeddings", "text_generation")) == "exo_mesh.runner"
+    assert runner_of("m", ("image_generation", "text_generation")) == "exo_mesh.runner"
 
 
-@pytest.mark.parametrize("tasks", [("embeddings",), ("embeddings", "image_generation"), ()])
+@pytest.mark.parametrize("tasks", [("image_generation",), ()])
 def test_a_model_for_other_tasks_is_refused_by_name(tasks: tuple[Task, ...]) -> None:
     with pytest.raises(InputError, match=r"^org/m is for ") as refused:
         runner_of("org/m", tasks)

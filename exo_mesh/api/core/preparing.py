@@ -18,6 +18,7 @@ from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.model_names import find_model
 from exo_mesh.clock import monotonic
+from exo_mesh.domain.embedding.tasks import GENERATION, why_not
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
 from exo_mesh.domain.whole.text_pieces import TextInput
@@ -103,6 +104,8 @@ async def prepare(
     """Prepare a request. Raises InputError, UnknownModelError, ContextLengthError, or an error of the service."""
     name = choose_model(asked.model, service.models())
     entry = await find_model(service, name, may_download=asker.may_download)
+    if unable := why_not(entry.name, entry.tasks, GENERATION):
+        raise InputError(unable, param="model")
     text = await texts.of(service, entry)
     if entry.served is not None:
         return _prepare_served(asked, asker, entry, text, await service.context_limit(entry.name))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exo_mesh.api.ollama.objects import OllamaDetails, OllamaModel
+from exo_mesh.domain.embedding.tasks import EMBEDDINGS, GENERATION
 from exo_mesh.models.entry import ModelEntry
 
 FORMAT = "safetensors"
@@ -70,6 +71,8 @@ def details_of(entry: ModelEntry) -> OllamaDetails:
 
 def capabilities_of(entry: ModelEntry) -> list[str]:
     """What this API offers for the model."""
+    if GENERATION not in entry.tasks:  # clients take "embedding" to mean that a model cannot answer
+        return ["embedding"] if EMBEDDINGS in entry.tasks else []
     able = ["completion"]
     if entry.profile is not None and entry.profile.supports_tool_calling:
         able.append("tools")

@@ -43,13 +43,10 @@ RUNNING = "Ollama is running"
 NEVER_S = 100 * 365 * 86400.0
 """The time until a model that is never unloaded expires, as /api/ps shows it."""
 
-_NO_EMBEDDINGS = "exo-mesh does not compute embeddings yet"
 _MISSING = {
     "/api/create": "exo-mesh does not create models; it serves models as their authors published them",
     "/api/copy": "exo-mesh does not copy models; a card can give a model further names (docs/reference/cards.md)",
     "/api/push": "exo-mesh does not publish models",
-    "/api/embed": _NO_EMBEDDINGS,
-    "/api/embeddings": _NO_EMBEDDINGS,
 }
 """Routes of Ollama that exo-mesh does not have, and why."""
 

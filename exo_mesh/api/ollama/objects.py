@@ -77,6 +77,22 @@ class OllamaGenerated(OllamaPart, kw_only=True):
     thinking: str | UnsetType = UNSET
 
 
+class OllamaEmbedded(Struct, kw_only=True):
+    """The reply of /api/embed. The durations are in ns."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Struct):
+    """The reply of /api/embeddings."""
+
+    embedding: list[float]
+
+
 class OllamaDetails(Struct):
     """What kind of model it is. parameter_size, quantization_level: "" if unknown."""
 

@@ -80,6 +80,25 @@ class OllamaNamedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
 
 
+class OllamaEmbedBody(OllamaNamedBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embed. truncate: cut texts that are too long, the default. Of the options only num_ctx has an effect:
+    the most tokens of a text."""
+
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    keep_alive: float | str | None = None
+    options: OllamaOptions | None = None
+
+
+class OllamaEmbeddingsBody(OllamaNamedBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embeddings."""
+
+    prompt: str | None = None
+    keep_alive: float | str | None = None
+    options: OllamaOptions | None = None
+
+
 class OllamaGenerationBody(OllamaNamedBody, kw_only=True, forbid_unknown_fields=True):
     """The common fields of /api/chat and /api/generate. null always means the same as a missing field.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+from exo_mesh.domain.embedding.tasks import GENERATION
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.models.cards.profile import TemplateFacts
 from exo_mesh.models.cards.shipped_cards import shipped_cards
-from exo_mesh.models.cards.toml_card import Capability, TomlCard
+from exo_mesh.models.cards.toml_card import Capability, Task, TomlCard
 from exo_mesh.weights.card import text_config
 
 
@@ -31,9 +32,15 @@ def card_from_checkpoint(
         context_length=model.context_length,
         storage_size=model.total_bytes,
         source=f"config.json and headers of {model.name}",
+        tasks=_tasks(model),
         capabilities=_capabilities(config, template),
         is_custom=True,
     )
+
+
+def _tasks(model: ModelCard) -> tuple[Task, ...]:
+    """Text generation for every language model, as shipped cards have it; else what the files show."""
+    return ("text_generation",) if GENERATION in model.tasks else cast(tuple[Task, ...], model.tasks)
 
 
 def _family(architecture: str) -> str | None:

@@ -10,10 +10,13 @@ from exo_mesh.models.cards.toml_card import Task
 
 RUNNERS: Final[Mapping[Task, str | None]] = {
     "text_generation": "exo_mesh.runner",
-    "embeddings": None,
+    "embeddings": "exo_mesh.runner",
+    "rerank": "exo_mesh.runner",
     "image_generation": None,
 }
 """The module that a runner process executes for a task; None: this version has none."""
+
+_SERVED = "text generation, embeddings and reranking"
 
 
 def runner_of(name: str, tasks: Sequence[Task]) -> str:
@@ -22,5 +25,5 @@ def runner_of(name: str, tasks: Sequence[Task]) -> str:
         if (module := RUNNERS[task]) is not None:
             return module
     what = " and ".join(task.replace("_", " ") for task in tasks) or "nothing"
-    message = f"{name} is for {what}, which this version does not serve; it serves text generation"
+    message = f"{name} is for {what}, which this version does not serve; it serves " + _SERVED
     raise InputError(message, param="model")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from exo_mesh.domain.model import NO_RULES, CardRules
+from exo_mesh.domain.embedding.tasks import GENERATION
+from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.view import MAX_CARD_BYTES, MAX_CARDS_PER_OWNER, CardInfo
+from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
@@ -93,6 +95,14 @@ class CardShelf:
         model without a card is a text model."""
         card = self.card(name)
         return runner_of(name, ("text_generation",) if card is None else card.tasks)
+
+    def tasks_of(self, model: ModelCard) -> tuple[str, ...]:
+        """Returns what a model is for: as its card says, if the card names anything but text generation, else as its
+        files show."""
+        card = self.card(model.name)
+        if card is not None and card.tasks != TomlCard(id="m").tasks:
+            return card.tasks
+        return (GENERATION,) if model.architecture == SERVED_ARCHITECTURE else model.tasks
 
     def allows_code(self, name: str) -> bool:
         """Whether code of the model's repository may run here: this machine's operator allows it, and a shipped card or

@@ -107,7 +107,7 @@ async def test_delete_takes_a_body_and_answers_404_for_an_unknown_model(api: Ser
         assert reply.status == 404 and await reply.json() == {"error": "no peer has nope"}
 
 
-@pytest.mark.parametrize("path", ["create", "copy", "push", "embed", "embeddings"])
+@pytest.mark.parametrize("path", ["create", "copy", "push"])
 async def test_what_is_missing_is_a_501_with_a_sentence(api: Served, path: str) -> None:
     for prefix in ("", "/ollama"):
         status, reply = await asked(api, f"{prefix}/api/{path}", input="x")

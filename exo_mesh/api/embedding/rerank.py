@@ -1,0 +1,110 @@
+"""Handler for /v1/rerank, in the form of Jina and Cohere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from aiohttp import web
+
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import REQUEST_ID, ApiContext
+from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, without_fields
+from exo_mesh.api.decoding import decode_body
+from exo_mesh.api.embedding.embeddings import floats
+from exo_mesh.api.embedding.schema import EmbeddingUsage, RerankBody, RerankReply, RerankResult
+from exo_mesh.api.embedding.vectors import MAX_TEXTS, Vectors
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
+from exo_mesh.domain.embedding.spec import EmbedSpec
+from exo_mesh.domain.embedding.tasks import RERANK
+from exo_mesh.errors import InputError
+
+NEUTRAL: NeutralTable = {
+    "max_chunks_per_doc": ANY,
+    "overlap_tokens": ANY,
+    "priority": (0,),
+    "rank_fields": (["text"],),
+    "request_id": ANY,
+    "timeout": ANY,
+}
+"""Fields of other servers and clients, with the values that have no effect."""
+
+
+class RerankRoutes:
+    """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
+
+    def __init__(self, context: ApiContext, vectors: Vectors) -> None:
+        self._context = context
+        self._vectors = vectors
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/v1/rerank", "/rerank", "/v2/rerank"), self.rerank, USE,
+                "Scores of documents for a query, the best first",
+                body=RerankBody, reply=RerankReply, errors=GENERATION_ERRORS,
+            ),
+        ]
+        # fmt: on
+
+    async def rerank(self, request: web.Request) -> web.Response:
+        """POST /v1/rerank"""
+        body = decode_body(await read_body(request, self._context.options.body_silence_s), RerankBody, _cleaned)
+        documents = _texts_of(body)
+        model = await self._vectors.model(request, body.model, RERANK)
+        if (num_scores := model.settings.num_scores) != 1:
+            message = f"{model.name} gives {num_scores} scores for a text, not one, so it cannot rerank"
+            raise InputError(message, param="model")
+        cuts = body.truncate is not False
+        pairs = [
+            await self._vectors.encode(model, body.query, f"documents[{index}]", text, truncate=cuts)
+            for index, text in enumerate(documents)
+        ]
+        spec = EmbedSpec("score", normalise=False, whole=model.settings.whole)
+        found = await self._vectors.vectors(request, model, pairs, spec, prefix="rerank-")
+        scores = [floats(vector)[0] for vector in found]
+        if not body.raw_scores:
+            scores = [_sigmoid(score) for score in scores]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+        results = [RerankResult(index=index, relevance_score=scores[index]) for index in order]
+        if body.return_documents:
+            for result in results:
+                given = body.documents[result.index]
+                result.document = {"text": given} if isinstance(given, str) else given
+        num_tokens = sum(len(pair.ids) for pair in pairs)
+        usage = EmbeddingUsage(num_tokens, num_tokens)
+        meta = {"billed_units": {"search_units": 1, "total_tokens": num_tokens}, "tokens": {"input_tokens": num_tokens}}
+        return json_response(
+            RerankReply(id=request[REQUEST_ID], model=model.name, results=results, usage=usage, meta=meta)
+        )
+
+
+def _texts_of(body: RerankBody) -> list[str]:
+    """The texts of the documents. Raises InputError for an empty query, no document, too many, and one without text."""
+    if not body.query:
+        raise InputError("query is empty", param="query")
+    if not body.documents:
+        raise InputError("documents is empty; send a list of texts", param="documents")
+    if len(body.documents) > MAX_TEXTS:
+        message = f"documents has {len(body.documents)} texts; at most {MAX_TEXTS} are allowed in one call"
+        raise InputError(message, param="documents")
+    return [_text_of(given, index) for index, given in enumerate(body.documents)]
+
+
+def _text_of(given: str | dict[str, Any], index: int) -> str:
+    text = given if isinstance(given, str) else given.get("text")
+    if not isinstance(text, str) or not text:
+        raise InputError(f"documents[{index}] has no text", param=f"documents[{index}]")
+    return text
+
+
+def _sigmoid(value: float) -> float:
+    """The logistic function, exact also where exp would overflow."""
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
+
+
+def _cleaned(body: bytes) -> bytes:
+    return without_fields(body, NEUTRAL, RerankBody.__struct_fields__, {}, ())

@@ -1,0 +1,108 @@
+"""Handlers for Ollama's /api/embed and its predecessor /api/embeddings."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.keep_alive import keep_alive_s
+from exo_mesh.api.embedding.embeddings import check_width, floats
+from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.ollama.lenient import decode_ollama_body
+from exo_mesh.api.ollama.objects import OllamaEmbedded, OllamaEmbedding, OllamaError
+from exo_mesh.api.ollama.schema import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaOptions
+from exo_mesh.api.ollama.translate import named
+from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
+from exo_mesh.clock import monotonic
+from exo_mesh.domain.embedding.spec import EmbedSpec
+from exo_mesh.domain.embedding.tasks import EMBEDDINGS
+from exo_mesh.errors import InputError
+
+
+class OllamaEmbeddingRoutes:
+    """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
+
+    def __init__(self, context: ApiContext, vectors: Vectors) -> None:
+        self._context = context
+        self._vectors = vectors
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/api/embed", "/ollama/api/embed"), self.embed, USE, "Vectors of texts (Ollama)",
+                body=OllamaEmbedBody, reply=OllamaEmbedded, errors=GENERATION_ERRORS, error=OllamaError,
+            ),
+            Route(
+                "POST", ("/api/embeddings", "/ollama/api/embeddings"), self.embeddings, USE,
+                "The vector of one text, not scaled to length 1 (Ollama)",
+                body=OllamaEmbeddingsBody, reply=OllamaEmbedding, errors=GENERATION_ERRORS, error=OllamaError,
+            ),
+        ]
+        # fmt: on
+
+    async def embed(self, request: web.Request) -> web.Response:
+        """POST /api/embed: vectors of length 1. Texts that are too long are cut, unless truncate is false."""
+        began = monotonic()
+        body = decode_ollama_body(await self._read(request), OllamaEmbedBody)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        if len(texts) > MAX_TEXTS:
+            message = f"input has {len(texts)} texts; at most {MAX_TEXTS} are allowed in one call"
+            raise InputError(message, param="input")
+        dimensions = body.dimensions or 0
+        if dimensions < 0:
+            raise InputError(f"dimensions is {dimensions}, less than 0", param="dimensions")
+        model = await self._vectors.model(request, named(body), EMBEDDINGS)
+        model, loaded_at = _shortened(model, body.options), monotonic()
+        encoded = [await self._encoded(model, text, "input", cuts=body.truncate is not False) for text in texts]
+        spec = EmbedSpec(model.settings.pooling, dimensions=dimensions, whole=model.settings.whole)
+        found = []
+        if encoded:
+            found = await self._vectors.vectors(
+                request, model, encoded, spec, prefix="ollama-", keep_alive_s=_keeps_s(body.keep_alive)
+            )
+            check_width(found[0], dimensions)
+        embedded = OllamaEmbedded(
+            model=named(body) or model.name,
+            embeddings=[floats(vector) for vector in found],
+            total_duration=int(1e9 * (monotonic() - began)),
+            load_duration=int(1e9 * (loaded_at - began)),
+            prompt_eval_count=sum(len(text.ids) for text in encoded),
+        )
+        return json_response(embedded)
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        """POST /api/embeddings: the vector of one text as the model makes it. A text that is too long is cut."""
+        body = decode_ollama_body(await self._read(request), OllamaEmbeddingsBody)
+        model = await self._vectors.model(request, named(body), EMBEDDINGS)
+        if not body.prompt:
+            return json_response(OllamaEmbedding([]))
+        model = _shortened(model, body.options)
+        encoded = await self._encoded(model, body.prompt, "prompt", cuts=True)
+        spec = EmbedSpec(model.settings.pooling, normalise=False, whole=model.settings.whole)
+        (vector,) = await self._vectors.vectors(
+            request, model, [encoded], spec, prefix="ollama-", keep_alive_s=_keeps_s(body.keep_alive)
+        )
+        return json_response(OllamaEmbedding(floats(vector)))
+
+    async def _encoded(self, model: EmbeddingModel, text: str, param: str, *, cuts: bool) -> EncodedText:
+        prompt = model.settings.prompt(None, param)
+        return await self._vectors.encode(model, prompt + text, param, truncate=cuts)
+
+    async def _read(self, request: web.Request) -> bytes:
+        return await read_body(request, self._context.options.body_silence_s)
+
+
+def _shortened(model: EmbeddingModel, options: OllamaOptions | None) -> EmbeddingModel:
+    """The model for texts of at most num_ctx tokens, if the options have it. Raises InputError."""
+    most = None if options is None else options.num_ctx
+    if most is not None and most < 1:
+        raise InputError(f"options.num_ctx is {most}, less than 1", param="options.num_ctx")
+    return model if most is None else model.shortened(most)
+
+
+def _keeps_s(value: str | float | None) -> float | None:
+    return keep_alive_s(None if value == "" else value, "keep_alive")

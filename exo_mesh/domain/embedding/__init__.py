@@ -1,0 +1,1 @@
+"""Vectors of texts: how hidden states become one vector, and which models make vectors. Pure."""
