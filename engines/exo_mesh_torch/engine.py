@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
@@ -28,9 +29,11 @@ from exo_mesh.engine.contract import (
     row_defect,
 )
 from exo_mesh.errors import EngineError, MeshError, ModelError
+from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
+from exo_mesh_torch.encoder import TorchEncoder
 from exo_mesh_torch.loading import StageLoader, num_bytes
 from exo_mesh_torch.model import StageModel, open_model
 from exo_mesh_torch.packing import PackedLinears, wants_packing
@@ -50,6 +53,7 @@ class TorchStage:
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
 
     def __init__(self) -> None:
+        self._encoder: TorchEncoder | None = None
         self._model: StageModel | None = None
         self._batches: Batches | None = None
         self._max_tokens: dict[int, int] = {}
@@ -61,6 +65,10 @@ class TorchStage:
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
         set_threads(request.options)
+        if is_encoder(read_json(request.model_dir / "config.json")):
+            self._encoder = TorchEncoder(request, progress)
+            self.capabilities = self._encoder.capabilities
+            return
         device, shard = choose_device(request.options), request.shard
         opened = open_model(
             request.model_dir, request.context_limit, lambda own: choose_dtype(request.options, own, device)
@@ -89,12 +97,17 @@ class TorchStage:
         self._weight_bytes = num_bytes(opened.model) + packed.num_bytes
 
     def insert(self, sequence: int, max_tokens: int) -> None:
+        if self._encoder is not None:
+            self._encoder.insert(sequence, max_tokens)
+            return
         _, batches = self._loaded()
         if sequence not in batches:
             batches.begin(sequence)
             self._max_tokens[sequence] = max_tokens
 
     def forward(self, stage_input: StageInput) -> StageOutput:
+        if self._encoder is not None:
+            return self._encoder.forward(stage_input)
         model, _ = self._loaded()
         rows = stage_input.rows
         if not rows:
@@ -114,14 +127,20 @@ class TorchStage:
             raise EngineError(f"torch failed in a forward of {len(rows)} rows: {exc}") from exc
 
     def remove(self, sequence: int) -> None:
+        if self._encoder is not None:
+            self._encoder.remove(sequence)
         if self._batches is not None:
             self._batches.remove(sequence)
             self._max_tokens.pop(sequence, None)
 
     def sequences(self) -> Sequence[int]:
+        if self._encoder is not None:
+            return self._encoder.sequences()
         return [] if self._batches is None else list(self._batches)
 
     def memory_bytes(self) -> int:
+        if self._encoder is not None:
+            return self._encoder.num_bytes
         return self._weight_bytes + (0 if self._batches is None else self._batches.num_bytes())
 
     def library_memory(self) -> LibraryMemory | None:
@@ -133,6 +152,9 @@ class TorchStage:
         return LibraryMemory("torch", active, reserved - active, torch.cuda.max_memory_allocated(device))
 
     def close(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
         if self._model is not None:
             self._model.close()
         self._model = self._batches = None

@@ -20,7 +20,7 @@ from exo_mesh_torch.calls import call_arguments, get_hidden, put_hidden
 from exo_mesh_torch.trace import TorchTrace
 
 
-class _TorchStageEnd(Exception):
+class StageEnd(Exception):
     """Not an error: leaves the forward pass with the hidden state when the stage's part is done."""
 
     def __init__(self, hidden: torch.Tensor, *, is_final: bool = False) -> None:
@@ -52,7 +52,7 @@ class TorchGhostStage:
             layers[index].forward = self._ghost(index, trace.layers[index].returns)
         if start:
             layers[start].forward = self._first(layers[start].forward)
-            _silence(model, trace.first, device)
+            silence(model, trace.first, device)
         if stop == trace.num_layers:
             layers[stop - 1].register_forward_hook(self._after_last)
             head = model.get_output_embeddings()
@@ -91,7 +91,7 @@ class TorchGhostStage:
             arguments.pop("attention_mask", None)
         try:
             result: torch.Tensor = self._model(input_ids=token_ids, **arguments).logits[:, -num_logits:]
-        except _TorchStageEnd as end:
+        except StageEnd as end:
             result = end.hidden.movedim(0, 2) if self._streams and not end.is_final else end.hidden
         finally:
             self._received = None
@@ -108,7 +108,7 @@ class TorchGhostStage:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden = get_hidden(args, kwargs)
             if index >= self._stop:
-                raise _TorchStageEnd(hidden)
+                raise StageEnd(hidden)
             return (hidden, *[None] * (returns - 1)) if returns else hidden
 
         return forward
@@ -123,18 +123,18 @@ class TorchGhostStage:
 
     def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> None:
         if not self._num_logits:
-            raise _TorchStageEnd(output[0] if isinstance(output, tuple) else output)
+            raise StageEnd(output[0] if isinstance(output, tuple) else output)
 
     def _before_head(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Keep only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to
         multiply them with a strided hidden state. `contiguous` would keep the odd stride of an axis of size 1."""
         hidden, *others = args
         if self._wants_states:
-            raise _TorchStageEnd(hidden, is_final=True)
+            raise StageEnd(hidden, is_final=True)
         return (hidden[:, -self._num_logits :].clone(memory_format=torch.contiguous_format), *others)
 
 
-def _silence(model: nn.Module, names: frozenset[str], device: torch.device) -> None:
+def silence(model: nn.Module, names: frozenset[str], device: torch.device) -> None:
     """Make modules whose parameters are only used before the first layer return zeros, or their input.
 
     A single zero of the same shape replaces their weights, because some code reads the device of the embedding.

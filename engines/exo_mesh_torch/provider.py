@@ -11,6 +11,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Literal
 
+from exo_mesh.domain.embedding.tasks import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
 
@@ -53,7 +54,9 @@ class TorchProvider:
         return Availability(True, reason, compute=compute, preference=_PREFERENCE[compute])
 
     def supports(self, architecture: str) -> bool:
-        """Whether transformers has a causal language model for this `model_type`."""
+        """Whether transformers has a causal language model or a supported encoder for this `model_type`."""
+        if architecture in ENCODERS:
+            return _has_family(architecture)
         return architecture in _causal_models() and architecture not in _OWN_CACHE | _NO_DECODER
 
     def version(self) -> str:
@@ -124,6 +127,13 @@ def _version(distribution: str) -> str:
 def _package_dir(package: str) -> Path | None:
     spec = util.find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+@cache
+def _has_family(architecture: str) -> bool:
+    """Whether transformers has a folder for a family; its name has underscores."""
+    root = _package_dir("transformers")
+    return root is not None and (root / "models" / architecture.replace("-", "_")).is_dir()
 
 
 @cache

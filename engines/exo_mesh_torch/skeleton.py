@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, initialization
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
 from exo_mesh.weights.safetensors import TensorTable
@@ -49,7 +51,7 @@ def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
 def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
     """Raises ModelError for an architecture that transformers does not have. Code in a checkpoint is never run."""
     architecture = config.get("model_type")
-    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or is_encoder(config):
         return
     if config.get("auto_map"):
         raise ModelError(
@@ -72,11 +74,17 @@ def read_config(checkpoint: TorchCheckpoint) -> Any:
 
 
 def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype) -> nn.Module:
-    """The whole model on the meta device; those parameters in float32 that transformers keeps in float32. Raises
-    ModelError."""
+    """The whole language model on the meta device. Raises ModelError."""
+    return make_skeleton(
+        checkpoint, dtype, lambda: AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    )
+
+
+def make_skeleton(checkpoint: TorchCheckpoint, dtype: torch.dtype, make: Callable[[], Any]) -> nn.Module:
+    """A model on the meta device; those parameters in float32 that transformers keeps in float32. Raises ModelError."""
     try:
         with initialization.no_init_weights(), torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model: Any = make()
     except Exception as exc:  # model classes may raise anything
         raise ModelError(f"{checkpoint.config_file}: {one_line(exc)}") from exc
     model.tie_weights()

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
+from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.engine.contract import ModelSurvey
+from exo_mesh.weights.card import read_json
 from exo_mesh_torch.devices import check_options, choose_device, choose_dtype
 from exo_mesh_torch.dry_run import broken_cuts
+from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder
 from exo_mesh_torch.kv import KvLayer, is_recurrent
 from exo_mesh_torch.model import OpenModel, open_model
 
@@ -22,6 +25,8 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     """See Surveyor: device and dtype are chosen as for a stage."""
     check_options(options)
     device = choose_device(options)
+    if is_encoder(read_json(model_dir / "config.json")):
+        return _encoder_survey(open_encoder(model_dir, lambda own: choose_dtype(options, own, device)))
     opened = open_model(model_dir, LONGEST_CONTEXT, lambda own: choose_dtype(options, own, device))
     trace = opened.trace
     broken = broken_cuts(opened.model, trace, opened.caches)
@@ -41,14 +46,41 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     )
 
 
-def layer_bytes(opened: OpenModel, index: int) -> int:
+def _encoder_survey(opened: OpenEncoder) -> ModelSurvey:
+    trace = opened.trace
+    layers = tuple(layer_bytes(opened, i) for i in range(trace.num_layers))
+    kinds = _kinds_of_encoder(opened)
+    return ModelSurvey(
+        legal_cuts=trace.legal_cuts,
+        layer_bytes=layers,
+        embed_bytes=_bytes_of(opened, trace.first),
+        head_bytes=_bytes_of(opened, trace.last),
+        kv_bytes_per_token=(0,) * trace.num_layers,
+        kv_fixed_bytes=(0,) * trace.num_layers,
+        layer_kinds=kinds,
+    )
+
+
+def _kinds_of_encoder(opened: OpenEncoder) -> tuple[str, ...]:
+    """Names that are equal for layers of equal shapes and attention."""
+    types = getattr(opened.config, "layer_types", None) or ["encoder"] * opened.trace.num_layers
+    state = opened.model.state_dict()
+    names = []
+    for index, kind in enumerate(types):
+        prefix = f"{opened.trace.prefix}.{index}."
+        shapes = sorted((name[len(prefix) :], tuple(t.shape)) for name, t in state.items() if name.startswith(prefix))
+        names.append((kind, tuple(shapes)))
+    return tuple(f"{kind}-{names.index((kind, shapes))}" for kind, shapes in names)
+
+
+def layer_bytes(opened: OpenModel | OpenEncoder, index: int) -> int:
     """Bytes of one layer's parameters and saved buffers as they will be held: dequantised, in the stage's dtype."""
     state = opened.model.state_dict()
     prefix = f"{opened.trace.prefix}.{index}."
     return sum(_num_bytes(tensor) for name, tensor in state.items() if name.startswith(prefix))
 
 
-def _bytes_of(opened: OpenModel, names: frozenset[str]) -> int:
+def _bytes_of(opened: OpenModel | OpenEncoder, names: frozenset[str]) -> int:
     return sum(_num_bytes(opened.model.get_parameter(name)) for name in names)
 
 

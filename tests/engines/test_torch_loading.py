@@ -235,9 +235,10 @@ def test_asking_the_provider_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_architectures_are_the_causal_ones_of_transformers() -> None:
+def test_architectures_are_the_causal_ones_of_transformers_and_some_encoders() -> None:
     assert all(provider.supports(name) for name in ("llama", "qwen3", "mistral", "deepseek_v3", "gpt2", "gemma3"))
-    assert not any(provider.supports(name) for name in ("bert", "whisper", "vit", "rwkv", "", "../utils", "auto"))
+    assert all(provider.supports(name) for name in ("bert", "xlm-roberta", "modernbert", "nomic_bert"))
+    assert not any(provider.supports(name) for name in ("bart", "whisper", "vit", "rwkv", "", "../utils", "auto"))
 
 
 @pytest.mark.parametrize(
