@@ -19,6 +19,7 @@ VERBS = {
     "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
     "demo": "start a small mesh on this machine, ask the demo model a question, keep serving",
     "run": "ask a model or chat with it; a model that no peer has is downloaded first",
+    "launch": "start a coding agent that uses the mesh: claude, codex, opencode, aider, …",
     "batch": "run a file of requests in OpenAI's batch format at low priority",
     "status": "health of this node, its peers and its models",
     "topology": "peers and links, and which peer holds which layers",
@@ -49,7 +50,7 @@ VERBS = {
 
 VERB_GROUPS = {
     "nodes": ("serve", "demo", "service", "drain", "node", "wake"),
-    "models": ("run", "batch", "pull", "list", "show", "rm", "search", "models", "preview", "stop"),
+    "models": ("run", "launch", "batch", "pull", "list", "show", "rm", "search", "models", "preview", "stop"),
     "the mesh": ("status", "top", "topology", "ps", "bench", "nginx-config"),
     "access": ("secret", "invite", "join", "key"),
     "this machine": ("doctor", "engines", "config", "hostfile", "completion", "version"),

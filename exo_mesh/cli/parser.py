@@ -18,9 +18,16 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.rest = ""
+        """The name under which the words after -- are kept; "" if the verb takes none. They are not parsed."""
 
     def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parses argv. Raises ConfigError for an unknown flag or argument, with the nearest known flag."""
+        words = list(argv)
+        if self.rest:
+            end = words.index("--") if "--" in words else len(words)
+            self.set_defaults(**{self.rest: words[end + 1 :]})
+            argv = words[:end]
         foreign = (word.partition("=")[0] for word in argv)
         if hint := next((FLAGS[flag] for flag in foreign if flag in FLAGS and not self._knows(flag)), None):
             raise ConfigError(hint)

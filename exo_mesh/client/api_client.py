@@ -76,6 +76,16 @@ class ApiClient:
         """The local token of the home; "" if no node with this home serves the address."""
         return token_for(self._home, *self._address)
 
+    def is_open(self) -> bool:
+        """Whether callers without a key may chat. Raises MeshError."""
+        try:
+            with self._open("GET", "/v1/models", None, READ_DEADLINE_S, {"Authorization": ""}):
+                return True
+        except MeshError as exc:
+            if exc.code != "invalid_api_key":
+                raise
+            return False
+
     def get(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
         """The JSON at `path`. Every text in it is made printable, because names and errors come from other peers."""
         return printable_values(self._call("GET", path, None, deadline_s), ANSWER_CHARS)

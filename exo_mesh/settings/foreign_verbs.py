@@ -10,7 +10,6 @@ VERB_HINTS = {
     "cp": "give a model another name in its card: `exo-mesh models add`; see docs/reference/cards.md",
     "signin": "there is no account; set EXO_MESH_API_KEY to a key of a closed mesh, HF_TOKEN to a token of the hub",
     "signout": "there is no account; `exo-mesh key remove ID` removes a key of the HTTP API",
-    "launch": "point any OpenAI or Anthropic client at http://127.0.0.1:52415; see docs/tasks/clients.md",
     # Docker
     "images": "`exo-mesh ls` lists the models on disk",
     "start": "`exo-mesh serve` starts a node, `exo-mesh run MODEL` loads a model and asks it",

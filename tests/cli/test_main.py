@@ -39,6 +39,7 @@ HEAVY = {
 
 ASKING = {
     "run": ["m", "hello"],
+    "launch": ["claude", "--print"],
     "batch": [str(DOCS.parent / "examples" / "batch.jsonl")],
     "status": [],
     "topology": [],
