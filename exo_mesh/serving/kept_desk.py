@@ -8,8 +8,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from exo_mesh.errors import DeadlineError, InputError, MeshError, TransportError, UnknownAnswerError
 from exo_mesh.membership.peers import Peer
+from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.kept_answers import MAX_LINKS, OWNER_CHARS, KeptAnswer, KeptAnswers, owner_of
+
+MAX_ID_CHARS = 128
+"""Longest id of an answer."""
 
 PART_BYTES = 512 << 10
 """Most bytes of an answer in one message between peers."""
@@ -74,17 +78,20 @@ class KeptDesk:
 
     def missing(self, answer_id: str, asked_id: str = "") -> str:
         """Why no peer has an answer, in one sentence. asked_id: the id that the caller named, if that is another."""
-        before = f", which {asked_id} continues," if asked_id not in ("", answer_id) else ""
-        owner = owner_of(answer_id)
+        before = f", which {quoted(asked_id, MAX_ID_CHARS)} continues," if asked_id not in ("", answer_id) else ""
+        owner, shown = owner_of(answer_id), quoted(answer_id, MAX_ID_CHARS)
         if owner and owner != self.owner and not self._owners(answer_id):
-            return f"the peer {owner} that kept the response {answer_id}{before} is not in the mesh; nobody else has it"
+            known = quoted(owner, OWNER_CHARS)
+            return f"the peer {known} that kept the response {shown}{before} is not in the mesh; nobody else has it"
         return (
-            f"no response {answer_id}{before} is kept for you: it was never stored, was deleted, or was dropped after "
+            f"no response {shown}{before} is kept for you: it was never stored, was deleted, or was dropped after "
             "its time or for newer ones"
         )
 
     def _owners(self, answer_id: str) -> list[Peer]:
         """The peers that may keep an answer: the one that its id names, or all if it names none."""
+        if not (answer_id.isascii() and answer_id.isprintable() and len(answer_id) <= MAX_ID_CHARS):
+            return []  # no answer has such an id
         owner = owner_of(answer_id)
         return [peer for peer in self._peers() if peer.id.startswith(owner)] if owner != self.owner else []
 

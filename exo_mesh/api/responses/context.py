@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.decoding import convert_part
 from exo_mesh.api.responses.ids import place_of
 from exo_mesh.api.responses.items import ItemReference, kind_of
@@ -29,6 +30,8 @@ async def gather_items(
     Raises UnknownAnswerError if the conversation is not kept, and InputError for a reference to an unknown item.
     """
     history: list[Item] = []
+    if previous_id == "":
+        raise InputError("previous_response_id is empty", param="previous_response_id")
     if previous_id is not None:
         for answer in reversed(await kept.chain(key_id, previous_id)):
             stored = read_stored(answer.data)
@@ -56,7 +59,8 @@ class _References:
                 break
             found = await self._target(convert_part(found, ItemReference, where).id)
         if found is None or kind_of(found) == REFERENCE:
-            message = f"{where}: no item {item.get('id')} is stored here; send the item itself, or its response again"
+            name = show_json(item.get("id"))
+            message = f"{where}: no item {name} is stored for you; send the item itself instead of a reference"
             raise InputError(message, param=where)
         return found
 
