@@ -1,8 +1,8 @@
 """Unmodified programs that people use against a mesh of two peers: libraries of agents and the AI SDK.
 
 CLIENTS_PYTHON names a Python that has `pip install --no-deps -r tests/clients/requirements.txt`; AI_SDK_DIR a directory
-in which `npm install ai@6 @ai-sdk/openai-compatible@2 zod@4` was run; OPENAI_NODE_DIR and ANTHROPIC_NODE_DIR those of
-openai@6 and @anthropic-ai/sdk@1. Tests of what is missing are skipped.
+in which `npm install ai@6 @ai-sdk/openai-compatible@2 @ai-sdk/openai@3 zod@4` was run; OPENAI_NODE_DIR and
+ANTHROPIC_NODE_DIR those of openai@6 and @anthropic-ai/sdk@1. Tests of what is missing are skipped.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class StreamRecipe(msgspec.Struct):
     hides_thinking: bool = False
     repeated: dict[str, Any] = {}
     """Of a response: the fields that repeat the request."""
-    custom_tools: list[str] = []
+    tool_names: dict[str, tuple[str, str, bool]] = {}
+    """Of a response: (name, namespace, whether it is a custom tool) by the name for the model."""
     as_summary: bool = False
     shows_opaque: bool = False
 

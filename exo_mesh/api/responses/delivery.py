@@ -8,6 +8,7 @@ from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.recipes import StreamRecipe, recipe_of
 from exo_mesh.api.responses.replies import ResponseDelivery, ResponseReply
+from exo_mesh.api.responses.tools import ToolName
 from exo_mesh.api.responses.writers import ItemOptions
 
 
@@ -16,7 +17,7 @@ def response_recipe(prepared: PreparedRequest, delivery: ResponseDelivery, creat
     return msgspec.structs.replace(
         recipe_of("response", prepared, created),
         repeated=delivery.repeated,
-        custom_tools=sorted(delivery.custom_tools),
+        tool_names={full: (one.name, one.namespace, one.is_custom) for full, one in delivery.tools.items()},
         as_summary=delivery.items.as_summary,
         shows_opaque=delivery.items.shows_opaque,
         shows_logprobs=delivery.shows_logprobs,
@@ -27,7 +28,7 @@ def response_reply(recipe: StreamRecipe, answer: Answer, after: int = -1) -> Res
     """The streamed response that a recipe describes. after: see ResponseDelivery."""
     delivery = ResponseDelivery(
         recipe.repeated,
-        frozenset(recipe.custom_tools),
+        {full: ToolName(*parts) for full, parts in recipe.tool_names.items()},
         ItemOptions(recipe.as_summary, recipe.shows_opaque),
         recipe.shows_logprobs,
         after,

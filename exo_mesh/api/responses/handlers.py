@@ -243,7 +243,7 @@ def _delivery(body: ResponsesBody, prepared: PreparedRequest, *, is_stored: bool
     reasoning = body.reasoning
     return ResponseDelivery(
         repeated_fields(body, sampling.temperature, sampling.top_p, is_stored=is_stored),
-        frozenset(neutral_tools(body.tools or ())[1]),
+        neutral_tools(body.tools or ())[1],
         ItemOptions(
             as_summary=reasoning is not None and (reasoning.summary or reasoning.generate_summary) is not None,
             shows_opaque=OPAQUE in (body.include or ()),

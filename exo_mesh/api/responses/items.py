@@ -35,7 +35,8 @@ class FunctionCallInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     arguments: str
     id: str | None = None
     status: str | None = None
-    namespace: None = None
+    namespace: str | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
     caller: dict[str, Any] | None = None
     parsed_arguments: Any = None
 
@@ -49,7 +50,8 @@ class FunctionCallOutput(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     id: str | None = None
     status: str | None = None
     name: str | None = None
-    namespace: None = None
+    namespace: str | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
     caller: dict[str, Any] | None = None
 
 
@@ -62,7 +64,8 @@ class CustomToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input: str
     id: str | None = None
     status: str | None = None
-    namespace: None = None
+    namespace: str | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
     caller: dict[str, Any] | None = None
 
 

@@ -8,6 +8,7 @@ NEUTRAL: NeutralTable = {
     "access_programs": (None,),
     "background": (False,),
     "background_options": ANY,  # of background, which must be false
+    "client_metadata": ANY,  # labels of Codex
     "context_management": ([],),
     "conversation": (None,),
     "image": ANY,  # about images, which are refused

@@ -75,6 +75,7 @@ class OutputFunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
     name: str
     arguments: str
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
 class OutputCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
@@ -84,6 +85,7 @@ class OutputCustomCall(msgspec.Struct, kw_only=True, tag_field="type", tag="cust
     call_id: str
     name: str
     input: str
+    namespace: str | UnsetType = UNSET
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from exo_mesh.api.responses.objects import (
     ResponseObject,
     ResponseUsage,
 )
+from exo_mesh.api.responses.tools import ToolName
 from exo_mesh.api.responses.writers import (
     CustomCallWriter,
     FunctionCallWriter,
@@ -58,11 +59,11 @@ _FAILURES = {429: "rate_limit_exceeded"}
 
 @dataclass(frozen=True, slots=True)
 class ResponseDelivery:
-    """The options of a response that do not change the answer. repeated: the fields that repeat the request. after:
-    events up to this sequence number are left out."""
+    """The options of a response that do not change the answer. repeated: the fields that repeat the request. tools: the
+    client's names of tools by those for the model. after: events up to this sequence number are left out."""
 
     repeated: dict[str, Any] = field(default_factory=dict)
-    custom_tools: frozenset[str] = frozenset()
+    tools: Mapping[str, ToolName] = field(default_factory=dict)
     items: ItemOptions = field(default_factory=ItemOptions)
     shows_logprobs: bool = False
     after: int = -1
@@ -159,10 +160,11 @@ class ResponseReply(Reply):
         closed = self._close("completed")
         place = len(self._output)
         response_id = self._answer.prepared.id
-        if name in self._delivery.custom_tools:
-            self._open = CustomCallWriter(item_id("ctc", response_id, place), place, call_id, name)
+        tool = self._delivery.tools.get(name) or ToolName(name)
+        if tool.is_custom:
+            self._open = CustomCallWriter(item_id("ctc", response_id, place), place, call_id, tool)
         else:
-            self._open = FunctionCallWriter(item_id("fc", response_id, place), place, call_id, name)
+            self._open = FunctionCallWriter(item_id("fc", response_id, place), place, call_id, tool)
         return closed + self._open.begin()
 
     def _close(self, status: ItemStatus) -> list[Event]:

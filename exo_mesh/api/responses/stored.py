@@ -22,6 +22,7 @@ from exo_mesh.api.responses.objects import (
 )
 from exo_mesh.api.responses.replies import FIRST_OF_ANSWER, FinishedResponse, first_events, last_event
 from exo_mesh.api.responses.schema import Item
+from exo_mesh.api.responses.tools import ToolName
 from exo_mesh.api.responses.turns import INPUT
 from exo_mesh.api.responses.writers import (
     CustomCallWriter,
@@ -101,11 +102,15 @@ def _writer(item: OutputItem, place: int) -> tuple[ItemWriter, str, list[ChatTok
             parts: Sequence[Any] = item.summary or item.content or ()
             return ReasoningWriter(name, place, options), "".join(part.text for part in parts), []
         case OutputFunctionCall(id=name, arguments=arguments):
-            return FunctionCallWriter(name, place, item.call_id, item.name), arguments, []
+            return FunctionCallWriter(name, place, item.call_id, _tool_of(item)), arguments, []
         case OutputCustomCall(id=name, input=text):
-            writer = CustomCallWriter(name, place, item.call_id, item.name)
+            writer = CustomCallWriter(name, place, item.call_id, _tool_of(item))
             writer.add(json.dumps({INPUT: text}))
             return writer, "", []
+
+
+def _tool_of(item: OutputFunctionCall | OutputCustomCall) -> ToolName:
+    return ToolName(item.name, item.namespace if isinstance(item.namespace, str) else "")
 
 
 def _named(item: Item, response_id: str, place: int) -> Item:

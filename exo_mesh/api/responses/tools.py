@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from exo_mesh.api.core.checks import check_num_tools
 from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
 from exo_mesh.api.core.request import ToolChoice
 from exo_mesh.api.decoding import convert_part
-from exo_mesh.api.responses.turns import INPUT
+from exo_mesh.api.responses.turns import INPUT, model_name
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 
@@ -27,6 +28,7 @@ class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
     output_schema: dict[str, Any] | None = None
 
 
@@ -47,6 +49,24 @@ class CustomTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: CustomForm | None = None
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
+
+
+class NamespaceTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Several tools under one name."""
+
+    type: Literal["namespace"]
+    name: str
+    tools: list[dict[str, Any]]
+    description: str | None = None
+
+
+class ToolName(msgspec.Struct, frozen=True):
+    """How a client calls a tool. namespace: "" if the tool is in none."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False
 
 
 class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,30 +82,46 @@ class ForcedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
 
 
-def neutral_tools(tools: Sequence[dict[str, Any]]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """(the tools, the names of those that are custom tools). Raises InputError for tools that a server would run."""
-    check_num_tools(tools)
+def neutral_tools(tools: Sequence[dict[str, Any]]) -> tuple[tuple[Tool, ...], dict[str, ToolName]]:
+    """(the tools, their names for the client by those for the model). Raises InputError for tools that a server would
+    run."""
     found: list[Tool] = []
-    custom: list[str] = []
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        match tool.get("type"):
+    names: dict[str, ToolName] = {}
+    for tool, where, namespace in _flat(tools):
+        kind = tool.get("type")
+        match kind:
             case "function":
-                found.append(_function(convert_part(tool, FunctionTool, where), where))
+                made = _function(convert_part(tool, FunctionTool, where), where)
             case "custom":
-                found.append(_custom(convert_part(tool, CustomTool, where), where))
-                custom.append(found[-1].name)
-            case kind:
+                made = _custom(convert_part(tool, CustomTool, where), where)
+            case _:
                 message = (
                     f"{where}.type is {show_json(kind)}: tools that a server runs are not supported, only tools of the "
-                    'types "function" and "custom", which the client runs'
+                    'types "function" and "custom", which the client runs, and a "namespace" of these'
                 )
                 raise InputError(message, param=f"{where}.type")
-        if not found[-1].name:
+        if not made.name:
             raise InputError(f"{where}.name is empty", param=f"{where}.name")
-    return tuple(found), tuple(custom)
+        full = model_name(made.name, namespace)
+        names[full] = ToolName(made.name, namespace, kind == "custom")
+        found.append(replace(made, name=full))
+    check_num_tools(found)
+    return tuple(found), names
+
+
+def _flat(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """(tool, its place, its namespace) of each tool."""
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.get("type") != "namespace":
+            yield tool, where, ""
+            continue
+        group = convert_part(tool, NamespaceTool, where)
+        for place, inner in enumerate(group.tools):
+            yield inner, f"{where}.tools[{place}]", group.name
 
 
 def choose_tools(choice: str | dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -108,10 +144,11 @@ def choose_tools(choice: str | dict[str, Any] | None, tools: tuple[Tool, ...]) -
             return tuple(tool for tool in tools if tool.name in wanted), ToolChoice(allowed.mode)
         case {"type": "function" | "custom"}:
             named = convert_part(choice, ForcedTool, "tool_choice")
-            if named.name not in names:
+            full = model_name(named.name, named.namespace)
+            if full not in names:
                 message = f"tool_choice names {show_json(named.name)}, which is not in tools"
                 raise InputError(message, param="tool_choice")
-            return tools, ToolChoice("named", named.name)
+            return tools, ToolChoice("named", full)
         case _:
             message = (
                 f'tool_choice is {show_json(choice)}; it must be "auto", "none", "required", or an object of the type '
@@ -121,14 +158,16 @@ def choose_tools(choice: str | dict[str, Any] | None, tools: tuple[Tool, ...]) -
 
 
 def _allowed_name(tool: dict[str, Any], names: set[str], where: str) -> str:
-    name = tool.get("name")
-    if not isinstance(name, str) or name not in names:
+    name, namespace = tool.get("name"), tool.get("namespace")
+    full = model_name(name, namespace) if isinstance(name, str) and isinstance(namespace, str | None) else ""
+    if full not in names:
         raise InputError(f"{where} is {show_json(tool)}, which is not in tools", param=where)
-    return name
+    return full
 
 
 def _check_callers(tool: FunctionTool | CustomTool, where: str) -> None:
     refuse_unless(f"{where}.defer_loading", tool.defer_loading, (False,))
+    refuse_unless(f"{where}.async", tool.is_async, (False,))
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
         refuse_unless(f"{where}.allowed_callers", tool.allowed_callers, (["direct"],))
 

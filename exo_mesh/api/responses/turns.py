@@ -24,6 +24,11 @@ INPUT = "input"
 """The argument of a custom tool, which gets one text."""
 
 
+def model_name(name: str, namespace: str | None) -> str:
+    """The name of a tool for the model: models know no namespaces."""
+    return f"{namespace}__{name}" if namespace else name
+
+
 def turns_of(items: Iterable[tuple[dict[str, Any], str]]) -> tuple[Turn, ...]:
     """Translate items, each with its place in the body. Raises InputError that names the place and the field.
 
@@ -54,9 +59,9 @@ class _TurnWriter:
                 if thought := _thought_of(item):
                     self._thoughts.append(thought)
             case FunctionCallInput(call_id=call_id, name=name, arguments=arguments):
-                self._call(ToolCall(call_id, name, object_of(arguments)), where)
+                self._call(ToolCall(call_id, model_name(name, item.namespace), object_of(arguments)), where)
             case CustomToolCall(call_id=call_id, name=name, input=text):
-                self._call(ToolCall(call_id, name, {INPUT: text}), where)
+                self._call(ToolCall(call_id, model_name(name, item.namespace), {INPUT: text}), where)
             case FunctionCallOutput(call_id=call_id, output=output):
                 self.flush(where)
                 text = text_of(output, f"{where}.output")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from exo_mesh.api.openai.objects import ChatTokenLogprob
 from exo_mesh.api.responses.event_objects import (
     ArgumentsDelta,
@@ -41,7 +43,7 @@ from exo_mesh.api.responses.objects import (
     SummaryText,
 )
 from exo_mesh.api.responses.opaque import packed
-from exo_mesh.api.responses.tools import custom_input
+from exo_mesh.api.responses.tools import ToolName, custom_input
 
 PieceSize = tuple[int, int]
 """Characters of a piece of text, and its tokens with log-probabilities."""
@@ -162,10 +164,10 @@ class ReasoningWriter(ItemWriter):
 class FunctionCallWriter(ItemWriter):
     """Writes a call of a function, whose pieces are JSON text."""
 
-    def __init__(self, item_id: str, place: int, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, place: int, call_id: str, tool: ToolName) -> None:
         super().__init__(item_id, place)
         self._call_id = call_id
-        self._name = name
+        self._tool = tool
 
     def begin(self) -> list[Event]:
         return [ItemAdded(output_index=self.place, item=self._item("", "in_progress"))]
@@ -175,12 +177,19 @@ class FunctionCallWriter(ItemWriter):
 
     def end(self, status: ItemStatus) -> tuple[OutputItem, list[Event]]:
         item = self._item(self.text, status)
-        done = ArgumentsDone(item_id=self.item_id, output_index=self.place, name=self._name, arguments=item.arguments)
+        done = ArgumentsDone(
+            item_id=self.item_id, output_index=self.place, name=self._tool.name, arguments=item.arguments
+        )
         return item, [done, ItemDone(output_index=self.place, item=item)]
 
     def _item(self, arguments: str, status: ItemStatus) -> OutputFunctionCall:
         return OutputFunctionCall(
-            id=self.item_id, call_id=self._call_id, name=self._name, arguments=arguments, status=status
+            id=self.item_id,
+            call_id=self._call_id,
+            name=self._tool.name,
+            arguments=arguments,
+            status=status,
+            namespace=self._tool.namespace or UNSET,
         )
 
 
@@ -188,10 +197,10 @@ class CustomCallWriter(ItemWriter):
     """Writes a call of a custom tool. Its pieces are the JSON text of a function's arguments; the input in it is sent
     at the end, as a whole."""
 
-    def __init__(self, item_id: str, place: int, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, place: int, call_id: str, tool: ToolName) -> None:
         super().__init__(item_id, place)
         self._call_id = call_id
-        self._name = name
+        self._tool = tool
 
     def begin(self) -> list[Event]:
         return [ItemAdded(output_index=self.place, item=self._item(""))]
@@ -209,7 +218,13 @@ class CustomCallWriter(ItemWriter):
         ]
 
     def _item(self, text: str) -> OutputCustomCall:
-        return OutputCustomCall(id=self.item_id, call_id=self._call_id, name=self._name, input=text)
+        return OutputCustomCall(
+            id=self.item_id,
+            call_id=self._call_id,
+            name=self._tool.name,
+            input=text,
+            namespace=self._tool.namespace or UNSET,
+        )
 
 
 def _of_event(one: ChatTokenLogprob) -> EventLogprob:

@@ -29,6 +29,8 @@ TOOL: Json = {
     },
 }
 PATCH: Json = {"type": "custom", "name": "patch", "description": "Changes files"}
+GROUP: Json = {"type": "namespace", "name": "team", "description": "Helpers", "tools": [{**TOOL, "name": "ask"}, PATCH]}
+GROUP_CALL = '<tool_call>\n{"name": "team__ask", "arguments": {"city": "Rome"}}\n</tool_call>'
 PATCH_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "*** Begin\\n+x"}}\n</tool_call>'
 ARGUMENTS = {"city": "Rome", "days": 3}
 THOUGHT = "<think>I look.</think>\n\n"
@@ -38,6 +40,7 @@ ANSWERS = {
     "two calls": CALL + CALL,
     "all": f"{THOUGHT}Well.\n{CALL}",
     "custom": f"One moment.{PATCH_CALL}",
+    "namespace": GROUP_CALL,
     "nothing": "",
 }
 FIELDS: list[Json] = [
@@ -105,7 +108,7 @@ async def test_a_stream_says_what_the_whole_response_says_in_the_types_of_the_pa
     asking: Asking, answer: str, fields: Json
 ) -> None:
     asking.mesh.answer = ANSWERS[answer]
-    asked = {"tools": [TOOL, PATCH], **fields}
+    asked = {"tools": [TOOL, PATCH, GROUP], **fields}
     whole = await asking.response(**asked)
     events = await asking.events(**asked)
     assert without_ids(rebuilt(events)) == without_ids(whole)
@@ -151,6 +154,16 @@ async def test_a_custom_tool_gets_its_text(asking: Asking) -> None:
     message, call = rebuilt(events)["output"]
     assert message["content"][0]["text"] == "One moment."
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", "*** Begin\n+x")
+
+
+async def test_tools_of_a_namespace_have_it_in_their_calls(asking: Asking) -> None:
+    asking.mesh.answer = GROUP_CALL
+    first = await asking.response(tools=[GROUP], tool_choice={"type": "function", "name": "ask", "namespace": "team"})
+    (call,) = first["output"]
+    assert (call["name"], call["namespace"]) == ("ask", "team")
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
+    await asking.response(tools=[GROUP], input=[{"role": "user", "content": "Hi"}, call, output])
+    assert asking.prompt().count('"name": "team__ask"') == 2 and '"team__patch"' in asking.prompt()
 
 
 async def test_the_token_limit_makes_a_response_incomplete(asking: Asking) -> None:

@@ -16,7 +16,7 @@ from exo_mesh.serving.streams import StreamViewer
 from tests.api.openai.test_streams import Gate
 from tests.api.openai.test_tools import CALL
 from tests.api.responses.conftest import Asking, Json, events_of
-from tests.api.responses.test_replies import ANSWERS, PATCH, TOOL, rebuilt
+from tests.api.responses.test_replies import ANSWERS, GROUP, PATCH, TOOL, rebuilt
 from tests.api.scripted_mesh import ScriptedMesh, served
 
 NOW = datetime.datetime(2030, 5, 1, tzinfo=datetime.UTC)
@@ -88,7 +88,7 @@ async def test_a_node_that_keeps_nothing_says_so(asking: Asking) -> None:
 @pytest.mark.parametrize("fields", [{}, {"reasoning": {"summary": "auto"}}, {"top_logprobs": 1}])
 async def test_the_stream_of_a_stored_response_is_the_same_again(asking: Asking, answer: str, fields: Json) -> None:
     asking.mesh.answer = ANSWERS[answer]
-    events = await asking.events(tools=[TOOL, PATCH], include=["reasoning.encrypted_content"], **fields)
+    events = await asking.events(tools=[TOOL, PATCH, GROUP], include=["reasoning.encrypted_content"], **fields)
     path = f"/v1/responses/{events[0]['response']['id']}?stream=true"
     for after in (-1, 0, len(events) // 2, len(events)):
         async with asking.api.http.get(path + (f"&starting_after={after}" if after >= 0 else "")) as reply:
