@@ -47,8 +47,8 @@ class _Memory:
         self.held = np.empty(num_bytes, np.uint8)
         self._end = 0
 
-    def write(self, data: memoryview) -> int:
-        size = data.nbytes
+    def write(self, data: memoryview | bytes) -> int:
+        size = memoryview(data).nbytes
         self.held[self._end : self._end + size] = np.frombuffer(data, np.uint8)
         self._end += size
         return size

@@ -30,6 +30,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_size": (ctypes.c_uint64, [c_void_p]),
     "llama_model_n_embd": (c_int32, [c_void_p]),
     "llama_model_n_layer": (c_int32, [c_void_p]),
+    "llama_model_n_swa": (c_int32, [c_void_p]),
     "llama_model_get_vocab": (c_void_p, [c_void_p]),
     "llama_model_is_recurrent": (c_bool, [c_void_p]),
     "llama_model_is_hybrid": (c_bool, [c_void_p]),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
-from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
     LoadProgress,
     LoadRequest,
-    Rollback,
     SavedSequence,
     StageInput,
     StageOutput,
@@ -23,34 +20,14 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
-from exo_mesh.errors import EngineError, InputError
+from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp import saving, wire
-from exo_mesh_llamacpp.context import LlamaContext, StageShape
-from exo_mesh_llamacpp.library import open_library
-from exo_mesh_llamacpp.library_file import chosen_library
-from exo_mesh_llamacpp.model import LoadedModel, load_layers
-from exo_mesh_llamacpp.options import parse_options
+from exo_mesh_llamacpp.context import LlamaContext
+from exo_mesh_llamacpp.loading import LoadedStage, load_stage
 from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of, together
-from exo_mesh_llamacpp.plan import Embedding, ModelSource
 from exo_mesh_llamacpp.pools import Held, Pools
-from exo_mesh_llamacpp.source import open_source
-from exo_mesh_llamacpp.types import KV_TYPES
 
-
-@dataclass(frozen=True, slots=True)
-class _LoadedStage:
-    """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
-    length. identity: what a saved sequence must have been made with."""
-
-    shard: Shard
-    source: ModelSource
-    model: LoadedModel
-    embedding: Embedding | None
-    pools: Pools
-    output_dtype: str
-    cell_bytes: int
-    fixed_bytes: int
-    identity: dict[str, str]
+LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
 
 
 @dataclass(slots=True)
@@ -69,50 +46,15 @@ class LlamaCppStage:
 
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
 
-    def __init__(self) -> None:
-        self._stage: _LoadedStage | None = None
+    def __init__(self, load: LoadStage = load_stage) -> None:
+        """load: makes the parts of a stage from a request."""
+        self._load = load
+        self._stage: LoadedStage | None = None
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
-        options = parse_options(request.options)
-        dtype = request.activation_dtype or "float32"
-        if dtype not in wire.ACTIVATION_DTYPES:
-            known = ", ".join(wire.ACTIVATION_DTYPES)
-            raise InputError(
-                f"the llamacpp engine cannot pass on {json.dumps(dtype)}; it can pass on {known}",
-                param="activation_dtype",
-            )
-        if request.rank is not None:
-            raise EngineError("the llamacpp engine cannot be a rank of a tensor group")
-        library = open_library(chosen_library(request.options))
-        source = open_source(request.model_dir, options, lambda: library)
-        shard = request.shard
-        if source.num_layers != shard.num_layers:
-            raise EngineError(f"{shard} does not fit: {request.model_dir} has {source.num_layers} layers")
-        kv = options.kv_type(mixed=bool(request.activation_dtype))
-        model = load_layers(library, source, (shard.start, shard.stop), options, progress)
-        shape = StageShape(
-            source.hidden_size,
-            source.vocab_size if shard.is_last else 0,
-            kv,
-            options.flash,
-            options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
-            options.num_threads,
-        )
-        kind = KV_TYPES[kv]
-        own = slice(shard.start, shard.stop)
-        self._stage = _LoadedStage(
-            shard=shard,
-            source=source,
-            model=model,
-            embedding=source.open_embedding() if shard.is_first else None,
-            pools=Pools(lambda slots, cells: LlamaContext(model, shape, slots, cells), request.context_limit),
-            output_dtype=dtype,
-            cell_bytes=sum(source.kv_values[own]) * kind.block_bytes // kind.block,
-            fixed_bytes=4 * sum(source.kv_fixed[own]),
-            identity={"build": library.build, "kv": kv, "flash": str(options.flash), "layers": str(shard)},
-        )
-        self._stage.pools.prepare()
-        self.capabilities = _capabilities(source, shard, dtype)
+        self._stage = stage = self._load(request, progress)
+        stage.pools.prepare()
+        self.capabilities = _capabilities(stage)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         self._loaded().pools.held.setdefault(sequence, Held(max_tokens))
@@ -120,12 +62,12 @@ class LlamaCppStage:
     def forward(self, stage_input: StageInput) -> StageOutput:
         stage = self._loaded()
         rows, token_ids = stage_input.rows, stage_input.token_ids
-        width = stage.source.hidden_size
+        width = stage.hidden_size
         hidden = None
         if rows and not stage.shard.is_first:
             hidden = wire.received(stage_input.tensors, len(token_ids), width)
         places = logit_places(rows)
-        out_width = stage.source.vocab_size if stage.shard.is_last else width
+        out_width = stage.vocab_size if stage.shard.is_last else width
         num_out = int(places.max(initial=-1)) + 1 if stage.shard.is_last else len(token_ids)
         out = np.zeros((num_out, out_width), np.float32)
         work = _FrameWork()
@@ -198,7 +140,7 @@ class LlamaCppStage:
 
     def _begin(
         self,
-        stage: _LoadedStage,
+        stage: LoadedStage,
         sequence: int,
         max_tokens: int,
         length: int,
@@ -224,13 +166,13 @@ class LlamaCppStage:
         stage.pools.release(sequence)
         stage.pools.held[sequence] = stage.pools.held.pop(key)
 
-    def _loaded(self) -> _LoadedStage:
+    def _loaded(self) -> LoadedStage:
         if self._stage is None:
             raise EngineError("the stage is not loaded")
         return self._stage
 
     def _waves(
-        self, stage: _LoadedStage, rows: Sequence[Row], token_ids: Sequence[int], work: _FrameWork
+        self, stage: LoadedStage, rows: Sequence[Row], token_ids: Sequence[int], work: _FrameWork
     ) -> Iterator[list[tuple[Row, Held, int]]]:
         """The rows that can be computed, with their first token's index; a wave has each sequence once at most.
 
@@ -248,8 +190,8 @@ class LlamaCppStage:
                 defect: str | None = "poisoned earlier in this frame"
             else:
                 defect = row_defect(row, None if held is None else held.length, 0 if held is None else held.max_tokens)
-            if not defect and not 0 <= min(tokens) <= max(tokens) < stage.source.vocab_size:
-                defect = f"a token id is outside 0..{stage.source.vocab_size - 1}"
+            if not defect and not 0 <= min(tokens) <= max(tokens) < stage.vocab_size:
+                defect = f"a token id is outside 0..{stage.vocab_size - 1}"
             if not defect and held is not None:
                 defect = _make_ready(stage.pools, held, row)
             if defect or held is None:
@@ -262,7 +204,7 @@ class LlamaCppStage:
 
     def _compute(
         self,
-        stage: _LoadedStage,
+        stage: LoadedStage,
         wave: Sequence[tuple[Row, Held, int]],
         token_ids: Sequence[int],
         hidden: np.ndarray | None,
@@ -295,16 +237,15 @@ class LlamaCppStage:
             out[targets] = result
 
 
-def _capabilities(source: ModelSource, shard: Shard, dtype: str) -> Capabilities:
-    spec = (TensorSpec(HIDDEN, dtype, (source.hidden_size,)),)
-    rollback: Rollback = "none" if source.recurrent else "any"
+def _capabilities(stage: LoadedStage) -> Capabilities:
+    spec = (TensorSpec(HIDDEN, stage.output_dtype, (stage.hidden_size,)),)
     return Capabilities(
         ragged=True,
-        rollback=rollback,
+        rollback="none" if stage.recurrent else "any",
         dtypes=wire.ACTIVATION_DTYPES,
-        kv=("full", "recurrent") if source.recurrent else ("full",),
-        inputs=() if shard.is_first else spec,
-        outputs=() if shard.is_last else spec,
+        kv=("full", "recurrent") if stage.recurrent else ("full",),
+        inputs=() if stage.shard.is_first else spec,
+        outputs=() if stage.shard.is_last else spec,
     )
 
 

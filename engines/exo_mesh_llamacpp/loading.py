@@ -1,0 +1,84 @@
+"""Makes the parts of a stage from a request: layers in the library, the embedding, and the place of sequences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadProgress, LoadRequest
+from exo_mesh.errors import EngineError, InputError
+from exo_mesh_llamacpp.context import LlamaContext, StageShape
+from exo_mesh_llamacpp.library import Library, open_library
+from exo_mesh_llamacpp.library_file import chosen_library
+from exo_mesh_llamacpp.model import LoadedModel, load_layers
+from exo_mesh_llamacpp.options import LlamaCppOptions, parse_options
+from exo_mesh_llamacpp.plan import Embedding, ModelSource
+from exo_mesh_llamacpp.pools import Pools
+from exo_mesh_llamacpp.source import open_source
+from exo_mesh_llamacpp.types import KV_TYPES
+from exo_mesh_llamacpp.wire import ACTIVATION_DTYPES
+
+OpenSource = Callable[[Path, LlamaCppOptions, Callable[[], Library]], ModelSource]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
+    length. identity: what a saved sequence must have been made with."""
+
+    shard: Shard
+    hidden_size: int
+    vocab_size: int
+    recurrent: bool
+    model: LoadedModel
+    embedding: Embedding | None
+    pools: Pools
+    output_dtype: str
+    cell_bytes: int
+    fixed_bytes: int
+    identity: dict[str, str]
+
+
+def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSource = open_source) -> LoadedStage:
+    """Load the layers of a stage. Raises ModelError, EngineError and InputError as StageEngine.load does."""
+    options = parse_options(request.options)
+    dtype = request.activation_dtype or "float32"
+    if dtype not in ACTIVATION_DTYPES:
+        known = ", ".join(ACTIVATION_DTYPES)
+        raise InputError(
+            f"the llamacpp engine cannot pass on {json.dumps(dtype)}; it can pass on {known}", param="activation_dtype"
+        )
+    if request.rank is not None:
+        raise EngineError("the llamacpp engine cannot be a rank of a tensor group")
+    library = open_library(chosen_library(request.options))
+    source = open_model(request.model_dir, options, lambda: library)
+    shard = request.shard
+    if source.num_layers != shard.num_layers:
+        raise EngineError(f"{shard} does not fit: {request.model_dir} has {source.num_layers} layers")
+    kv = options.kv_type(mixed=bool(request.activation_dtype))
+    model = load_layers(library, source, (shard.start, shard.stop), options, progress)
+    shape = StageShape(
+        hidden=source.hidden_size,
+        head=source.vocab_size if shard.is_last else 0,
+        kv=kv,
+        flash=options.flash,
+        unified=options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
+        threads=options.num_threads,
+    )
+    kind, own = KV_TYPES[kv], slice(shard.start, shard.stop)
+    return LoadedStage(
+        shard=shard,
+        hidden_size=source.hidden_size,
+        vocab_size=source.vocab_size,
+        recurrent=source.recurrent,
+        model=model,
+        embedding=source.open_embedding() if shard.is_first else None,
+        pools=Pools(lambda slots, cells: LlamaContext(model, shape, slots, cells), request.context_limit),
+        output_dtype=dtype,
+        cell_bytes=sum(source.kv_values[own]) * kind.block_bytes // kind.block,
+        fixed_bytes=4 * sum(source.kv_fixed[own]),
+        identity={"build": library.build, "kv": kv, "flash": str(options.flash), "layers": str(shard)},
+    )

@@ -1,0 +1,77 @@
+"""Runs a whole GGUF file as llama.cpp itself does: all layers as they are in the file, and token ids in.
+
+Tests and benchmarks compare stages with it; nodes do not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from exo_mesh.engine.contract import LoadRequest
+from exo_mesh.errors import ModelError
+from exo_mesh_llamacpp.context import MAX_TOKENS, LlamaContext, StageShape
+from exo_mesh_llamacpp.library import open_library
+from exo_mesh_llamacpp.library_file import chosen_library
+from exo_mesh_llamacpp.loading import LoadedStage
+from exo_mesh_llamacpp.model import LoadedModel
+from exo_mesh_llamacpp.options import parse_options
+from exo_mesh_llamacpp.pools import Pools
+
+
+def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
+    """Load a file as one stage. Raises ModelError with the library's reason."""
+    options = parse_options(request.options)
+    library = open_library(chosen_library(request.options))
+    call = library.call
+    library.forget_log()
+    params = call.llama_model_default_params()
+    params.n_gpu_layers = options.gpu_layers
+    handle = call.llama_model_load_from_file(str(file).encode(), params)
+    if not handle:
+        raise ModelError(f"{file}: {library.last_error() or 'llama.cpp does not load it'}")
+    model = LoadedModel(library, handle, call.llama_model_size(handle), request.shard.num_layers)
+    hidden, vocab = call.llama_model_n_embd(handle), call.llama_vocab_n_tokens(call.llama_model_get_vocab(handle))
+    has_states = call.llama_model_is_hybrid(handle) or call.llama_model_is_recurrent(handle)
+    one_stream = options.unified or has_states or call.llama_model_n_swa(handle) > 0
+    kv = options.kv_type(mixed=False)
+    shape = StageShape(hidden, vocab, kv, options.flash, one_stream, options.num_threads)
+    tokens = _Tokens(hidden)
+    return LoadedStage(
+        shard=request.shard,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        recurrent=has_states,
+        model=model,
+        embedding=tokens,
+        pools=Pools(lambda slots, cells: _TokenContext(model, shape, slots, cells, tokens), request.context_limit),
+        output_dtype="float32",
+        cell_bytes=0,
+        fixed_bytes=0,
+        identity={"file": str(file)},
+    )
+
+
+class _Tokens:
+    """Takes the place of the embedding: remembers the ids of the next pass."""
+
+    num_bytes = 0
+
+    def __init__(self, hidden: int) -> None:
+        self._hidden = hidden
+        self.ids = np.zeros(MAX_TOKENS, np.int32)
+
+    def rows(self, token_ids: Sequence[int]) -> np.ndarray:
+        self.ids[: len(token_ids)] = token_ids
+        return np.zeros((len(token_ids), self._hidden), np.float32)
+
+
+class _TokenContext(LlamaContext):
+    """A context that computes from token ids."""
+
+    def __init__(self, model: LoadedModel, shape: StageShape, slots: int, cells: int, tokens: _Tokens) -> None:
+        super().__init__(model, shape, slots, cells)
+        self._batch.embd = None
+        self._batch.token = tokens.ids.ctypes.data
