@@ -14,6 +14,10 @@ OUTLIER = 3.0
 """A sample counts at most this many times the known value: a step that the system interrupts is no measure of
 others."""
 
+FIRST_SAMPLES = 4
+"""A new point of a curve is the least of so many samples: the first steps of a size often take longer than later ones,
+because buffers are allocated and kernels are built, and what disturbs a step never makes it faster."""
+
 FORGET_AFTER = 500
 """Samples of other sizes after which a size is forgotten: trying it again takes about ten frames, 2 % of these."""
 
@@ -49,6 +53,7 @@ class Curve:
 
     def __init__(self) -> None:
         self._points: dict[int, tuple[float, float]] = {}
+        self._num_samples: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._num_added = 0
 
@@ -58,12 +63,16 @@ class Curve:
         key = round(POINTS_PER_DOUBLING * math.log2(size))
         x, y = self._points.get(key, (float(size), seconds))
         seconds = min(seconds, OUTLIER * y) if y else seconds
-        self._points[key] = x + SMOOTHING * (size - x), y + SMOOTHING * (seconds - y)
+        count = self._num_samples[key] = self._num_samples.get(key, 0) + 1
+        if count > FIRST_SAMPLES:
+            self._points[key] = x + SMOOTHING * (size - x), y + SMOOTHING * (seconds - y)
+        elif count == 1 or seconds < y:
+            self._points[key] = float(size), seconds
         self._num_added += 1
         self._seen[key] = self._num_added
         if self._num_added % FORGET_AFTER == 0:
             for old in [key for key, when in self._seen.items() if when <= self._num_added - FORGET_AFTER]:
-                del self._points[old], self._seen[old]
+                del self._points[old], self._seen[old], self._num_samples[old]
 
     def __bool__(self) -> bool:
         return bool(self._points)
@@ -85,6 +94,16 @@ class Curve:
         (x0, y0), (x1, y1) = points[right - 1], points[right]
         slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else 0.0
         return y0 + slope * (size - x0)
+
+    def divisible(self, size: float) -> float:
+        """As `at`, but never more than several frames of the size of the point before take together, whatever a bad
+        sample says."""
+        points = sorted(self._points.values())
+        before = bisect_left([x for x, _ in points], size) - 1
+        if before < 0:
+            return self.at(size)
+        x, y = points[before]
+        return min(self.at(size), y * math.ceil(size / x - 0.05))  # x is a mean of sizes, and so a fraction
 
     def proportional(self, size: float) -> float:
         """As `at`, but in proportion to the size before the first point, and never more than in proportion after any
@@ -155,10 +174,10 @@ class Pace:
         large, num_large = shares(rows, batches)
         lap_s, bottleneck_s = self._hops_s, 0.0
         for curve in self._stages:
-            of_large = curve.at(large)
+            of_large = curve.divisible(large)
             of_all = num_large * of_large
             if num_large < batches:
-                of_all += (batches - num_large) * curve.at(large - 1)
+                of_all += (batches - num_large) * curve.divisible(large - 1)
             lap_s += of_large
             bottleneck_s = max(bottleneck_s, of_all)
         lap_s = max(lap_s, bottleneck_s)

@@ -96,6 +96,7 @@ def share_of_the_best(ring: tuple[list[tuple[float, float]], float, int], counts
 @settings(max_examples=5, deadline=None)
 @given(rings)
 @example(([(1.0, 1.0)] * 6, 0.2, 21))  # batches of 3 and 4 rows were one point of a curve
+@example(([(1.0, 1.0)] * 2, 0.2, 9))  # and here those of 5 and 6 rows
 def test_it_never_loses_to_a_simpler_schedule(ring: tuple[list[tuple[float, float]], float, int]) -> None:
     """Neither to one big batch, nor to a frame for each stage, nor to one more."""
     num_stages = len(ring[0])
@@ -251,9 +252,9 @@ def test_a_curve_goes_through_what_was_measured() -> None:
     assert curve.at(8) == pytest.approx(4.0, abs=0.01), "more rows are never quicker"
 
 
-def test_a_bad_moment_is_not_the_reason_for_small_batches_for_ever() -> None:
-    """Rows cost nothing, but steps of four rows took long when the machine was busy: it goes on with single rows, and
-    would never learn that it need not."""
+def test_a_bad_moment_is_not_the_reason_for_small_batches() -> None:
+    """Steps of four rows took long when the machine was busy, but a ring never splits rows that a stage could take one
+    by one in the same time: with single rows it would not learn that it need not."""
     pace = Pace(4)
 
     def laps(count: int, rows: int, step_s: float) -> None:
@@ -266,9 +267,27 @@ def test_a_bad_moment_is_not_the_reason_for_small_batches_for_ever() -> None:
     laps(8, 4, 0.01)
     assert pace.batches(16) == 4, "one bad step changes nothing"
     laps(100, 4, 0.1)
-    assert pace.batches(16) == 16
-    laps(2 * FORGET_AFTER, 1, 0.01)
     assert pace.batches(16) == 4
+
+
+def test_slow_first_steps_of_a_size_do_not_split_the_rows_of_one_stage() -> None:
+    pace = Pace(1)
+    for _ in range(20):
+        pace.decoded(4, 0.042, [0.040], 0.0)
+    for step_s in (0.099, 0.071):  # buffers are allocated, and the requests of all other rows arrive
+        pace.decoded(8, step_s + 0.002, [step_s], 0.0)
+    assert pace.batches(8) == 1
+
+
+def test_a_size_that_is_no_longer_tried_is_forgotten() -> None:
+    curve = Curve()
+    for _ in range(10):
+        curve.add(1, 0.01)
+        curve.add(4, 0.1)
+    assert curve.at(4) == pytest.approx(0.1)
+    for _ in range(2 * FORGET_AFTER):
+        curve.add(1, 0.01)
+    assert curve.at(4) == pytest.approx(0.01)
 
 
 def test_joining_and_leaving_at_random_loses_nobody() -> None:
