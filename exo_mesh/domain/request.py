@@ -126,6 +126,10 @@ class GenerateRequest:
     """Set for a request as ids and as text. Only the entry peer knows it."""
     embed: EmbedSpec | None = None
     """Set: the result is one vector of the prompt, and nothing is drawn."""
+    is_kept: bool = True
+    """Whether stages may keep its KV after its end, for later prompts."""
+    cache_scope: bytes = b""
+    """Not empty: what is kept of it is used only by requests with the same scope, and it uses only theirs."""
     keep_alive_s: float | None = None
     """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
     setting. Only the entry peer knows it."""

@@ -96,7 +96,7 @@ class Embed(_message.Message):
     def __init__(self, pooling: _Optional[str] = ..., normalise: bool = ..., dimensions: _Optional[int] = ..., whole: bool = ..., second: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text", "embed")
+    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text", "embed", "no_store", "cache_scope")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,8 @@ class GenerateRequest(_message.Message):
     THINKING_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
+    NO_STORE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
     request_id: str
@@ -141,7 +143,9 @@ class GenerateRequest(_message.Message):
     thinking: ThinkingBudget
     text: TextInput
     embed: Embed
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ...) -> None: ...
+    no_store: bool
+    cache_scope: bytes
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., no_store: bool = ..., cache_scope: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

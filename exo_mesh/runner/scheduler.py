@@ -80,6 +80,8 @@ class Sequence:
     """Whether all tokens must be in one row, because each of them sees all others."""
     second: int = 0
     """See Row; of a sequence in one row."""
+    cache_scope: bytes = b""
+    """Only sequences of the same scope share KV."""
 
     @property
     def waits(self) -> bool:

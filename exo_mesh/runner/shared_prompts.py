@@ -49,7 +49,9 @@ class SharedPrompts:
             return False
         content = content_of(sequence.tokens[:limit])
         for other in running:
-            if other is sequence or not other.prefill_left:
+            if other is sequence or not other.prefill_left or not other.is_kept:
+                continue
+            if other.cache_scope != sequence.cache_scope:
                 continue
             stop = other.computed + other.prefill_left
             common = common_tokens(content_of(other.tokens[:stop]), content)

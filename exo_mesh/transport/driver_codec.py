@@ -65,6 +65,8 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
         fingerprint=request.fingerprint,
         share_id=request.share_id,
         prompt_logprobs=request.prompt_logprobs,
+        no_store=not request.is_kept,
+        cache_scope=request.cache_scope,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -99,6 +101,9 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
     return message
 
 
+MAX_SCOPE_BYTES = 64
+
+
 def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
     """Raises ValueError for an invalid request: it may come from any peer, and it shares frames with other requests."""
     sampling = message.sampling
@@ -122,6 +127,8 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         key_hash=_hash(message.key_hash),
         fingerprint=_hash(message.fingerprint),
         share_id=message.share_id[:MAX_SHARE_ID_CHARS],
+        is_kept=not message.no_store,
+        cache_scope=message.cache_scope[:MAX_SCOPE_BYTES],
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         thinking=_thinking(message.thinking) if message.HasField("thinking") else None,

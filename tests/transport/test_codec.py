@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.frame import HIDDEN, Copy, Fault, Frame, Insert, Remove, Retain, Row, Shutdown, StageReport
+from exo_mesh.domain.frame import HIDDEN, Copy, Fault, Frame, Insert, Keep, Remove, Retain, Row, Shutdown, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
@@ -40,8 +40,10 @@ def frames(draw: st.DrawFn) -> Frame:
     )
     total = sum(row.n for row in rows)
     retain = st.builds(Retain, st.lists(ids, max_size=3).map(tuple))
-    copy = st.builds(Copy, ids, ids, ids, ids)
-    op = st.one_of(st.builds(Insert, ids, ids), copy, st.builds(Remove, ids), retain, st.just(Shutdown()))
+    copy = st.builds(Copy, ids, ids, ids, ids, st.integers(0, 9))
+    report = st.builds(StageReport, seconds, seconds, st.integers(0, 2), ids, ids, st.booleans())
+    ends = st.builds(Remove, ids) | st.builds(Keep, ids)
+    op = st.one_of(st.builds(Insert, ids, ids), copy, ends, retain, st.just(Shutdown()))
     return Frame(
         ballot=BALLOT,
         step=draw(ids),
@@ -51,7 +53,7 @@ def frames(draw: st.DrawFn) -> Frame:
         ops=tuple(draw(st.lists(op, max_size=3))),
         tensors=draw(st.dictionaries(st.text(max_size=5), tensors(), max_size=3)),
         faults=tuple(draw(st.lists(st.builds(Fault, ids, st.integers(0, 9), texts, texts), max_size=2))),
-        reports=tuple(draw(st.lists(st.builds(StageReport, seconds, seconds, st.integers(0, 2), ids), max_size=3))),
+        reports=tuple(draw(st.lists(report, max_size=3))),
         upto=draw(st.integers(0, 9)),
     )
 

@@ -15,11 +15,19 @@ from exo_mesh.domain.request import (
     PromptLogprobs,
     SamplingParams,
     ThinkingBudget,
+    TokenEvent,
     TokenLogprob,
 )
 from exo_mesh.domain.shard import Shard
 from exo_mesh.proto import driver_pb2 as pb
-from exo_mesh.transport.driver_codec import prompt_from_proto, prompt_to_proto, request_from_proto, request_to_proto
+from exo_mesh.transport.driver_codec import (
+    event_from_proto,
+    event_to_proto,
+    prompt_from_proto,
+    prompt_to_proto,
+    request_from_proto,
+    request_to_proto,
+)
 from exo_mesh.transport.incoming import read_message
 
 STAGE = StagePlan("p", "e", Shard("m", 0, 1, 1), 0)
@@ -37,6 +45,10 @@ def test_a_request_arrives_as_it_was_sent() -> None:
     for prompt_logprobs in (0, 20):
         scored = GenerateRequest("r", (1, 2), 0, prompt_logprobs=prompt_logprobs)
         assert sent(scored) == scored
+    ruled = GenerateRequest("r", (1, 2), 9, is_kept=False, cache_scope=b"s" * 16)
+    assert sent(ruled) == ruled
+    event = TokenEvent(0, 5, cached=200)
+    assert event_from_proto(event_to_proto(event)) == event
 
 
 def test_log_probabilities_of_a_prompt_arrive_as_they_were_sent() -> None:

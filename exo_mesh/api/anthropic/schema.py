@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from exo_mesh.api.anthropic.lenient import COUNTING, IN_MESSAGES, NEUTRAL
+from exo_mesh.api.core.cache_rules import CacheRule
 from exo_mesh.api.core.neutral_fields import without_fields
 from exo_mesh.api.decoding import decode_body
 
@@ -104,6 +105,8 @@ class MessagesBody(CountTokensBody, kw_only=True, forbid_unknown_fields=True):
     stop_sequences: list[str] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    cache: CacheRule | None = None
+    prompt_cache_key: str | None = None
 
 
 def decode_messages_body(body: bytes) -> MessagesBody:

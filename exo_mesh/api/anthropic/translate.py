@@ -8,6 +8,7 @@ from dataclasses import replace
 from exo_mesh.api.anthropic.blocks import decode_tool
 from exo_mesh.api.anthropic.messages import turns_of
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody
+from exo_mesh.api.core.cache_rules import cache_wish
 from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -42,6 +43,7 @@ def neutral_message(body: MessagesBody) -> NeutralRequest:
         grammar,
         body.max_tokens,
         stops=tuple(body.stop_sequences or ()),
+        cache=cache_wish(body.cache, body.prompt_cache_key),
         names=FieldNames(grammar=field),
     )
 

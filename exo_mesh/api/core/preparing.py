@@ -324,6 +324,8 @@ def _prepared(
         grammar=grammar,
         thinking=thinking,
         keep_alive_s=asked.keep_alive_s,
+        is_kept=asked.cache.is_kept,
+        cache_scope=asked.cache.scope_for(asker.key_id),
     )
     choices = [
         PreparedChoice(request, prompt.text)

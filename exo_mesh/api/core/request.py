@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from exo_mesh.api.core.cache_rules import ANYBODY, CacheWish
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.text.output.tools import Tool
 
@@ -126,7 +127,7 @@ class NeutralRequest:
     max_tokens: the client's limit; None means all that fits. default_tokens: the limit if max_tokens is None; None
     means all that fits. num_choices: answers to each prompt; num_drawn: answers to generate, of which the likeliest
     num_choices are kept. prompt_logprobs: the number of alternatives for each prompt token; None means no
-    log-probabilities for the prompt. keep_alive_s: see GenerateRequest.
+    log-probabilities for the prompt. keep_alive_s: see GenerateRequest. cache: rules for the prefix cache.
     """
 
     model: str | None
@@ -144,4 +145,5 @@ class NeutralRequest:
     prompt_logprobs: int | None = None
     priority: int = 0
     keep_alive_s: float | None = None
+    cache: CacheWish = ANYBODY
     names: FieldNames = FieldNames()

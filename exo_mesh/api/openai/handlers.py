@@ -38,6 +38,9 @@ _DELIVERY = (
     "service_tier",
     "keep_alive",
     "ttl",
+    "cache",
+    "cache_salt",
+    "prompt_cache_key",
     "timings",
     "timings_per_token",
 )

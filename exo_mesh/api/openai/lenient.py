@@ -19,7 +19,6 @@ VLLM_AND_SGLANG: NeutralTable = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": ANY,
     "detokenize": (True,),
     "documents": ([],),
     "early_stopping": (False,),

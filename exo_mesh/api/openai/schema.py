@@ -1,6 +1,6 @@
 """The bodies that the OpenAI routes accept. Any other field is refused with a 400 that names it.
 
-Some fields have no effect: the labels user, metadata, verbosity, prompt_cache_key and safety_identifier;
+Some fields have no effect: the labels user, metadata, verbosity and safety_identifier;
 parallel_tool_calls without tools; a thinking budget and reasoning_effort for a model without this choice; store,
 because nothing is stored. service_tier "flex" gives a request the lowest priority; other tiers only add "default" to
 the reply. exo_mesh.api.openai.lenient lists fields that are accepted at some values.
@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from exo_mesh.api.core.cache_rules import CacheRule
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.openai.lenient import without_neutral_fields
 
@@ -164,6 +165,9 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: str | None = None
     keep_alive: float | str | None = None
     ttl: float | None = None
+    cache: CacheRule | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     stop_token_ids: list[int] | None = None
@@ -203,7 +207,6 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
 

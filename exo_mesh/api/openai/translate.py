@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from exo_mesh.api.core.cache_rules import cache_wish
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -157,6 +158,7 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "ignore_eos": bool(body.ignore_eos),
         "stops": stop_strings(body.stop),
         "stop_ids": tuple(body.stop_token_ids or ()),
+        "cache": cache_wish(body.cache, body.prompt_cache_key, body.cache_salt),
         "priority": FLEX_PRIORITY if body.service_tier == FLEX else body.priority or 0,
         "keep_alive_s": _first(keep_alive_s(body.keep_alive, "keep_alive"), keep_alive_s(body.ttl, "ttl")),
     }

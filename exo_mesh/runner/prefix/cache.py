@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.frame import Copy, StageReport
 from exo_mesh.proto.runner_pb2 import PrefixFigures
-from exo_mesh.runner.prefix.index import BLOCK_TOKENS, TOKEN_BYTES, PrefixIndex, common_tokens, content_of
+from exo_mesh.runner.prefix.index import (
+    BLOCK_TOKENS,
+    NO_MATCH,
+    TOKEN_BYTES,
+    Match,
+    PrefixIndex,
+    common_tokens,
+    content_of,
+)
 from exo_mesh.runner.scheduler import Sequence
 
 MOST_KEPT = 1024
@@ -36,7 +44,7 @@ MOST_FAILURES = 3
 class KeptSequence:
     """A sequence whose KV new prompts can copy. content: the tokens of its positions. used_at: when it was last used.
     runs: it still grows, and is not the cache's own. last_stages: how many stages at the end of the ring hold it; 0:
-    all."""
+    all. scope: only sequences of the same scope use it."""
 
     id: int
     content: bytes
@@ -44,6 +52,7 @@ class KeptSequence:
     runs: bool = False
     hits: int = 0
     last_stages: int = 0
+    scope: bytes = b""
 
     @property
     def length(self) -> int:
@@ -77,7 +86,8 @@ class PrefixCache:
     misses: int = 0
     hit_tokens: int = 0
     evictions: int = 0
-    _index: PrefixIndex = field(default_factory=PrefixIndex)
+    _indexes: dict[bytes, PrefixIndex] = field(default_factory=dict)
+    """By scope; none is empty."""
     _kept: dict[int, KeptSequence] = field(default_factory=dict)
     _dropped: list[int] = field(default_factory=list)
     _pressed_at: float = float("-inf")
@@ -100,7 +110,7 @@ class PrefixCache:
         if not self.is_on or limit < BLOCK_TOKENS or sequence.wants_scores or sequence.computed or sequence.held:
             return None
         content = content_of(sequence.tokens[:limit])
-        match = self._index.match(content)
+        match = self._match(content, sequence.cache_scope)
         found = self._longest(match.closest, content, match.blocks) if self.cuts_back else None
         if found is None:
             found = self._whole(match.on_the_way, content)
@@ -121,7 +131,11 @@ class PrefixCache:
 
     def known(self, sequence: Sequence) -> int:
         """How many positions of a new sequence stages hold, to within a block. Changes nothing."""
-        return self._index.match(content_of(sequence.tokens[:-1])).blocks * BLOCK_TOKENS
+        return self._match(content_of(sequence.tokens[:-1]), sequence.cache_scope).blocks * BLOCK_TOKENS
+
+    def _match(self, content: bytes, scope: bytes) -> Match:
+        index = self._indexes.get(scope)
+        return NO_MATCH if index is None else index.match(content)
 
     def note_hit(self, num_tokens: int) -> None:
         """Count a prompt of which other requests had computed so many tokens."""
@@ -155,12 +169,12 @@ class PrefixCache:
             return None
         content = content_of(sequence.tokens[:length])
         if self.cuts_back:
-            self._drop_covered(content, sequence.id)
-            self._put(KeptSequence(sequence.id, content, now, runs=True))
+            self._drop_covered(content, sequence)
+            self._put(KeptSequence(sequence.id, content, now, runs=True, scope=sequence.cache_scope))
             return None
-        if self._has_whole(content):
+        if self._has_whole(content, sequence.cache_scope):
             return None
-        self._put(KeptSequence(new_id, content, now))
+        self._put(KeptSequence(new_id, content, now, scope=sequence.cache_scope))
         return Copy(new_id, sequence.id, length, length)
 
     def ended(self, sequence: Sequence, now: float) -> bool:
@@ -169,23 +183,26 @@ class PrefixCache:
         length = sequence.computed
         if not self.is_on or not sequence.is_kept or length < BLOCK_TOKENS or sequence.catch_up_left:
             return False
-        content = content_of(sequence.tokens[:length])
-        if self._has_whole(content) or (self.cuts_back and self._is_covered(content)):
+        content, scope = content_of(sequence.tokens[:length]), sequence.cache_scope
+        if self._has_whole(content, scope) or (self.cuts_back and self._is_covered(content, scope)):
             return False
         if self.cuts_back:
-            self._drop_covered(content, sequence.id)
-        self._put(KeptSequence(sequence.id, content, now))
+            self._drop_covered(content, sequence)
+        self._put(KeptSequence(sequence.id, content, now, scope=scope))
         return True
 
     def _put(self, kept: KeptSequence) -> None:
         self._kept[kept.id] = kept
-        self._index.add(kept.id, kept.content)
+        self._indexes.setdefault(kept.scope, PrefixIndex()).add(kept.id, kept.content)
         self._count(kept, 1)
 
     def _forget(self, sequence_id: int) -> None:
         kept = self._kept.pop(sequence_id, None)
         if kept is not None:
-            self._index.remove(sequence_id)
+            index = self._indexes[kept.scope]
+            index.remove(sequence_id)
+            if not index:
+                del self._indexes[kept.scope]
             self._count(kept, -1)
 
     def _count(self, kept: KeptSequence, sign: int) -> None:
@@ -193,21 +210,21 @@ class PrefixCache:
             self.tokens += sign * kept.length
             self.num_kept += sign
 
-    def _has_whole(self, content: bytes) -> bool:
+    def _has_whole(self, content: bytes, scope: bytes) -> bool:
         """Whether a sequence of exactly this content is kept."""
-        on_the_way = map(self._kept.__getitem__, self._index.match(content).on_the_way)
+        on_the_way = map(self._kept.__getitem__, self._match(content, scope).on_the_way)
         return any(not kept.runs and not kept.last_stages and kept.content == content for kept in on_the_way)
 
-    def _is_covered(self, content: bytes) -> bool:
+    def _is_covered(self, content: bytes, scope: bytes) -> bool:
         """Whether a kept sequence begins with all of this content."""
-        match = self._index.match(content)
+        match = self._match(content, scope)
         closest = map(self._kept.__getitem__, match.closest)
         return any(not one.runs and not one.last_stages and one.content.startswith(content) for one in closest)
 
-    def _drop_covered(self, content: bytes, sequence_id: int) -> None:
-        """Drop the kept sequences that `content` begins with: another sequence holds them too now."""
-        for kept in map(self._kept.__getitem__, self._index.match(content).on_the_way):
-            if not kept.runs and kept.id != sequence_id and content.startswith(kept.content):
+    def _drop_covered(self, content: bytes, sequence: Sequence) -> None:
+        """Drop the kept sequences that `content` begins with: `sequence` holds them too now."""
+        for kept in map(self._kept.__getitem__, self._match(content, sequence.cache_scope).on_the_way):
+            if not kept.runs and kept.id != sequence.id and content.startswith(kept.content):
                 self._drop(kept.id)
 
     def _drop(self, sequence_id: int) -> None:
@@ -261,9 +278,10 @@ class PrefixCache:
     def _value(self, kept: KeptSequence, now: float) -> float:
         """What keeping a sequence is worth for each of its positions: the positions that would have to be computed
         again, less with time, more with each use."""
-        alone = kept.length - (kept.length // BLOCK_TOKENS - self._index.blocks_alone(kept.id)) * BLOCK_TOKENS
-        if not self.cuts_back:
-            alone = kept.length  # another sequence with the same beginning does not help
+        alone = kept.length
+        if self.cuts_back:  # else another sequence with the same beginning does not help
+            common = kept.length // BLOCK_TOKENS - self._indexes[kept.scope].blocks_alone(kept.id)
+            alone -= common * BLOCK_TOKENS
         age_s = max(0.0, now - kept.used_at)
         return float(alone / kept.length * (1 + kept.hits) * 0.5 ** (age_s / HALF_LIFE_S))
 

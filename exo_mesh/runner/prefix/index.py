@@ -58,6 +58,9 @@ class Match:
     on_the_way: tuple[int, ...]
 
 
+NO_MATCH = Match(0, (), ())
+
+
 class PrefixIndex:
     """The radix tree. A sequence is known by a number, and has at least one whole block."""
 

@@ -67,7 +67,7 @@ class CachingRing(Ring):
             kept = {one for one in cache.held if index >= cache._first_of(cache._kept[one])}
             assert kept - self.tampered <= set(engine.sequences()) <= set(cache.held)
         assert cache.tokens == sum(cache._kept[one].length for one in cache.held)
-        assert cache.num_kept == len(cache.held) == len(cache._index)
+        assert cache.num_kept == len(cache.held) == sum(map(len, cache._indexes.values()))
         assert cache.tokens <= self.limits.max_tokens
 
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from exo_mesh.domain.frame import Fault
+from exo_mesh.domain.frame import Fault, Frame, Keep, UnknownOp
 from exo_mesh.engine.contract import StageInput, StageOutput, copy_defect
 from exo_mesh.errors import EngineError
+from exo_mesh.runner.stage import Stage, StageResult
 from tests.runner.prefix.random_ring import CachingRing, Schedule
 from tests.runner.test_change_of_plan import CountingEngine
 from tests.runner.test_stage_and_driver import VOCAB, expected, ids
@@ -182,6 +183,19 @@ async def test_a_sequence_that_a_stage_has_lost_is_computed_again() -> None:
     ring.check()
 
 
+async def test_with_a_stage_of_an_older_version_the_cache_is_switched_off() -> None:
+    class Older(Stage):
+        def process(self, frame: Frame) -> StageResult:
+            ops = tuple(UnknownOp("Keep", op.sequence) if isinstance(op, Keep) else op for op in frame.ops)
+            return super().process(frame.changed(ops=ops))
+
+    ring = CachingRing(2, keeping)
+    ring.stages[0] = Older(ring.engines[0], 0)
+    for number in range(5):
+        assert await answer(ring, f"a{number}", PROMPT) == expected(PROMPT, 8, 2)
+    assert not ring.cache.is_on and ring.kv_rows == 0
+
+
 async def test_where_no_stage_can_copy_the_cache_is_switched_off() -> None:
     class Plain(KeepingEngine):
         copy = None  # type: ignore[assignment]
@@ -220,6 +234,39 @@ async def test_the_caller_learns_how_much_was_cached() -> None:
     caller = ring.submit("b", PROMPT, 2)
     ring.run()
     assert [event.cached for event in await caller.collect()] == [199, 0]
+
+
+@pytest.mark.parametrize("make", [keeping, recurrent])
+async def test_a_request_that_stores_nothing_reads_the_cache_and_leaves_nothing(make: object) -> None:
+    ring = CachingRing(2, make, cuts_back=make is keeping)  # type: ignore[arg-type]
+    await answer(ring, "a", PROMPT, is_kept=False)
+    assert ring.kv_rows == 0 and not ring.cache.held
+    await answer(ring, "b", PROMPT)
+    before, held = ring.cache.hits, ring.cache.held
+    await answer(ring, "c", [*PROMPT, 7, 8], is_kept=False)
+    assert ring.cache.hits == before + 1 and ring.cache.held == held
+
+
+async def test_a_running_request_that_stores_nothing_gives_nothing_to_others() -> None:
+    ring = CachingRing(2, keeping, prefill_chunk=32)
+    callers = [ring.submit(f"r{number}", PROMPT, 4, is_kept=False) for number in range(2)]
+    ring.run()
+    assert [ids(await caller.collect()) for caller in callers] == [expected(PROMPT, 4, 2)] * 2
+    assert ring.cache.hits == 0 and ring.kv_rows == 0
+
+
+async def test_only_requests_of_one_scope_share_what_is_kept() -> None:
+    ring = CachingRing(2, keeping, prefill_chunk=32)
+    scopes = [b"", b"one", b"two", b"one", b"", b"two"]
+    for number, scope in enumerate(scopes):
+        hits = ring.cache.hits
+        assert await answer(ring, f"r{number}", PROMPT, cache_scope=scope) == expected(PROMPT, 8, 2)
+        assert ring.cache.hits - hits == (scope in scopes[:number])
+    together = [ring.submit(f"t{number}", [9, *PROMPT], 4, cache_scope=bytes([number])) for number in range(2)]
+    ring.run()
+    assert [ids(await caller.collect()) for caller in together] == [expected([9, *PROMPT], 4, 2)] * 2
+    assert ring.cache.hits == 3
+    ring.check()
 
 
 def ring_for(seed: int) -> CachingRing:
