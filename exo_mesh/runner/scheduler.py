@@ -101,6 +101,12 @@ class Sequence:
         return min(left, self.snapshot_at - self.computed) if self.computed < self.snapshot_at else left
 
     @property
+    def may_begin_as_copy(self) -> bool:
+        """Whether its first positions need not be computed if stages hold them: not if stages hold KV of it already, or
+        if logits or hidden states of its prompt are wanted."""
+        return not (self.computed or self.held or self.wants_scores or self.embeds)
+
+    @property
     def wants_scores(self) -> bool:
         return self.scored < self.scores
 

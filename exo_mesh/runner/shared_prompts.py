@@ -45,7 +45,7 @@ class SharedPrompts:
         positions which stages hold; if so, `ready` yields it as soon as that part is computed. Only for KV that can be
         cut back."""
         limit = len(sequence.tokens) - 1 - sequence.forced
-        if sequence.share_id or sequence.computed or sequence.held or sequence.wants_scores or limit <= known:
+        if sequence.share_id or not sequence.may_begin_as_copy or limit <= known:
             return False
         content = content_of(sequence.tokens[:limit])
         for other in running:
@@ -116,8 +116,7 @@ class SharedPrompts:
 def _can_follow(sequence: Sequence) -> bool:
     """Whether a sequence can wait for a copy: not if stages hold KV of it already, or if logits of its prompt are
     wanted."""
-    alone = sequence.computed or sequence.held or sequence.wants_scores
-    return bool(sequence.share_id) and sequence.num_shared > 0 and not alone
+    return bool(sequence.share_id) and sequence.num_shared > 0 and sequence.may_begin_as_copy
 
 
 def _source(sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:

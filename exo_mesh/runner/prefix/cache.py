@@ -107,7 +107,7 @@ class PrefixCache:
         At least the last token is left to compute. now: seconds of any one clock.
         """
         limit = len(sequence.tokens) - 1 - sequence.forced
-        if not self.is_on or limit < BLOCK_TOKENS or sequence.wants_scores or sequence.computed or sequence.held:
+        if not self.is_on or limit < BLOCK_TOKENS or not sequence.may_begin_as_copy:
             return None
         content = content_of(sequence.tokens[:limit])
         match = self._match(content, sequence.cache_scope)
