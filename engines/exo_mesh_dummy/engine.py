@@ -189,6 +189,11 @@ class DummyStage:
             raise EngineError(defect)
         self._sequences[sequence] = _DummySequence(max_tokens, upto)
 
+    def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceMover."""
+        self.copy(source, sequence, upto, max_tokens)
+        self.remove(source)
+
     def close(self) -> None:
         self._sequences.clear()
         self._request = None

@@ -207,6 +207,11 @@ class MlxStage:
             raise EngineError(f"this KV cache cannot be cut back from {cache.length} to {upto} positions")
         self._sequences[sequence] = _MlxSequence(cache, max_tokens)
 
+    def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceMover. A copy takes no memory as long as it is not written to beside its source."""
+        self.copy(source, sequence, upto, max_tokens)
+        self._sequences.pop(source, None)
+
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())
 

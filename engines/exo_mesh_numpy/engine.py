@@ -151,6 +151,15 @@ class NumpyStage:
         kv.take(held, upto)
         self._sequences[sequence] = kv
 
+    def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceMover."""
+        held = self._sequences.get(source)
+        defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
+        if defect or held is None:
+            raise EngineError(defect)
+        held.length, held.max_tokens = upto, max_tokens
+        self._sequences[sequence] = self._sequences.pop(source)
+
     def _loaded(self) -> _Loaded:
         if self._stage is None:
             raise EngineError("the stage is not loaded")

@@ -96,6 +96,18 @@ class Batches:
             cache.cut(held - length)
         self.put(sequence, length, cache)
 
+    def move(self, source: int, sequence: int, length: int) -> None:
+        """Begin a sequence with the first positions of another one, which ends. One that is joined with others is copied.
+        Raises EngineError as `copy` does."""
+        batch = self._of[source]
+        if len(batch.sequences) > 1 or not length:
+            self.copy(source, sequence, length)
+            self.remove(source)
+            return
+        self._cut(batch, batch.length - length)
+        del self._of[source]
+        self.put(sequence, length, batch.cache)
+
     def together(self, lengths: dict[int, int]) -> Batch:
         """One batch of these sequences, each cut back to the given length. The order of its rows may differ."""
         batch = self._of[next(iter(lengths))]

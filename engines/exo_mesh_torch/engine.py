@@ -189,6 +189,16 @@ class TorchStage:
         batches.copy(source, sequence, upto)
         self._max_tokens[sequence] = max_tokens
 
+    def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceMover."""
+        _, batches = self._loaded()
+        held = batches.length(source) if source in batches else None
+        if defect := copy_defect(source, held, upto, max_tokens):
+            raise EngineError(defect)
+        batches.move(source, sequence, upto)
+        self._max_tokens.pop(source, None)
+        self._max_tokens[sequence] = max_tokens
+
     def _loaded(self) -> tuple[StageModel, Batches]:
         if self._model is None or self._batches is None:
             raise EngineError("the stage is not loaded")

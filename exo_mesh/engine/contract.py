@@ -225,6 +225,16 @@ class SequenceCopier(Protocol):
         """
 
 
+@runtime_checkable
+class SequenceMover(Protocol):
+    """Optional part of a stage engine whose copies take memory, and that can hand the KV of a sequence over to another
+    one instead."""
+
+    def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """Like SequenceCopier.copy, but `source` ends: no more memory is taken than it had. Raises EngineError as
+        `copy` does, changing nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class LibraryMemory:
     """The memory that an engine's library takes in its process, in bytes, by its own count. active: arrays in use.

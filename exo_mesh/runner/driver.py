@@ -70,6 +70,10 @@ SIGN_OF_LIFE_S = 1.0
 """Seconds between two messages to a waiting request about its place in the queue, as long as frames come round. The
 entry peer gives up after 30 s of silence."""
 
+IDLE_LAP_S = 5.0
+"""Time between two frames of an idle ring whose stages keep sequences: as long as a machine that is short of memory may
+wait for them."""
+
 LEARN_EVERY_S = 0.005
 """Minimum time between samples of decode laps; sampling every lap of a fast ring would cost about 10 %."""
 
@@ -107,6 +111,7 @@ class Driver:
         self._signed_at = 0.0
         self._shared = SharedPrompts()
         self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
+        self._returned_at = 0.0
         self._knows_stages = False
         """Whether all stages of this plan have reported their limits of the prefix cache."""
         self._turns = TurnClock()
@@ -174,6 +179,12 @@ class Driver:
         self.reassure()  # by which entry peers learn of the ballot
         self.pump()
         return resumed
+
+    def look(self) -> None:
+        """Send an empty frame round if nothing else has gone round for IDLE_LAP_S while stages keep sequences: its reports
+        show whether some machine needs their memory."""
+        if self.prefix.tokens and not self._in_flight and time.perf_counter() - self._returned_at >= IDLE_LAP_S:
+            self._start(Work((), ()))
 
     def reassure(self) -> None:
         """Notify all callers that their requests are alive: entry peers take silence for the end of the ring."""
@@ -260,7 +271,7 @@ class Driver:
         is_apart: the engine computes meanwhile in another thread. The ring waits for the next frame, so that frame is
         sent before anything is learnt from this one.
         """
-        now = time.perf_counter()
+        now = self._returned_at = time.perf_counter()
         lap_s = self.laps.returned(frame.step, now)
         work = self._in_flight.pop(frame.step, None)
         if work is not None:

@@ -188,6 +188,7 @@ class Endpoint:
         """The counters of this moment. Raises RankLostError if this is a rank that hangs; see Worker.check_alive."""
         worker, link, driver = self._worker, self._link, self._worker.driver
         worker.check_alive()
+        worker.look()
         engine, clock = worker.engine, worker.clock
         beat = pb.Heartbeat(
             progress=worker.progress,

@@ -18,6 +18,7 @@ from exo_mesh.domain.frame import (
     Frame,
     Insert,
     Keep,
+    Op,
     Remove,
     Retain,
     Row,
@@ -25,7 +26,7 @@ from exo_mesh.domain.frame import (
     UnknownOp,
 )
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
-from exo_mesh.engine.contract import SequenceCopier, StageEngine, StageInput, StageOutput
+from exo_mesh.engine.contract import SequenceCopier, SequenceMover, StageEngine, StageInput, StageOutput
 from exo_mesh.errors import EngineError, MeshError
 
 _log = logging.getLogger(__name__)
@@ -101,12 +102,12 @@ class Stage:
         operation that this version does not know."""
         shutdown = False
         faults: list[Fault] = []
-        for op in frame.ops:
+        for index, op in enumerate(frame.ops):
             match op:
                 case Insert():
                     self._engine.insert(op.sequence, op.max_tokens)
                 case Copy():
-                    if why := self._copy(op):
+                    if why := self._copy(op, is_last=_ends_after(op, frame.ops[index + 1 :])):
                         faults.append(Fault(op.sequence, self._index, NO_COPY, why))
                 case Remove():
                     self._refused.discard(op.sequence)
@@ -127,16 +128,20 @@ class Stage:
         message = f"stage {self._index} runs exo-mesh {__version__}, which does not know the operation {op.name}"
         return Fault(op.sequence, self._index, UNKNOWN_OP, message)
 
-    def _copy(self, op: Copy) -> str:
+    def _copy(self, op: Copy, *, is_last: bool) -> str:
         """Begin a sequence as a copy; if that fails, begin it empty and return the reason. All ranks of a tensor group
-        hold the same sequences, so all of them refuse the same copies; any other error of one rank ends the group."""
+        hold the same sequences, so all of them refuse the same copies; any other error of one rank ends the group.
+
+        is_last: the source ends in the same frame, unused; its memory is used again if the engine can do that.
+        """
         if self._index < op.first_stage:
             self._begin_empty(op)
             return ""
         try:
             if not isinstance(self._engine, SequenceCopier):
                 raise EngineError("this engine cannot copy sequences")
-            self._engine.copy(op.source, op.sequence, op.upto, op.max_tokens)
+            make = self._engine.move if is_last and isinstance(self._engine, SequenceMover) else self._engine.copy
+            make(op.source, op.sequence, op.upto, op.max_tokens)
         except Exception as exc:
             if self._is_rank and not isinstance(exc, EngineError):
                 raise
@@ -171,6 +176,16 @@ class Stage:
             hidden = hidden[_row_mask(frame.rows, keep, [row.num_hidden for row in frame.rows])]
         passed = _without(frame.changed(tensors=output.tensors, faults=frame.faults + faults), poisoned)
         return StageResult(passed, logits, shutdown, hidden)
+
+
+def _ends_after(copy: Copy, ops: Iterable[Op | UnknownOp]) -> bool:
+    """Whether the source of a copy is removed by one of the ops after it, and not copied again before that."""
+    for op in ops:
+        if isinstance(op, Copy) and op.source == copy.source:
+            return False
+        if isinstance(op, Remove) and op.sequence == copy.source:
+            return True
+    return False
 
 
 def _joined(outputs: list[StageOutput]) -> StageOutput:

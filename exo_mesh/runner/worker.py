@@ -281,6 +281,12 @@ class Worker:
         if self._budget is not None:
             figures.kept, figures.bytes = self._budget.num_kept, self._budget.kept_bytes
 
+    def look(self) -> None:
+        """Let the driver find out whether some machine needs the memory of what is kept. From any thread, often."""
+        driver = self.driver
+        if driver is not None and driver.prefix.tokens and not driver.num_running:
+            self._wake(driver.look)
+
     def check_alive(self) -> None:
         """Raises RankLostError if a rank has been computing one frame for longer than its group may: it waits for
         another rank. From any thread. For other stages their node decides that; see `clock`."""

@@ -10,7 +10,7 @@ import pytest
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.conformance.fixtures import Alike
 from exo_mesh.engine.conformance.stages import Stages
-from exo_mesh.engine.contract import SequenceCopier
+from exo_mesh.engine.contract import SequenceCopier, SequenceMover
 from exo_mesh.errors import EngineError
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "test_a_copy_of_fewer_positions_is_right_or_refused",
     "test_a_copy_replaces_what_was_there",
     "test_a_copy_stays_when_its_source_goes",
+    "test_a_moved_sequence_goes_on_as_its_source_would",
+    "test_a_refused_move_changes_nothing",
     "test_what_cannot_be_copied_is_refused_and_nothing_changes",
 ]
 
@@ -129,6 +131,39 @@ def test_what_cannot_be_copied_is_refused_and_nothing_changes(copiers: Stages, a
             for sequence in (2, 50):
                 with pytest.raises(EngineError):
                     engine.copy(source, sequence, upto, max_tokens)
+    assert sorted(copiers.first.sequences()) == [1, 2, 3]
+    alike(decode(copiers, 2), decode(copiers, 3))
+
+
+def movers(stages: Stages) -> Sequence[SequenceMover]:
+    """The engines of all stages, which can move sequences; else the test is skipped."""
+    found: Sequence[SequenceMover] = [engine for engine in stages.engines if isinstance(engine, SequenceMover)]
+    if len(found) < len(stages.engines):
+        pytest.skip("the engine cannot move sequences")
+    return found
+
+
+@pytest.mark.parametrize("upto", [LENGTH, 6, 1])
+def test_a_moved_sequence_goes_on_as_its_source_would(copiers: Stages, alike: Alike, upto: int) -> None:
+    if upto < LENGTH and not _rolls_back(copiers):
+        pytest.skip("its KV cannot be cut back")
+    begin(copiers, 1, 4)
+    begin(copiers, 3, length=upto)
+    for engine in movers(copiers):
+        engine.move(1, 2, upto, 64)
+    assert sorted(copiers.first.sequences()) == [2, 3, 4]
+    alike(decode(copiers, 2, upto), decode(copiers, 3, upto))
+    copiers.remove(2)
+    begin(copiers, 1, length=LENGTH)
+    alike(decode(copiers, 1), decode(copiers, 4))
+
+
+def test_a_refused_move_changes_nothing(copiers: Stages, alike: Alike) -> None:
+    begin(copiers, 1, 2, 3)
+    for engine in movers(copiers):
+        for source, upto, max_tokens in ((99, 4, 64), (1, LENGTH + 1, 64), (1, LENGTH, LENGTH - 1), (1, -1, 64)):
+            with pytest.raises(EngineError):
+                engine.move(source, 2, upto, max_tokens)
     assert sorted(copiers.first.sequences()) == [1, 2, 3]
     alike(decode(copiers, 2), decode(copiers, 3))
 

@@ -122,7 +122,15 @@ class PrefixCache:
         self.note_hit(found.length)
         kept = self._kept[found.source]
         kept.used_at, kept.hits = now, kept.hits + 1
+        if self._is_taken_over(kept, found, sequence):
+            self._drop(kept.id)
         return found
+
+    def _is_taken_over(self, kept: KeptSequence, found: Reuse, sequence: Sequence) -> bool:
+        """Whether a new sequence begins with all of a kept one: stages then take the memory over instead of copying it.
+        The new sequence is a source for others as soon as its prompt is computed."""
+        is_whole = found.length == kept.length and not found.first_stage
+        return self.cuts_back and is_whole and sequence.is_kept and not kept.runs
 
     @property
     def shares_running(self) -> bool:

@@ -142,6 +142,33 @@ async def test_one_conversation_alone_never_loses_its_own_prefix() -> None:
         talk += [*reply, *range(5, 17)]
 
 
+async def test_the_next_turn_takes_the_memory_of_the_last_one_over() -> None:
+    """So a conversation never needs room for two of itself."""
+
+    class Moving(KeepingEngine):
+        moves = copies = 0
+
+        def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+            self.copies += 1
+            super().copy(source, sequence, upto, max_tokens)
+
+        def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+            self.moves += 1
+            self.kv[sequence] = self.kv.pop(source)[:upto]
+
+    ring = CachingRing(2, lambda index, num: Moving(index == 0, index == num - 1))
+    talk = list(PROMPT)
+    for turn in range(4):
+        talk += [*await answer(ring, f"t{turn}", talk, 6), 5, 6, 7]
+    assert [(engine.moves, engine.copies) for engine in ring.engines] == [(3, 0)] * 2  # type: ignore[attr-defined]
+    branches = [ring.submit(f"b{number}", [*talk, number + 9], 3) for number in range(3)]
+    ring.run()
+    for number, caller in enumerate(branches):
+        assert ids(await caller.collect()) == expected([*talk, number + 9], 3, 2)
+    assert ring.cache.hits == 3 + 3
+    ring.check()
+
+
 async def test_memory_pressure_empties_the_cache_and_touches_no_answer() -> None:
     ring = CachingRing(2, keeping)
     await answer(ring, "a", PROMPT)
@@ -155,6 +182,22 @@ async def test_memory_pressure_empties_the_cache_and_touches_no_answer() -> None
     ring.run()
     for i, caller in enumerate(callers):
         assert ids(await caller.collect()) == expected([i + 3, *PROMPT[:40]], 30, 2)
+
+
+async def test_an_idle_ring_finds_out_that_a_machine_needs_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = CachingRing(2, keeping)
+    await answer(ring, "a", PROMPT)
+    ring.driver.look()
+    assert not ring.sent, "the last frame has just come round"
+    monkeypatch.setattr("exo_mesh.runner.driver.IDLE_LAP_S", 0.0)
+    ring.driver.look()
+    ring.driver.look()
+    assert len(ring.sent) == 1
+    ring.driver._scheduler.pressure = 2  # as the reports of that frame say
+    ring.run()
+    assert ring.kv_rows == 0
+    ring.driver.look()
+    assert not ring.sent, "nothing is kept"
 
 
 async def test_what_the_surviving_stages_keep_is_used_after_a_loss() -> None:
