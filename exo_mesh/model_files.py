@@ -41,6 +41,11 @@ POOLING_PATH = "1_Pooling/config.json"
 POOLING_FILE = "1_Pooling.config.json"
 """The name under which fetched models have that file: directly in the directory, as all their files."""
 
+VIEW_FILE = "exo-mesh.view"
+"""A file in a directory that a node made for GGUF files elsewhere: the real paths of the files that are linked there.
+See exo_mesh/weights/gguf_views.py."""
+
+_MAX_VIEW_BYTES = 2**20
 _PIECE_BYTES = 2**20
 _SHOWN_CHARS = 100
 HUB_DIR = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
@@ -162,12 +167,25 @@ def _resolve(file: Path) -> Path:
     snapshot = next((one for one in (root, root.parent) if one.parent.name == "snapshots"), None)
     hub = None if snapshot is None else snapshot.parent.parent
     in_blobs = hub is not None and HUB_DIR.fullmatch(hub.name) and real.is_relative_to(hub / "blobs")
-    if not in_blobs and not real.is_relative_to(root):
+    if not in_blobs and not real.is_relative_to(root) and not _is_viewed(file, real):
         raise ModelError(
             f"{named(file)} is a link that leads out of the model's directory; "
             "put the file itself there, or link the directory as a whole"
         )
     return real
+
+
+def _is_viewed(file: Path, real: Path) -> bool:
+    """Whether a link to a GGUF file is one that a node made. A model's author could only name another GGUF file."""
+    if file.suffix != ".gguf":
+        return False
+    try:
+        descriptor = os.open(file.parent / VIEW_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            links = json.loads(stream.read(_MAX_VIEW_BYTES)).get("links")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+    return isinstance(links, dict) and links.get(file.name) == str(real)
 
 
 def _require_regular(file: Path, mode: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from exo_mesh.errors import FetchError
 from exo_mesh.fetcher.conversion import older_form
 from exo_mesh.files.listing import FileInfo
 from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, POOLING_PATH
 from exo_mesh.printable import quoted
+from exo_mesh.weights.gguf_table import is_model_file
 from exo_mesh.weights.names import CODE_SUFFIX, is_text_file, suffix_of
 from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FILE
 
@@ -19,12 +20,15 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _INDEXES = re.compile(r".*\.index\.json")
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 _QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(UD-)?(I?Q\d\w*|T?BF16|F16|F32|MXFP4\w*)(?=[.\-/])", re.IGNORECASE)
+_BESIDE_GGUF = ("tokenizer.json", "generation_config.json", "LICENSE")
 _LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, "tekken.json": MAX_TOKENIZER_BYTES, INDEX_FILE: MAX_INDEX_BYTES}
 
 
-def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
-    """Raises FetchError, with a remedy, if these files do not make a model that an engine could load."""
-    if SINGLE_FILE not in files and INDEX_FILE not in files:
+def require_runnable(name: str, files: Mapping[str, FileInfo], *, is_peer: bool = False) -> None:
+    """Raises FetchError, with a remedy, if these files do not make a model that an engine could load. is_peer: a peer
+    has them, which has chosen one of several GGUF models, and made the texts of it."""
+    is_gguf = is_peer and any(map(is_model_file, files))
+    if SINGLE_FILE not in files and INDEX_FILE not in files and not is_gguf:
         raise _without_weights(name, files)
     if "config.json" not in files:
         raise FetchError(
@@ -59,8 +63,15 @@ def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> dict[str, F
     return {name: files[name] for name in sorted(fitting, key=lambda name: (name not in needed, name))[:MAX_TEXT_FILES]}
 
 
+def gguf_texts(files: Mapping[str, FileInfo]) -> dict[str, FileInfo]:
+    """Chooses the texts of a GGUF repository that are used besides those which are made from the metadata."""
+    return {name: info for name, info in text_files(files, with_code=False).items() if name in _BESIDE_GGUF}
+
+
 def weight_files(name: str, files: Mapping[str, FileInfo], named: Collection[str]) -> dict[str, FileInfo]:
     """Chooses the files that hold the tensors. named: those in the index. Raises FetchError if one is missing."""
+    if SINGLE_FILE not in files and not named:
+        return {file: files[file] for file in sorted(files) if file.endswith(".gguf")}
     wanted = [SINGLE_FILE] if SINGLE_FILE in files else sorted(named)
     missing = next((file for file in wanted if file not in files), None)
     if missing is not None:
@@ -81,7 +92,7 @@ def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> d
             models.setdefault(_SHARD.sub("", path), []).append(path)
     fitting = sorted((model for model in models if pattern.search(model.rpartition("/")[2])), key=len)
     if not fitting:
-        known = sorted({found[0] for model in models for found in [_QUANTISATION.search(model)] if found})
+        known = _quantisations(models)
         what = f"it has {', '.join(known[:40])}" if known else "it has no GGUF files"
         raise FetchError(f"{name} has no GGUF file of {quoted(quantisation, 40)}; {what}", is_final=True)
     shards = sorted(models[fitting[0]])
@@ -91,13 +102,17 @@ def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> d
     return {path.rpartition("/")[2]: files[path] for path in shards}
 
 
+def _quantisations(names: Iterable[str]) -> list[str]:
+    """Returns the quantisations in the names of GGUF files, sorted."""
+    return sorted({found[0] for name in names for found in [_QUANTISATION.search(name)] if found})
+
+
 def _without_weights(name: str, files: Mapping[str, FileInfo]) -> FetchError:
     gguf = next((file for file in sorted(files) if file.endswith(".gguf")), None)
     if gguf is not None:
         return FetchError(
-            f"{name} has its weights as GGUF only ({gguf}), which no engine of exo-mesh reads yet",
-            remedy="choose a repository with .safetensors files; `exo-mesh pull REPOSITORY:Q4_K_M` fetches one "
-            "quantisation for other programs",
+            f"{name} has its weights as GGUF only ({gguf}), perhaps in several quantisations",
+            remedy="say which one: " + " or ".join(f"{name}:{one}" for one in _quantisations(files)[:4] or ["Q4_K_M"]),
             is_final=True,
         )
     pickle = next((file for file in sorted(files) if file.endswith(PICKLES)), None)

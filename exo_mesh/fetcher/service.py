@@ -18,9 +18,10 @@ from exo_mesh.fetcher.duty import DutyCycle
 from exo_mesh.fetcher.hub_client import use_bounded_client
 from exo_mesh.fetcher.hub_source import HubFiles, search_hub, use_token
 from exo_mesh.fetcher.listings import checked
-from exo_mesh.fetcher.skeleton import SkeletonOrder, fetch_headers, is_made, make_skeleton
+from exo_mesh.fetcher.skeleton import SkeletonOrder, fetch_headers, has_header, is_made, make_skeleton
 from exo_mesh.fetcher.source import ModelFiles, SourceError
 from exo_mesh.fetcher.wire import (
+    FILES_ONLY,
     Answer,
     CancelFetch,
     Fetch,
@@ -157,7 +158,8 @@ class FetcherService:
         target = Path(request.model_dir)
         if is_made(target):
             return
-        repo, _, quantisation = request.repo.partition(":")
+        repo, _, wanted = request.repo.partition(":")
+        quantisation, _, mode = wanted.partition(":")
         sources = _Sources(self._open_peer, self._tls, request.name, repo, request.revision)
         problem: MeshError = FetchError(f"no source has {request.name}")
         try:
@@ -174,8 +176,9 @@ class FetcherService:
                 first = (*sources.cache(sizes), sources.used(source))
                 others = tuple(sources.used(other) for other in request.sources if other != source)
                 order = SkeletonOrder(
-                    request.name, target, listing, (*first, *others), request.trust_remote_code, quantisation
-                )
+                    request.name, target, listing, (*first, *others), request.trust_remote_code, quantisation,
+                    is_files_only=mode == FILES_ONLY,
+                )  # fmt: skip
                 return make_skeleton(order, self._writers, context)
             raise problem
         finally:
@@ -197,7 +200,9 @@ class FetcherService:
                 ]
                 every = tuple(dict.fromkeys(source for _, used in wanted for source in used))
                 names = dict.fromkeys(name for pieces, _ in wanted for name in pieces)
-                headless = [name for name in names if name.endswith(".safetensors") and writer.missing(name, ((0, 8),))]
+                headless = [
+                    name for name in names if writer.missing(name, ((0, 8),)) and has_header(writer.model_dir, name)
+                ]
                 if headless:  # a corrupt file was dropped
                     fetch_headers(writer, headless, every, context)
                 Download(writer, wanted, context).run()

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from exo_mesh.domain.spans import Pieces, joined
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
-from exo_mesh.fetcher.choosing import gguf_files, require_runnable, text_files, weight_files
+from exo_mesh.fetcher.choosing import gguf_files, gguf_texts, require_runnable, text_files, weight_files
 from exo_mesh.fetcher.conversion import TOKENIZER, make_tokenizer
 from exo_mesh.fetcher.download import Context, Download, UsedSource, read_whole
+from exo_mesh.fetcher.gguf_headers import fetch_gguf_headers, make_gguf_texts
 from exo_mesh.fetcher.writing import (
     LOCK_FILE,
     DiskError,
@@ -35,14 +36,15 @@ from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.model_files import POOLING_FILE, POOLING_PATH, label, shown
 from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
 from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
+from exo_mesh.weights.gguf import SUFFIX as GGUF_SUFFIX
 from exo_mesh.weights.safetensors import (
     INDEX_FILE,
     MAX_HEADER_BYTES,
     MAX_HEADERS_BYTES,
     on_disk,
-    read_tensor_table,
     read_weight_map,
 )
+from exo_mesh.weights.tensors import read_tensor_table
 
 FIRST_BYTES = 64 * 2**10
 """Bytes of each file that are read first: the headers of most shards are shorter."""
@@ -60,7 +62,8 @@ a small model."""
 class SkeletonOrder:
     """What to create, and from what. listing: of one source; sources: all that have these files, in order.
 
-    quantisation: of a GGUF model, of which nothing is read before its files are fetched; "" for safetensors.
+    quantisation: of a GGUF model on a hub; "" for safetensors, and for GGUF files with the texts that a peer has made
+    from them. is_files_only: of a GGUF model, no texts are made, and nothing is read before its files are fetched.
     """
 
     name: str
@@ -69,6 +72,7 @@ class SkeletonOrder:
     sources: tuple[UsedSource, ...]
     trust_remote_code: bool = False
     quantisation: str = ""
+    is_files_only: bool = False
 
 
 def is_made(target: Path) -> bool:
@@ -90,7 +94,7 @@ def is_made(target: Path) -> bool:
 def make_skeleton(order: SkeletonOrder, writers: Writers, context: Context) -> None:
     """Creates the skeleton. Raises FetchError, and ModelError if the model cannot be used. An error leaves no files."""
     if not order.quantisation:
-        require_runnable(order.name, order.listing.files)
+        require_runnable(order.name, order.listing.files, is_peer=bool(order.listing.digest))
     with _scratch_beside(order.target) as scratch:
         try:
             _build(scratch, order, writers, context)
@@ -100,10 +104,10 @@ def make_skeleton(order: SkeletonOrder, writers: Writers, context: Context) -> N
 
 
 def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Context) -> None:
-    _fetch_texts(scratch, order, context)
     if order.quantisation:
-        _lay_out(scratch, order, gguf_files(order.name, order.listing.files, order.quantisation))
+        _build_gguf(scratch, order, writers, context)
         return
+    _fetch_texts(scratch, order, text_files(order.listing.files, with_code=order.trust_remote_code), context)
     _check_config(scratch, order)
     made = () if TOKENIZER in order.listing.files else make_tokenizer(scratch, order.name, context)
     index = scratch / INDEX_FILE
@@ -118,8 +122,33 @@ def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Conte
         raise FetchError(f"the fetched files of {order.name} do not have the digest that their source gave")
 
 
+def _build_gguf(scratch: Path, order: SkeletonOrder, writers: Writers, context: Context) -> None:
+    """Of one quantisation on a hub: its files by their base names, and the texts that their metadata gives."""
+    weights = gguf_files(order.name, order.listing.files, order.quantisation)
+    if order.is_files_only:
+        _fetch_texts(scratch, order, text_files(order.listing.files, with_code=False), context)
+        _lay_out(scratch, order, weights)
+        return
+    _fetch_texts(scratch, order, gguf_texts(order.listing.files), context)
+    _lay_out(scratch, order, weights)
+    with writers.opened(scratch) as writer:
+        names = sorted(weights)
+        headers = fetch_gguf_headers(writer, names, order.sources, context)
+        make_gguf_texts(writer, names[0], headers, order.sources, context)
+        _fetch_samples(writer, order.sources, context)
+    read_card(scratch, order.name)
+
+
+def has_header(model_dir: Path, name: str) -> bool:
+    """Whether a file has a header that cards and plans are made from; GGUF files that cannot be run are only files."""
+    return not name.endswith(GGUF_SUFFIX) or (model_dir / "config.json").exists()
+
+
 def fetch_headers(writer: ModelWriter, names: Sequence[str], sources: tuple[UsedSource, ...], context: Context) -> None:
-    """Fetches the headers of files. Raises FetchError, and ModelError if a file is not a safetensors file."""
+    """Fetches the headers of files. Raises FetchError, and ModelError if a file is not a safetensors or GGUF file."""
+    if any(name.endswith(GGUF_SUFFIX) for name in names):
+        fetch_gguf_headers(writer, sorted(names), sources, context)
+        return
     sizes = {name: writer.manifest.files[name].size for name in names}
     first = {name: ((0, min(size, FIRST_BYTES)),) for name, size in sizes.items()}
     _fetch_or_less(writer, first, dict.fromkeys(names, ((0, 8),)), sources, context)
@@ -177,8 +206,7 @@ def _scratch_beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _fetch_texts(scratch: Path, order: SkeletonOrder, context: Context) -> None:
-    chosen = text_files(order.listing.files, with_code=order.trust_remote_code)
+def _fetch_texts(scratch: Path, order: SkeletonOrder, chosen: Mapping[str, FileInfo], context: Context) -> None:
     under_way = [
         context.executor.submit(_fetch_text, scratch, name, info, order, context) for name, info in chosen.items()
     ]

@@ -12,6 +12,9 @@ from exo_mesh.domain.spans import Span
 
 MAX_LINE_BYTES = 32 * 2**20
 
+FILES_ONLY = "files"
+"""End of a Resolve's repo for the files of a GGUF model that cannot be run: `id:Q4_K_M:files`."""
+
 
 class Tls(msgspec.Struct, frozen=True):
     """Credentials of this node in its mesh, as PEM text."""
@@ -53,7 +56,7 @@ class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
     it.
 
     name: of the model as peers know it. repo, revision: hub id, and branch, tag or commit; `id:Q4_K_M` for the GGUF
-    files of one quantisation, of which no card can be read.
+    files of one quantisation, `id:Q4_K_M:files` if they need not make a model that can be run.
     """
 
     id: int

@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from exo_mesh.domain.spans import Pieces, Span, Spans, common, merged, minus, num_bytes
@@ -174,6 +174,12 @@ class ModelWriter:
                 write_manifest(self.model_dir, self.manifest)
             except OSError as exc:
                 raise self._refused(exc) from exc
+
+    def note_made(self, names: Iterable[str]) -> None:
+        """Notes text files that were made here. Raises OSError."""
+        with self._syncing:
+            self.manifest.made = sorted({*self.manifest.made, *names})
+            write_manifest(self.model_dir, self.manifest)
 
     def is_whole(self, name: str) -> bool:
         with self._changed:

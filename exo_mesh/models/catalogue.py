@@ -138,7 +138,7 @@ class Catalogue:
             return found
         if self._served is not None:
             self._served.raise_if_down(name)
-        meant = (await self.reference(name)).name
+        meant = (await self.reference(name)).in_mesh
         if meant != name and (found := await self._find(meant)) is not None:
             return found
         known = self._known_names()
@@ -280,7 +280,7 @@ class Catalogue:
                 manifest = read_manifest(model_dir)
                 if manifest is not None and not manifest.is_whole:
                     look.partial.add(name)
-                look.cards[name] = self._store.card_at(name, model_dir)
+                look.cards[name] = self._store.card_at(name, model_dir, found.sources.get(model_dir))
             except ModelError as exc:
                 look.unusable[name] = (str(exc), one_line(str(model_dir)))
         self._store.forget(found)

@@ -33,6 +33,11 @@ class ModelReference:
     revision: str = ""
     quant: str = ""
 
+    @property
+    def in_mesh(self) -> str:
+        """The name in the mesh, also of one quantisation: the name of its directory."""
+        return f"{self.name}-{self.quant}" if self.quant else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class KnownNames:
@@ -68,6 +73,8 @@ def find_reference(text: str, known: KnownNames) -> ModelReference:
     quant = tag.upper() if _QUANT.fullmatch(tag) else ""
     if tag and not quant and tag.lower() != "latest":
         raise unknown_model(text, known)
+    if quant and (of_quant := _known_quant(f"{base}@{revision}" if revision else base, quant, known)):
+        return _reference(of_quant)
     found = known.cards.get(base.lower()) or _same_name(text, base, known)
     if found is None:
         raise unknown_model(text, known)
@@ -118,6 +125,12 @@ def _same_name(text: str, base: str, known: KnownNames) -> str | None:
         if same:
             return same.pop()
     return None if is_bare else base
+
+
+def _known_quant(base: str, quant: str, known: KnownNames) -> str | None:
+    """Returns the known name of one quantisation of a GGUF model, which may differ in case."""
+    wanted = f"{base}-{quant}".lower()
+    return next((name for names in (known.local, known.peers) for name in names if name.lower() == wanted), None)
 
 
 def _reference(name: str, revision: str = "", quant: str = "") -> ModelReference:

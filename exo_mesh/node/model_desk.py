@@ -21,7 +21,7 @@ from exo_mesh.errors import (
     PlacementError,
     UnknownModelError,
 )
-from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.fetcher.wire import FILES_ONLY, HubModel
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
@@ -86,10 +86,17 @@ class ModelDesk:
                 raise
             if not may_download:
                 raise NotFetchedError(str(exc), param="model") from exc
-        if meant.quant:
-            raise ModelError(f"{name} is GGUF, which no engine reads yet; `exo-mesh pull {name}` only downloads it")
-        await self._resolve(meant.name, meant.repo, meant.revision or MAIN)
-        return await self._catalogue.card(meant.name)
+        repo = f"{meant.repo}:{meant.quant}" if meant.quant else meant.repo
+        await self._resolve(meant.in_mesh, repo, meant.revision or MAIN)
+        try:
+            return await self._catalogue.card(meant.in_mesh)
+        except UnknownModelError as exc:
+            if not meant.quant:
+                raise
+            raise ModelError(
+                f"the files of {name} were downloaded for other programs, without what exo-mesh needs to run them; "
+                f"delete them with `exo-mesh rm {meant.in_mesh}` and try again"
+            ) from exc
 
     def _may_resolve(self, is_asked_for: bool) -> bool:
         may_ask = is_asked_for or self._downloads.store.may_ask_hub
@@ -134,9 +141,13 @@ class ModelDesk:
     ) -> list[DownloadEntry]:
         """See MeshService.start_download; is_asked_for: see `find`."""
         meant = await self._catalogue.reference(model)
-        if meant.quant:
+        try:
+            card = await self.find(model, may_download=True, is_asked_for=is_asked_for)
+        except ModelError as exc:
+            if not meant.quant:
+                raise
+            _log.info("%s cannot be run here, so it is only downloaded: %s", model, exc)
             return await self._start_gguf(meant, peers)
-        card = await self.find(model, may_download=True, is_asked_for=is_asked_for)
         await self._start_companions(card.name, peers)
         return await self._start_model(card, peers, whole=whole)
 
@@ -164,11 +175,11 @@ class ModelDesk:
     async def _start_gguf(self, meant: ModelReference, peers: Sequence[str]) -> list[DownloadEntry]:
         """Starts the download of all files of one quantisation to the named peers, or else to this node.
 
-        GGUF files have no card, so they cannot be divided into layers.
+        For GGUF files that cannot be run: they have no card, so they cannot be divided into layers.
         """
         known = self._membership.view.peers()
         wants: Wants = dict.fromkeys([_peer_named(one, known) for one in peers] or [self._membership.own.id])
-        name, origin = _gguf_name(meant), (f"{meant.repo}:{meant.quant}", meant.revision or MAIN)
+        name, origin = meant.in_mesh, (f"{meant.repo}:{meant.quant}:{FILES_ONLY}", meant.revision or MAIN)
         # every peer needs the sizes before a peer can wait for bytes that arrive at another one
         await _first_failure_if_all(self._resolve_at(peer_id, name, *origin) for peer_id in wants)
         await _first_failure_if_all(self._pull_at(peer_id, name, "", wants) for peer_id in wants)
@@ -223,7 +234,7 @@ class ModelDesk:
         except MeshError:
             with contextlib.suppress(MeshError):
                 meant = await self._catalogue.reference(name)
-                return _gguf_name(meant) if meant.quant else name
+                return meant.in_mesh if meant.quant else name
             return name
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
@@ -306,11 +317,6 @@ class ModelDesk:
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
         freed = await self._drop_here(request.model, files=request.files, staged=request.staged)
         return pb.DropModelReply(found=freed is not None, freed_bytes=freed or 0)
-
-
-def _gguf_name(meant: ModelReference) -> str:
-    """The model name for one quantisation, which is also the name of its directory."""
-    return f"{meant.name}-{meant.quant}"
 
 
 async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:

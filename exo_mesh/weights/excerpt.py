@@ -18,6 +18,8 @@ from exo_mesh.errors import ModelError
 from exo_mesh.model_files import label
 from exo_mesh.weights.card import is_side_model, is_vocabulary, layer_of, read_json, text_config
 from exo_mesh.weights.fetched import is_here, read_manifest
+from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.gguf_lines import GgufLines, needs_conversion
 from exo_mesh.weights.safetensors import (
     DTYPE_BITS,
     PART,
@@ -87,12 +89,14 @@ def _shape(name: str, info: TensorInfo, vocab_size: Any, rows: int | None) -> tu
     return info.shape
 
 
-def _item_bits(dtype: str) -> int:
-    return 32 if dtype in _WIDENED else DTYPE_BITS[dtype]
+def _is_widened(info: TensorInfo) -> bool:
+    """Whether a tensor becomes float32; those of GGUF files are dequantised."""
+    return info.dtype in _WIDENED or needs_conversion(info)
 
 
 def _num_bytes(info: TensorInfo, shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * _item_bits(info.dtype) // 8
+    bits = 32 if _is_widened(info) else DTYPE_BITS[info.dtype]
+    return int(np.prod(shape, dtype=np.int64)) * bits // 8
 
 
 def _write_tensors(
@@ -101,7 +105,7 @@ def _write_tensors(
     header: dict[str, Any] = {}
     offset = 0
     for name, info in table.items():
-        dtype = "F32" if info.dtype in _WIDENED else info.dtype
+        dtype = "F32" if _is_widened(info) else info.dtype
         end = offset + _num_bytes(info, shapes[name])
         header[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [offset, end]}
         offset = end
@@ -113,7 +117,19 @@ def _write_tensors(
         out.truncate(begin + offset)
         for name in wanted:
             out.seek(begin + header[name]["data_offsets"][0])
-            _copy(table[name], _num_bytes(table[name], shapes[name]), out)
+            num_bytes = _num_bytes(table[name], shapes[name])
+            if needs_conversion(table[name]):
+                _copy_converted(GgufLines(name, table[name]), num_bytes, out)
+            else:
+                _copy(table[name], num_bytes, out)
+
+
+def _copy_converted(lines: GgufLines, num_bytes: int, out: BinaryIO) -> None:
+    """Copy the first lines of a tensor of a GGUF file, `num_bytes` in float32."""
+    count = num_bytes // (4 * lines.width)
+    step = max(1, _PIECE_BYTES // (4 * lines.width))
+    for first in range(0, count, step):
+        out.write(lines.read(first, min(step, count - first)).tobytes())
 
 
 def _copy(info: TensorInfo, num_bytes: int, out: BinaryIO) -> None:
@@ -138,6 +154,8 @@ def _widened(piece: bytes, dtype: str) -> bytes:
 def _shrunk(config: Mapping[str, Any], rows: int | None) -> dict[str, Any]:
     """The config with small windows and vocabulary and in float32, also inside text_config."""
     small = dict(config)
+    if (small.get("quantization_config") or {}).get("quant_method") == QUANT_METHOD:
+        del small["quantization_config"]  # the excerpt is in float32
     for key in _WINDOWS:
         if isinstance(small.get(key), int) and small[key] > WINDOW:
             small[key] = WINDOW

@@ -1,4 +1,4 @@
-"""Finds models on this machine: the shipped one, model directories, a Hugging Face cache."""
+"""Finds models on this machine: the shipped one, model directories, GGUF files, a Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.model_files import HUB_DIR, exists, label, one_line, read_model_file
 from exo_mesh.weights.card_child import read_card_within_limits
 from exo_mesh.weights.fetched import MANIFEST_FILE, with_remedy
+from exo_mesh.weights.gguf_views import (
+    GgufSource,
+    drop_views,
+    ensure_view,
+    gguf_sources,
+    has_only_gguf,
+    loose_sources,
+    stamp_of,
+)
 from exo_mesh.weights.names import MODEL_NAME
 
 SHIPPED = "exo-mesh-demo"
@@ -34,7 +43,7 @@ RETRY_S = 60.0
 
 _MAX_REF_BYTES = 200
 _ODD_NAME = "the directory's name has other characters than letters, digits and . _ - + @, so no request can name it"
-_OF_MODELS = (".json", ".jinja", ".safetensors")
+_OF_MODELS = (".json", ".jinja", ".safetensors", ".gguf")
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +51,13 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Found:
     """The models found on the disk at one time. One real directory is one model: `models` has it by its first name,
-    `others` has the first name by each other name. misnamed: why a directory without a usable name cannot be used, by
+    `others` has the first name by each other name. sources: the GGUF files of the directories that are made from them
+    on first use. misnamed: why a directory without a usable name cannot be used, by
     printable name."""
 
     models: dict[str, Path] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
+    sources: dict[Path, GgufSource] = field(default_factory=dict)
     misnamed: dict[str, str] = field(default_factory=dict)
 
     def first_name(self, name: str) -> str:
@@ -71,8 +82,10 @@ class ModelStore:
     are kept until its files change. Safe to use from several threads.
     """
 
-    def __init__(self, models_dirs: Sequence[Path], clock: Clock = monotonic) -> None:
+    def __init__(self, models_dirs: Sequence[Path], clock: Clock = monotonic, *, views_dir: Path | None = None) -> None:
+        """views_dir: where the directories of GGUF models are made; without it, GGUF files are no models."""
         self._models_dirs = tuple(models_dirs)
+        self._views_dir = views_dir
         self._clock = clock
         self._read: dict[Path, _Read] = {}
         self._turn = threading.Lock()
@@ -83,8 +96,13 @@ class ModelStore:
 
     def find(self, name: str) -> Path:
         """Directory of a model. No name leads out of the known directories. Raises UnknownModelError, with similar
-        names, and ModelError if the model's directory has a name that no model may have."""
-        return self._find(name)[1]
+        names, and ModelError if the model's directory has a name that no model may have, or a GGUF model cannot be
+        used."""
+        _, model_dir, source = self._find(name)
+        if source is not None:
+            with self._turn:
+                ensure_view(model_dir, source)
+        return model_dir
 
     def card(self, name: str) -> ModelCard:
         """The card of a model, by its first name; read again only if one of its files has changed.
@@ -93,12 +111,13 @@ class ModelStore:
         """
         return self.card_at(*self._find(name))
 
-    def card_at(self, name: str, model_dir: Path) -> ModelCard:
-        """The card of one of `found().models`. Raises ModelError and nothing else, whatever is in the directory."""
-        known = self._known(name, model_dir)
+    def card_at(self, name: str, model_dir: Path, source: GgufSource | None = None) -> ModelCard:
+        """The card of one of `found().models`; source: the one of `found().sources`, if there is one. Raises ModelError
+        and nothing else, whatever is in the directory."""
+        known = self._known(name, model_dir, source)
         if known is None:
             with self._turn:  # one at a time: reading several at once would only take more memory
-                known = self._known(name, model_dir) or self._read_anew(name, model_dir)
+                known = self._known(name, model_dir, source) or self._read_anew(name, model_dir, source)
         if known.card is None:
             raise ModelError(known.reason)
         return known.card
@@ -123,13 +142,15 @@ class ModelStore:
         """Search the disk: the shipped model cannot be hidden, and earlier directories win over later ones."""
         found = Found()
         real_dirs: dict[str, str] = {}
-        for name, model_dir in itertools.islice(self._everything(), MAX_MODELS):
+        for name, model_dir, source in itertools.islice(self._everything(), MAX_MODELS):
             if not MODEL_NAME.fullmatch(name):
                 found.misnamed.setdefault(one_line(name), _ODD_NAME)
             elif name not in found.models and name not in found.others:
                 first = real_dirs.setdefault(os.path.realpath(model_dir), name)
                 if first == name:
                     found.models[name] = model_dir
+                    if source is not None:
+                        found.sources[model_dir] = source
                 else:
                     found.others[name] = first
         return found
@@ -138,42 +159,51 @@ class ModelStore:
         """Drop the kept cards of models that are no longer there."""
         for model_dir in self._read.keys() - set(found.models.values()):
             self._read.pop(model_dir, None)
+        if self._views_dir is not None:
+            drop_views(self._views_dir, set(found.sources))
 
-    def _everything(self) -> Iterator[tuple[str, Path]]:
+    def _everything(self) -> Iterator[tuple[str, Path, GgufSource | None]]:
+        """(name, directory, GGUF files that the directory is made from)."""
         shipped = resources.files("exo_mesh.weights") / "shipped" / SHIPPED
         if isinstance(shipped, Path) and (shipped / "config.json").is_file():
-            yield SHIPPED, shipped
+            yield SHIPPED, shipped, None
         for models_dir in self._models_dirs:
-            yield from _models_in(models_dir)
+            for name, found in _models_in(models_dir):
+                if isinstance(found, Path):
+                    yield name, found, None
+                elif self._views_dir is not None:
+                    yield name, self._views_dir / name.replace("/", "--"), found
 
-    def _find(self, name: str) -> tuple[str, Path]:
-        """(first name, directory)."""
+    def _find(self, name: str) -> tuple[str, Path, GgufSource | None]:
+        """(first name, directory, GGUF files that it is made from)."""
         found = self.found()
         first = found.first_name(name)
         if first in found.models:
-            return first, found.models[first]
+            return first, found.models[first], found.sources.get(found.models[first])
         if name in found.misnamed:
             raise ModelError(f"{name}: {found.misnamed[name]}")
         near = difflib.get_close_matches(name[:200], found.models, n=3, cutoff=0.4)
         hint = f"; near: {', '.join(near)}" if near else ""
         raise UnknownModelError(f"no model {json.dumps(name[:200])} on this machine{hint}", param="model")
 
-    def _known(self, name: str, model_dir: Path) -> _Read | None:
+    def _known(self, name: str, model_dir: Path, source: GgufSource | None) -> _Read | None:
         kept = self._read.get(model_dir)
         if kept is None or kept.name != name or (kept.retry_at is not None and self._clock() >= kept.retry_at):
             return None
-        return kept if kept.stamp == _stamp(model_dir) else None
+        return kept if kept.stamp == (_stamp(model_dir) if source is None else stamp_of(source)) else None
 
-    def _read_anew(self, name: str, model_dir: Path) -> _Read:
-        stamp = _stamp(model_dir)
-        read = _Read(name, stamp, None, stamp) if isinstance(stamp, str) else self._try(name, model_dir, stamp)
+    def _read_anew(self, name: str, model_dir: Path, source: GgufSource | None) -> _Read:
+        stamp = _stamp(model_dir) if source is None else stamp_of(source)
+        read = _Read(name, stamp, None, stamp) if isinstance(stamp, str) else self._try(name, model_dir, source, stamp)
         self._read[model_dir] = read
         return read
 
-    def _try(self, name: str, model_dir: Path, stamp: object) -> _Read:
+    def _try(self, name: str, model_dir: Path, source: GgufSource | None, stamp: object) -> _Read:
         """Read a card. A model's files may raise anything, and a lack of memory must not end the node."""
         soon = self._clock() + RETRY_S
         try:
+            if source is not None:
+                ensure_view(model_dir, source)
             return _Read(name, stamp, read_card_within_limits(model_dir, name))
         except ModelError as exc:
             passing = isinstance(exc.__cause__, OSError)
@@ -197,27 +227,44 @@ def model_dir_of(text: str) -> Path:
     return path
 
 
-def _models_in(models_dir: Path) -> Iterator[tuple[str, Path]]:
+def _models_in(models_dir: Path) -> Iterator[tuple[str, Path | GgufSource]]:
     """`<name>`, `<org>/<name>` and `models--org--name/snapshots/<rev>` under one models directory, or the directory
-    itself if it is a model."""
-    if exists(models_dir / "config.json") and exists(models_dir / "tokenizer.json"):
+    itself if it is a model. GGUF models by their files, which may be in the directory itself, too."""
+    if exists(models_dir / "config.json") and exists(models_dir / "tokenizer.json") and not has_only_gguf(models_dir):
         yield label(models_dir), models_dir
+    yield from loose_sources(models_dir)
     for entry in _subdirectories(models_dir):
-        if exists(entry / "config.json"):
+        if _is_gguf_dir(entry):
+            yield from gguf_sources(entry, entry.name)
+        elif exists(entry / "config.json"):
             yield entry.name, entry
         elif HUB_DIR.fullmatch(entry.name):
             snapshot = _newest_snapshot(entry)
             if snapshot is not None:
-                yield label(snapshot), snapshot
+                yield from (
+                    gguf_sources(snapshot, label(snapshot))
+                    if has_only_gguf(snapshot)
+                    else ((label(snapshot), snapshot),)
+                )
         else:
             for child in _subdirectories(entry):
-                if exists(child / "config.json"):
-                    yield f"{entry.name}/{child.name}", child
+                name = f"{entry.name}/{child.name}"
+                if _is_gguf_dir(child):
+                    yield from gguf_sources(child, name)
+                elif exists(child / "config.json"):
+                    yield name, child
+
+
+def _is_gguf_dir(directory: Path) -> bool:
+    """Whether a directory has only GGUF weights that were not fetched by a node: a fetched model has its texts."""
+    return not exists(directory / MANIFEST_FILE) and has_only_gguf(directory)
 
 
 def _newest_snapshot(hub_dir: Path) -> Path | None:
     """The snapshot that refs/main names, else the newest one, of a model in a Hugging Face cache."""
-    snapshots = [path for path in _subdirectories(hub_dir / "snapshots") if exists(path / "config.json")]
+    snapshots = [
+        path for path in _subdirectories(hub_dir / "snapshots") if exists(path / "config.json") or has_only_gguf(path)
+    ]
     try:
         main = read_model_file(hub_dir / "refs" / "main", _MAX_REF_BYTES).decode(errors="replace").strip()
     except (OSError, ModelError):

@@ -321,8 +321,8 @@ def test_one_quantisation_of_a_gguf_repository_is_fetched(
     for place in (*(f"Q4_K_M/{shard}" for shard in shards), "tiny-Q8_0.gguf", "tiny-Q4_K_S.gguf", "mmproj-Q8_0.gguf"):
         (directory / place).write_bytes(f"GGUF {place}".encode() * 1000)
     hub.add("org/gguf", directory)
-    assert isinstance(child.pull("org/gguf:q4_k_m", tmp_path / "sharded"), Fetched)
-    assert isinstance(child.pull("org/gguf:Q8_0", tmp_path / "single"), Fetched)
+    assert isinstance(child.pull("org/gguf:q4_k_m:files", tmp_path / "sharded"), Fetched)
+    assert isinstance(child.pull("org/gguf:Q8_0:files", tmp_path / "single"), Fetched)
     assert {file.name for file in (tmp_path / "sharded").glob("*.gguf*")} == set(shards)
     assert (tmp_path / "sharded" / shards[1]).read_bytes() == (directory / "Q4_K_M" / shards[1]).read_bytes()
     assert [file.name for file in (tmp_path / "single").glob("*.gguf*")] == ["tiny-Q8_0.gguf"]

@@ -11,6 +11,7 @@ import pytest
 from exo_mesh.errors import ModelError
 from exo_mesh.weights import excerpt
 from exo_mesh.weights.excerpt import WINDOW, write_excerpt
+from exo_mesh.weights.gguf_layout import make_texts
 from exo_mesh.weights.safetensors import read_tensor_table
 from tests.support.checkpoints import TinyModel, config_json, write_checkpoint, write_json
 
@@ -69,6 +70,22 @@ def test_windows_are_shrunk_also_those_of_a_nested_config(tmp_path: Path) -> Non
         "vocab_size": 300,
         "dtype": "float32",
     }
+
+
+def test_an_excerpt_of_a_gguf_model_has_its_floats(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from tests.support.gguf_twin import write_gguf_twin
+
+    whole = write_checkpoint(tmp_path / "whole", TinyModel(vocab=900))
+    (tmp_path / "gguf").mkdir()
+    write_gguf_twin(whole, tmp_path / "gguf" / "m.gguf")
+    for name, text in make_texts(tmp_path / "gguf").items():
+        (tmp_path / "gguf" / name).write_bytes(text)
+    small, expected = (write_excerpt(one, tmp_path / f"small-{one.name}", {0, 2}) for one in (tmp_path / "gguf", whole))
+    assert "quantization_config" not in json.loads((small / "config.json").read_text())
+    for name in read_tensor_table(expected):
+        if "layers.1." not in name:
+            assert np.array_equal(floats(small, name), floats(expected, name)), name
 
 
 def test_what_would_be_too_large_is_refused_before_it_is_written(
