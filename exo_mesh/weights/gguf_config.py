@@ -32,6 +32,9 @@ _SIZES = {
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The settings of all known models with Llama 3's scaling, besides the factor."""
 
+_PARTLY_ROTATED = frozenset({"phi3"})
+"""The model types that may rotate only a part of each head."""
+
 _NEAR = 1e-5
 _END_TEXTS = frozenset(
     {
@@ -100,10 +103,13 @@ class _Maker:
         keys, values = self._size("attention.key_length", default), self._size("attention.value_length", default)
         if keys != values:
             raise ModelError(f"{self._key('attention.key_length')} is {keys}, but the length of values is {values}")
-        rotated = self._size("rope.dimension_count", keys)
-        if rotated != keys:
+        if (rotated := self.rotated(keys)) != keys and self._family.model_type not in _PARTLY_ROTATED:
             raise ModelError(f"{self._key('rope.dimension_count')} is {rotated} of {keys}, which is not supported")
         return keys
+
+    def rotated(self, head_dim: int) -> int:
+        """How many values of a head are rotated by their position."""
+        return self._size("rope.dimension_count", head_dim)
 
     def _vocab_size(self) -> int:
         embedding = self._table.get("token_embd.weight")
@@ -191,9 +197,9 @@ class _Maker:
         info = self._table.get(name)
         if info is None:
             return None
-        count = math.prod(info.shape)
-        if info.dtype != "F32" or count != config["head_dim"] // 2 or count > MAX_FACTORS:
-            raise ModelError(f"{name} is {info.dtype}{list(info.shape)}, not F32[{config['head_dim'] // 2}]")
+        count, wanted = math.prod(info.shape), self.rotated(config["head_dim"]) // 2
+        if info.dtype != "F32" or count != wanted or count > MAX_FACTORS:
+            raise ModelError(f"{name} is {info.dtype}{list(info.shape)}, not F32[{wanted}]")
         raw = self._read(info)
         if len(raw) != 4 * count:
             raise ModelError(f"{name} is cut short")
@@ -334,7 +340,13 @@ def _phi3(maker: _Maker, config: Mapping[str, Any]) -> dict[str, Any]:
     window = maker.windows() if maker.has_window() else {"sliding_window": None}
     scaling = config.get("rope_scaling") or {}
     original = scaling.get("original_max_position_embeddings", config["max_position_embeddings"])
-    return {**maker.feed_forward(), **window, "original_max_position_embeddings": original}
+    part = maker.rotated(config["head_dim"]) / config["head_dim"]
+    return {
+        **maker.feed_forward(),
+        **window,
+        "original_max_position_embeddings": original,
+        "partial_rotary_factor": part,
+    }
 
 
 def _granite(maker: _Maker, config: Mapping[str, Any]) -> dict[str, Any]:

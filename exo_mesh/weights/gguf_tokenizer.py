@@ -135,10 +135,11 @@ class _Vocabulary:
 
     def _merges_of_scores(self, vocabulary: dict[str, int], scores: Sequence[Any]) -> list[list[str]]:
         """All pairs of tokens that make another token, the best first: by the score of what they make, and for equal
-        scores in the order in which transformers has them."""
+        scores in the order in which transformers has them. Tokens that a user has defined are found before anything is
+        merged."""
         found: list[tuple[float, int, int, list[str]]] = []
         for token, token_id in vocabulary.items():
-            if self._types[token_id] not in (_NORMAL, _USER, _UNUSED) or not 1 < len(token) <= MAX_PIECE:
+            if self._types[token_id] != _NORMAL or not 1 < len(token) <= MAX_PIECE:
                 continue
             score = float(scores[token_id])
             if math.isnan(score):
