@@ -127,7 +127,8 @@ def stamp_of(source: GgufSource) -> object:
     try:
         return tuple(tuple(one) for one in _stamp(source))
     except OSError as exc:
-        return f"{source.first} cannot be read: {exc.strerror or type(exc).__name__}"
+        file = Path(exc.filename).name if isinstance(exc.filename, str) else source.first
+        return f"{file} cannot be read: {exc.strerror or type(exc).__name__}"
 
 
 def drop_views(views_dir: Path, kept: set[Path]) -> None:
