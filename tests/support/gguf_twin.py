@@ -174,12 +174,19 @@ def _write_tokenizer(writer: Any, model_dir: Path, config: Mapping[str, Any]) ->
     given = json.loads((model_dir / "tokenizer.json").read_text())
     settings = json.loads((model_dir / "tokenizer_config.json").read_text())
     special = {one["content"] for one in given["added_tokens"] if one["special"]}
+    added = {one["content"] for one in given["added_tokens"]}
     by_id = {token_id: token for token, token_id in given["model"]["vocab"].items()}
     by_id |= {one["id"]: one["content"] for one in given["added_tokens"]}
     tokens = [by_id.get(token_id, f"[PAD{token_id}]") for token_id in range(config["vocab_size"])]
     kinds = gguf.TokenType
     types = [
-        kinds.UNUSED if token_id not in by_id else kinds.CONTROL if token in special else kinds.NORMAL
+        kinds.UNUSED
+        if token_id not in by_id
+        else kinds.CONTROL
+        if token in special
+        else kinds.USER_DEFINED
+        if token in added
+        else kinds.NORMAL
         for token_id, token in enumerate(tokens)
     ]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in given["model"]["merges"]]

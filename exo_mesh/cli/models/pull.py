@@ -34,7 +34,7 @@ _GONE_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--peers`, `--whole`, `--api-url`, `--json`."""
-    parser.add_argument("model", metavar="MODEL", help="hub id such as Qwen/Qwen3-0.6B, or ID@REVISION")
+    parser.add_argument("model", metavar="MODEL", help="hub id: Qwen/Qwen3-0.6B, ID@REVISION, or ID:Q4_K_M for GGUF")
     parser.add_argument(
         "--peers", metavar="PEERS", help="download to these peers only: names or ids, separated by commas"
     )
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     body = {"model": args.model, "peers": peers, "whole": args.whole}
     started = client.post("/download/start", body, _START_S)["data"]
     follower = _Follower(started[0]["model"] if started else args.model, before, started)
-    if _is_gguf(args.model, started) and not args.json:
+    if _is_gguf(args.model, started) and not (args.json or args.whole):
         print(_gguf_line(started, are_named=bool(peers)), flush=True)
     bars = None if args.json else Bars(sys.stdout, keeps=True)
     try:
@@ -126,7 +126,8 @@ def _is_under_way(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_gguf(name: str, started: list[dict[str, Any]]) -> bool:
-    """Whether `REPO:QUANT` started a download of GGUF files, whose model name ends with the quantisation."""
+    """Whether `REPO:QUANT` started a download of GGUF files that cannot be run: of whole files, though --whole was not
+    given, whose model name ends with the quantisation."""
     _, _, tag = name.rpartition(":")
     return any(entry["is_whole"] and entry["model"].endswith(f"-{tag.upper()}") for entry in started)
 
@@ -134,7 +135,7 @@ def _is_gguf(name: str, started: list[dict[str, Any]]) -> bool:
 def _gguf_line(started: list[dict[str, Any]], *, are_named: bool) -> str:
     where = ", ".join(entry["peer_name"] or entry["peer_id"][:8] for entry in started)
     others = "" if are_named else " (--peers chooses others)"
-    return printable(f"GGUF: all its files are downloaded to {where}{others}; no engine of exo-mesh reads them yet")
+    return printable(f"GGUF: all its files are downloaded to {where}{others}; exo-mesh cannot run this model")
 
 
 def _again(args: argparse.Namespace) -> str:
