@@ -19,6 +19,7 @@ from mlx_lm.utils import load_model
 
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
+from exo_mesh_mlx.body import lacks_prefix, with_prefix
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, with_whole_names
 from exo_mesh_mlx.model_config import model_classes
 from exo_mesh_mlx.reach import graph_of_stage, reached
@@ -92,6 +93,8 @@ def _build(checkpoint: MlxCheckpoint, virtual: VirtualTensors) -> nn.Module:
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
         model_class, args_class = model_classes(config)
+        if lacks_prefix(checkpoint.table):
+            model_class = with_prefix(model_class)
         return (virtual.completing(model_class) if checkpoint.absent else model_class), args_class
 
     try:

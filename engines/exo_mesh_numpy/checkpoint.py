@@ -19,13 +19,16 @@ from exo_mesh.weights.card import read_json
 from exo_mesh.weights.gguf_blocks import READABLE
 from exo_mesh.weights.gguf_config import QUANT_METHOD
 from exo_mesh.weights.gguf_lines import GgufLines, needs_conversion
-from exo_mesh.weights.safetensors import TensorInfo, on_disk
+from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
 from exo_mesh.weights.tensors import read_tensor_table
 from exo_mesh_numpy.floats import widen_bfloat16
 from exo_mesh_numpy.quantised import PACKED_DTYPE, NumpyPacking, dequantise, read_packing, scale_dtype
 
 CHUNK_ITEMS = 2**19
 """Elements converted at once: 2 MiB as float32, which stays in the cache of a core."""
+
+PREFIX = "model."
+"""What the names of all tensors but the head's begin with. Checkpoints of models without a head may leave it out."""
 
 _RAW_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "U32": np.uint32}
 _FLOATS = ("F32", "F16", "BF16")
@@ -37,7 +40,7 @@ class NumpyCheckpoint:
     def __init__(self, model_dir: Path) -> None:
         """Raises ModelError for defects of the headers, and for a quantisation that this engine does not support."""
         self._dir = model_dir
-        self._table = read_tensor_table(model_dir)
+        self._table = _with_prefix(read_tensor_table(model_dir))
         self._quantisation = _quantisation(model_dir / "config.json")
 
     def names(self) -> Iterator[str]:
@@ -200,3 +203,10 @@ def _widen(raw: np.ndarray, dtype: str, out: np.ndarray) -> None:
         widen_bfloat16(raw, out)
     else:
         out[...] = raw
+
+
+def _with_prefix(table: TensorTable) -> TensorTable:
+    """The table with PREFIX before every name, if no name has it and the layers' names lack it."""
+    if any(name.startswith(PREFIX) for name in table) or not any(name.startswith("layers.") for name in table):
+        return table
+    return {name if name.startswith("lm_head.") else PREFIX + name: info for name, info in table.items()}

@@ -17,7 +17,7 @@ import exo_mesh_torch
 import torch
 from transformers import AutoModel
 
-from tests.engines.vector_checks import CUTS, IDS, LONG, SHORT, check_states
+from tests.engines.vector_checks import CUTS, IDS, LONG, SHORT, check_body_alone, check_states
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.ring import Ring
 
@@ -50,3 +50,7 @@ def test_a_ring_gives_the_final_states_of_transformers(
     ring = Ring(provider, tmp_path, LAYERS, cuts)
     check_states(ring, states_of(tmp_path, IDS[:LONG]), states_of(tmp_path, IDS[LONG : LONG + SHORT]), SLACK)
     ring.close()
+
+
+def test_torch_reads_a_checkpoint_without_a_head(tmp_path: Path) -> None:
+    check_body_alone(exo_mesh_torch.provider, tmp_path)

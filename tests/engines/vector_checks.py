@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from exo_mesh.domain.frame import Row
+from exo_mesh.engine.contract import EngineProvider
+from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.ring import Ring
 
 IDS = np.random.default_rng(11).integers(3, 290, 96).astype(np.int32)
@@ -32,3 +37,30 @@ def check_states(ring: Ring, want_long: np.ndarray, want_short: np.ndarray, slac
     again = ring.final_states(mixed, np.concatenate([ids[:7], ids[LONG + SHORT - 3 : LONG + SHORT]]))
     np.testing.assert_allclose(again, want_short[-2:], rtol=0, atol=slack)
     ring.remove(4, 5)
+
+
+def write_body_alone(directory: Path, model: TinyModel) -> Path:
+    """A checkpoint whose names lack the prefix `model.`, as those of models that were saved without a head."""
+    write_checkpoint(directory, model)
+    file = directory / "model.safetensors"
+    raw = file.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = {name.removeprefix("model."): entry for name, entry in json.loads(raw[8 : 8 + size]).items()}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+    return directory
+
+
+def check_body_alone(provider: EngineProvider, directory: Path) -> None:
+    """Its states are those of the same checkpoint with full names."""
+    model = TinyModel("qwen3", layers=4, tied=True)
+    write_checkpoint(directory / "full", model)
+    write_body_alone(directory / "bare", model)
+    found = []
+    for name in ("full", "bare"):
+        ring = Ring(provider, directory / name, 4, (2,))
+        ring.insert(1)
+        found.append(ring.final_states([Row(1, 0, SHORT, num_hidden=SHORT)], IDS[:SHORT]))
+        ring.close()
+    np.testing.assert_array_equal(*found)
