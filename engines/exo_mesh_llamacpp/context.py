@@ -119,6 +119,21 @@ class LlamaContext:
             raise EngineError(f"llama.cpp gave {self._filled} bytes of hidden states for {num_tokens} tokens")
         return self._tapped[:num_tokens]
 
+    def decode_states(self, num_tokens: int) -> np.ndarray | None:
+        """The same on a last stage, but the states after the last norm of all tokens, at most MAX_LOGITS,
+        `[num_tokens, hidden]`."""
+        self.wanted[:num_tokens] = 1
+        self._call.llama_set_embeddings(self._handle, True)
+        try:
+            if self.decode(num_tokens) is None:
+                return None
+            found = self._call.llama_get_embeddings(self._handle)
+            if not found:
+                raise EngineError("llama.cpp does not give the hidden states of this model")
+            return np.ctypeslib.as_array(found, (num_tokens, self._shape.hidden)).copy()
+        finally:
+            self._call.llama_set_embeddings(self._handle, False)
+
     def cut(self, slot: int, length: int) -> bool:
         """Forget the positions of a sequence from `length` on. False if its state cannot go back."""
         return bool(self._call.llama_memory_seq_rm(self._memory, slot, length, -1))

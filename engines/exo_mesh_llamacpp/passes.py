@@ -32,7 +32,7 @@ class RowPart:
 
 
 def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray) -> list[RowPart]:
-    """Rows in pieces that one pass can compute. places: see logit_places.
+    """Rows in pieces that one pass can compute. places: see taken_places.
 
     All stages cut rows in the same way, although only the last one has logits: with other cuts, bits would differ.
     """
@@ -62,10 +62,10 @@ def together(rows: Sequence[tuple[Row, Held, int]]) -> Iterator[list[Held]]:
 
 def passes(pieces: Sequence[RowPart]) -> Iterator[tuple[LlamaContext, list[RowPart]]]:
     """Pieces that are computed together: of one context and equal length, in the order of their slots."""
-    groups: dict[tuple[int, int, int], list[RowPart]] = defaultdict(list)
+    groups: dict[tuple[int, int, int, bool], list[RowPart]] = defaultdict(list)
     for piece in pieces:
-        groups[piece.order, id(piece.context), piece.n].append(piece)
-    for (_, _, n), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        groups[piece.order, id(piece.context), piece.n, piece.row.num_hidden > 0].append(piece)
+    for (_, _, n, _), group in sorted(groups.items(), key=lambda item: item[0][0]):
         group.sort(key=lambda piece: piece.slot)
         at_once = max(1, MAX_LOGITS // n)
         for begin in range(0, len(group), at_once):
@@ -74,6 +74,20 @@ def passes(pieces: Sequence[RowPart]) -> Iterator[tuple[LlamaContext, list[RowPa
 
 def logit_places(rows: Sequence[Row]) -> np.ndarray:
     """For each token of the frame: its row among the logits, or -1 if its logits are not wanted."""
-    wanted = [index >= row.n - row.num_logits for row in rows for index in range(row.n)]
+    return _places([index >= row.n - row.num_logits for row in rows for index in range(row.n)])
+
+
+def state_places(rows: Sequence[Row]) -> np.ndarray:
+    """The same for the final hidden states."""
+    return _places([index >= row.n - row.num_hidden for row in rows for index in range(row.n)])
+
+
+def taken_places(rows: Sequence[Row]) -> np.ndarray:
+    """The same for the tokens of which the library makes outputs: all tokens of a row that wants hidden states."""
+    counts = [row.n if row.num_hidden else row.num_logits for row in rows]
+    return _places([index >= row.n - count for row, count in zip(rows, counts, strict=True) for index in range(row.n)])
+
+
+def _places(wanted: Sequence[bool]) -> np.ndarray:
     flags = np.array(wanted, bool)
     return np.where(flags, np.cumsum(flags) - 1, -1)

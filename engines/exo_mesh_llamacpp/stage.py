@@ -24,7 +24,7 @@ from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp import saving, wire
 from exo_mesh_llamacpp.context import LlamaContext
 from exo_mesh_llamacpp.loading import LoadedStage, load_stage
-from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of, together
+from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of, state_places, taken_places, together
 from exo_mesh_llamacpp.pools import Held, Pools
 
 LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
@@ -32,8 +32,12 @@ LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
 
 @dataclass(slots=True)
 class _FrameWork:
-    """The rows of a frame that can be computed, and the faults of the others."""
+    """The rows of a frame that can be computed, and the faults of the others. taken, at_states: see taken_places and
+    state_places. states: the final hidden states that are wanted."""
 
+    taken: np.ndarray
+    at_states: np.ndarray
+    states: np.ndarray
     rows: list[tuple[Row, Held, int]] = field(default_factory=list)
     faults: dict[int, Fault] = field(default_factory=dict)
 
@@ -70,12 +74,14 @@ class LlamaCppStage:
         out_width = stage.vocab_size if stage.shard.is_last else width
         num_out = int(places.max(initial=-1)) + 1 if stage.shard.is_last else len(token_ids)
         out = np.zeros((num_out, out_width), np.float32)
-        work = _FrameWork()
+        at_states = state_places(rows)
+        states = np.zeros((int(at_states.max(initial=-1)) + 1, width), np.float32) if stage.shard.is_last else out[:0]
+        work = _FrameWork(taken=taken_places(rows), at_states=at_states, states=states)
         for wave in self._waves(stage, rows, token_ids, work):
             self._compute(stage, wave, token_ids, hidden, places, out, work)
         faults = tuple(work.faults.values())
         if stage.shard.is_last:
-            return StageOutput(logits=out, faults=faults)
+            return StageOutput(logits=out, faults=faults, hidden=states if len(states) else None)
         tensors = {HIDDEN: wire.to_tensor(out, stage.output_dtype)} if rows else {}
         return StageOutput(tensors=tensors, faults=faults)
 
@@ -216,7 +222,7 @@ class LlamaCppStage:
         is_last = stage.shard.is_last
         for members in together(wave):
             stage.pools.gather(members)
-        pieces = pieces_of(wave, places)
+        pieces = pieces_of(wave, work.taken)
         for context, group in passes(pieces):
             index = np.concatenate([np.arange(piece.source, piece.source + piece.n) for piece in group])
             count = len(index)
@@ -226,12 +232,17 @@ class LlamaCppStage:
                 assert stage.embedding is not None
                 context.hidden[:count] = stage.embedding.rows([token_ids[token] for token in index.tolist()])
             _place(context, group)
+            wants_states = is_last and group[0].row.num_hidden > 0
             if is_last:
                 context.wanted[:count] = places[index] >= 0
-            result = context.decode(count)
+            result = context.decode_states(count) if wants_states else context.decode(count)
             if result is None:
                 for piece in group:
                     work.fault(piece.row.sequence, f"no room for position {piece.pos0 + piece.n - 1}")
+                continue
+            if wants_states:
+                chosen = work.at_states[index] >= 0
+                work.states[work.at_states[index[chosen]]] = result[chosen]
                 continue
             targets = places[index[places[index] >= 0]] if is_last else index
             out[targets] = result
