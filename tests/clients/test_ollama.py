@@ -20,8 +20,6 @@ pytestmark = pytest.mark.extended
 
 MISSING = {
     "model": 404,
-    "embed": 501,
-    "embeddings": 501,
     "create": 501,
     "copy": 501,
     "push": 501,
@@ -70,6 +68,7 @@ def test_the_python_client_of_ollama_can_call_everything(entry: Peer) -> None:
         "raw": True,
         "logprobs": 2,
         "loaded": "load",
+        "embedded": [8, True],
         "running": [MODEL],
         "kept": "load",
         "pulled": ["pulling manifest", "success"],
@@ -90,5 +89,6 @@ def test_the_node_client_of_ollama_can_call_everything(entry: Peer, tmp_path: Pa
         "generated": COUNTED,
         "generated_stream": COUNTED,
         "stopped": False,
+        "embedded": [8, True],
         "running": [MODEL],
     }

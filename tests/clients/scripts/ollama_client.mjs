@@ -57,11 +57,13 @@ for await (const part of stopped) {
   seen.stopped = part.done;
   break;
 }
+seen.embedded = [
+  (await client.embed({ model, input: ["x", "y"], dimensions: 8 })).embeddings[1].length,
+  (await client.embeddings({ model, prompt: "x" })).embedding.length > 8,
+];
 seen.running = (await client.ps()).models.map((one) => one.name);
 seen.missing = {
   model: await refused(() => client.chat({ model: "nope", messages })),
-  embed: await refused(() => client.embed({ model, input: "x" })),
-  embeddings: await refused(() => client.embeddings({ model, prompt: "x" })),
   copy: await refused(() => client.copy({ source: model, destination: "x" })),
   create: await refused(() => client.create({ model: "x", from: model })),
   push: await refused(() => client.push({ model })),

@@ -87,6 +87,8 @@ seen["generated"] = client.generate(model, COUNT, options=SURE).response
 seen["generated_stream"] = "".join(part.response for part in client.generate(model, COUNT, stream=True, options=SURE))
 seen["raw"] = len(client.generate(model, "7, 8,", raw=True, options={"num_predict": 4}).response) > 0
 seen["logprobs"] = len(client.chat(model, user, logprobs=True, top_logprobs=2, options=SURE).logprobs[0].top_logprobs)
+seen["embedded"] = [len(client.embed(model=model, input=["x", "y"], dimensions=8).embeddings[1]),
+                    len(client.embeddings(model=model, prompt="x").embedding) > 8]  # fmt: skip
 seen["loaded"] = client.generate(model, keep_alive="10m").done_reason
 seen["running"] = [one.name for one in client.ps().models]
 seen["kept"] = client.chat(model, [], keep_alive=-1).done_reason
@@ -94,8 +96,6 @@ progress = [line.status for line in client.pull(model, stream=True)]
 seen["pulled"] = [progress[0], progress[-1]]
 seen["missing"] = {
     "model": refused(client.chat, model="nope", messages=user),
-    "embed": refused(client.embed, model=model, input="x"),
-    "embeddings": refused(client.embeddings, model=model, prompt="x"),
     "create": refused(client.create, model="x", from_=model),
     "copy": refused(client.copy, source=model, destination="x"),
     "push": refused(client.push, model=model),
