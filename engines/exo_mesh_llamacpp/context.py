@@ -20,6 +20,11 @@ MAX_TOKENS = 512
 MAX_LOGITS = 64
 """Tokens of one forward pass of a last stage whose logits are wanted: they take room for the whole vocabulary each."""
 
+_AXES = 4
+_ROPES_OF_AXES = (8, 40)
+"""LLAMA_ROPE_TYPE_MROPE and _IMROPE: positions of four axes for each token. Those of text are equal on three of them,
+and 0 on the last."""
+
 _FULL = 1
 """Return code of llama_decode: no room, and nothing has changed."""
 
@@ -53,6 +58,8 @@ class LlamaContext:
         self._limit = self._tapped.nbytes
         self.hidden = np.zeros((MAX_TOKENS, shape.hidden), np.float32)
         self.positions = np.zeros(MAX_TOKENS, np.int32)
+        self._axes = self._call.llama_model_rope_type(model.handle) in _ROPES_OF_AXES
+        self._on_axes = np.zeros(_AXES * MAX_TOKENS, np.int32)
         self.sequences = np.zeros(MAX_TOKENS, np.int32)
         self.wanted = np.ones(MAX_TOKENS, np.int8)
         self._counts = np.ones(MAX_TOKENS, np.int32)
@@ -62,7 +69,7 @@ class LlamaContext:
             0,
             None,
             self.hidden.ctypes.data,
-            self.positions.ctypes.data,
+            (self._on_axes if self._axes else self.positions).ctypes.data,
             self._counts.ctypes.data,
             self._pointers.ctypes.data,
             self.wanted.ctypes.data,
@@ -103,6 +110,9 @@ class LlamaContext:
         until the next call. None if there is no room. Raises EngineError for any other failure.
         """
         self._batch.n_tokens = num_tokens
+        if self._axes:
+            self._on_axes[: 3 * num_tokens] = np.tile(self.positions[:num_tokens], 3)
+            self._on_axes[3 * num_tokens : _AXES * num_tokens] = 0
         self._filled = 0
         code = self._call.llama_decode(self._handle, self._batch)
         if code == _FULL:

@@ -27,6 +27,21 @@ CHUNK_BYTES = 2**22
 _IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)")
 _HEAD = re.compile(r"output(_norm)?\.|token_embd_norm\.|per_layer_token_embd\.")
 _NUMBERS = {name: number for number, (name, _, _) in BLOCKS.items()}
+_DENSE_FIRST = "leading_dense_block_count"
+"""Key with the number of layers without experts at the beginning; less in later stages."""
+
+_NOT_COPIED = ("general.", "tokenizer.", "split.", "quantize.")
+"""Beginnings of keys that do not describe the layers."""
+
+_PERIODS = ("full_attention_interval", "interleave_moe_layer_step", "moe_every_n_layers")
+"""Keys with the number of layers after which the kinds of layers repeat; llama.cpp counts from the first layer."""
+
+_WINDOW_UNUSED = ("llama", "phi3", "qwen2", "qwen3")
+"""Architectures for which llama.cpp does not use a window, even if a file has one."""
+
+_POSITIONS = "position_embd.weight"
+"""Learned positions, which are added to the embedding."""
+
 _LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -72,11 +87,13 @@ class GgufModel:
     # -- what a stage consists of
 
     def metadata(self, start: int, stop: int) -> Metadata:
+        if stop - start in self._rules.refused_layers and stop - start < self.num_layers:
+            raise self._refusal(f"llama.cpp computes {self._arch} of {stop - start} layers with other constants")
         is_last = stop == self.num_layers
         total = self._size("block_count")
         found: dict[str, Value] = {"general.architecture": self._arch, "tokenizer.ggml.model": "none"}
         for key, value in self._header.metadata.items():
-            if not key.startswith(f"{self._arch}."):
+            if key.startswith(_NOT_COPIED):
                 continue
             if isinstance(value, GgufArray):
                 if value.is_text:
@@ -89,12 +106,14 @@ class GgufModel:
         found[self._key("vocab_size")] = self.vocab_size if is_last else STUB_TOKENS
         if self._key("nextn_predict_layers") in found:
             found[self._key("nextn_predict_layers")] = 0
-        for name in self._rules.counted:
-            if (count := self._header.integer(self._key(name))) is not None:
-                found[self._key(name)] = max(0, count - start)
-        if any(self._windows):
+        if (count := self._header.integer(self._key(_DENSE_FIRST))) is not None:
+            found[self._key(_DENSE_FIRST)] = max(0, count - start)
+        if any(self._windows[start:stop]):
             # llama.cpp would begin its pattern again in every stage
             found[self._key("attention.sliding_window_pattern")] = self._windows[start:stop]
+        elif self._windows:
+            found.pop(self._key("attention.sliding_window"), None)
+            found.pop(self._key("attention.sliding_window_pattern"), None)
         if self._rules.scale_key:
             found[self._key(self._rules.scale_key)] = 0.0  # rows of the embedding are scaled where they are looked up
         return found
@@ -102,12 +121,18 @@ class GgufModel:
     def layer(self, index: int) -> list[Planned]:
         return [self._planned(name, short) for short, name in self._layers[index].items()]
 
-    def shared(self) -> list[Planned]:
-        return [
-            self._planned(name, name)
+    def shared(self, is_first: bool) -> list[Planned]:
+        names = [
+            name
             for name in self._table
             if not _IN_LAYER.fullmatch(name) and not _HEAD.match(name) and name != "token_embd.weight"
         ]
+        found = [self._planned(name, name) for name in names if name != _POSITIONS]
+        if _POSITIONS in names:
+            # the library would add them again in every stage: later ones get zeros
+            table = self._planned(_POSITIONS, _POSITIONS)
+            found.append(table if is_first else hole(_POSITIONS, table.kind, table.shape))
+        return found
 
     def head(self) -> list[Planned]:
         found = [self._planned(name, name) for name in self._head_names() if name != "output.weight"]
@@ -137,8 +162,10 @@ class GgufModel:
 
     def _refuse(self) -> None:
         """Raises ModelError for a model whose stages would compute something else."""
-        if self.num_layers in self._rules.refused_layers:
-            raise self._refusal(f"llama.cpp computes {self._arch} of {self.num_layers} layers with other constants")
+        window = self._header.metadata.get(self._key("attention.sliding_window"), 0)
+        has_pattern = self._key("attention.sliding_window_pattern") in self._header.metadata
+        if window and not self._windows and not has_pattern and self._arch not in _WINDOW_UNUSED:
+            raise self._refusal(f"{self._arch} with windows is not proved to be right in parts")
         for name in _LONG_ROPE:
             if name in self._table:
                 raise self._refusal(f"{name}: llama.cpp chooses these factors by the size of its cache")
@@ -227,21 +254,29 @@ class GgufModel:
         return (kernel - 1) * (inner + 2 * groups * state) + state * inner
 
     def _cuts(self) -> tuple[int, ...]:
-        """Layers before which a stage may begin. Without an attention layer on each side the library would abort."""
-        cuts = range(self._rules.every, self.num_layers, self._rules.every)
-        if not self.recurrent:
-            return tuple(cuts)
-        attention = [index for index in range(self.num_layers) if self._is_attention(index)]
-        if not attention:
+        """Layers before which a stage may begin. The library aborts for a stage that has no layer of a needed kind."""
+        if self.num_layers in self._rules.refused_layers:
             return ()
+        every = math.lcm(self._rules.every, *(self._of_layer(key, 0, 1) or 1 for key in _PERIODS))
+        cuts = range(every, self.num_layers, every)
+        needed = [kind for kind in self._needed_kinds() if kind]
         found: list[int] = []
         previous = 0
         for cut in cuts:
-            inside = any(previous <= index < cut for index in attention)
-            if inside and any(index >= cut for index in attention):
+            if all(any(previous <= index < cut for index in kind) and kind[-1] >= cut for kind in needed):
                 found.append(cut)
                 previous = cut
         return tuple(found)
+
+    def _needed_kinds(self) -> list[list[int]]:
+        """Layers of which every stage must have one, by kind."""
+        layers = range(self.num_layers)
+        kinds = []
+        if self.recurrent:
+            kinds = [[index for index in layers if self._is_attention(index) == wanted] for wanted in (True, False)]
+        if self._rules.needs_window:
+            kinds.append([index for index in layers if self._windows and self._windows[index]])
+        return kinds
 
     # -- tensors
 

@@ -70,6 +70,12 @@ def load_layers(
         # types that the library packs anew for its kernels would be held twice if the file stayed mapped
         plain = all(tensor.kind.name in (F32.name, F16.name, BF16.name) for tensor in tensors)
         handle = _load(library, path, _MAP if plain else _READ, options)
+    wide = library.call.llama_model_n_embd_inp(handle)
+    if wide != source.hidden_size:
+        library.call.llama_model_free(handle)
+        raise ModelError(
+            f"llama.cpp takes {wide} values per token for this model, a hidden state has {source.hidden_size}"
+        )
     return LoadedModel(library, handle, total, span[1] - span[0])
 
 

@@ -62,8 +62,8 @@ class ModelSource(Protocol):
     def layer(self, index: int) -> list[Planned]:
         """The tensors of a layer, without `blk.N.` before their names."""
 
-    def shared(self) -> list[Planned]:
-        """Tensors that every stage needs."""
+    def shared(self, is_first: bool) -> list[Planned]:
+        """Tensors that every stage needs besides its layers."""
 
     def head(self) -> list[Planned]:
         """The tensors of the last stage besides its layers: output_norm and the head. The head is `token_embd.weight`
@@ -82,7 +82,7 @@ class ModelSource(Protocol):
 def stage_tensors(source: ModelSource, start: int, stop: int) -> list[Planned]:
     """All tensors of a stage, under the names that llama.cpp looks for."""
     tensors = source.head() if stop == source.num_layers else source.stub()
-    tensors += source.shared()
+    tensors += source.shared(start == 0)
     for index in range(start, stop):
         for tensor in source.layer(index):
             tensors.append(Planned(f"blk.{index - start}.{tensor.name}", tensor.kind, tensor.shape, tensor.write))

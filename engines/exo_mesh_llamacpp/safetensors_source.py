@@ -75,7 +75,7 @@ class SafetensorsSource:
     def layer(self, index: int) -> list[Planned]:
         return [self._planned(part, index) for part in self._present(index)]
 
-    def shared(self) -> list[Planned]:
+    def shared(self, is_first: bool) -> list[Planned]:
         factors = np.array(self._model.rope_freqs, np.float32)
         if not len(factors):
             return []

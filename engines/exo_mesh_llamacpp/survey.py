@@ -22,7 +22,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
 
     source = open_source(model_dir, parsed, library)
     kind = KV_TYPES[parsed.kv_type(mixed=False)]
-    every = sum(tensor.num_bytes for tensor in source.shared())
+    every = sum(tensor.num_bytes for tensor in source.shared(is_first=False))
     return ModelSurvey(
         legal_cuts=source.legal_cuts,
         reason="" if source.legal_cuts else "this model cannot be cut for llama.cpp",

@@ -75,3 +75,4 @@ class _TokenContext(LlamaContext):
         super().__init__(model, shape, slots, cells)
         self._batch.embd = None
         self._batch.token = tokens.ids.ctypes.data
+        self._batch.pos, self._axes = self.positions.ctypes.data, False  # the library adds the other axes itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Outcome:
     cuts: list[int] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     kv: str = ""
-    tensors: int = 0
+    rules: str = ""
 
     def json(self) -> str:
         return json.dumps(asdict(self))
@@ -61,13 +61,24 @@ def check(arch: str, *, experts: bool, rules: ArchRules | None = None, few: bool
             write_model(library, asked, directory)
         except ShapesError as exc:
             return Outcome(arch, "absent", str(exc)[-300:])
-        try:
-            return _compare(library, arch, directory, rules or RULES.get(arch, ArchRules()), few)
-        except (MeshError, RuntimeError) as exc:
-            return Outcome(arch, "failed", str(exc)[-300:])
+        return _with_rules(library, arch, directory, rules or RULES.get(arch, ArchRules()), few)
+
+
+def _with_rules(library: Library, arch: str, directory: Path, rules: ArchRules, few: bool) -> Outcome:
+    """Compare, and again with another rule if the library's reason asks for it."""
+    try:
+        outcome = _compare(library, arch, directory, rules, few)
+    except (MeshError, RuntimeError) as exc:
+        if "'output.weight' not found" in str(exc) and not rules.own_head:
+            return _with_rules(library, arch, directory, replace(rules, own_head=True), few)
+        outcome = Outcome(arch, "failed", str(exc)[-300:])
+    outcome.rules = outcome.rules or repr(rules)
+    return outcome
 
 
 def _compare(library: Library, arch: str, directory: Path, rules: ArchRules, few: bool) -> Outcome:
+    if _has_states(library, directory) and not rules.recurrent:
+        return _with_rules(library, arch, directory, replace(rules, recurrent=True), few)
     source = GgufModel(directory, FILE, lambda: library, rules)
     count = source.num_layers
     whole = LlamaCppStage(lambda request, _: load_whole(directory / FILE, request))
@@ -137,3 +148,13 @@ def _ring(directory: Path, count: int, cuts: Sequence[int], rules: ArchRules) ->
         stage.load(_request(directory, start, stop, count), lambda done, total: None)
         stages.append(stage)
     return stages
+
+
+def _has_states(library: Library, directory: Path) -> bool:
+    """Whether the library says that some layers keep a state of constant size."""
+    call = library.call
+    handle = call.llama_model_load_from_file(str(directory / FILE).encode(), call.llama_model_default_params())
+    try:
+        return bool(call.llama_model_is_hybrid(handle) or call.llama_model_is_recurrent(handle))
+    finally:
+        call.llama_model_free(handle)

@@ -129,18 +129,65 @@ ON_DEMAND: dict[str, Value] = {
 
 _HYBRID_KV = tuple(2 if index % 4 in (1, 3) else 0 for index in range(LAYERS))
 
+_THIRD_KV, _THIRD_FF = (0, 2, 0, 0, 2, 0, 0, 2), (0, 0, 96, 0, 0, 96, 0, 0)
+_WINDOWS = tuple(index % 4 != 3 for index in range(LAYERS))
+_SSM: dict[str, Value] = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+    "ssm.group_count": 2,
+}
+_MLA: dict[str, Value] = {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 32,
+    "attention.value_length": 24,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 16,
+    "attention.kv_lora_rank": 24,
+    "attention.q_lora_rank": 24,
+    "rope.dimension_count": 8,
+}
+_NO_LAYER_INPUT: dict[str, Value] = {"embedding_length_per_layer_input": 0}
+_ROPE_8: dict[str, Value] = {"rope.dimension_count": 8}
+_PATTERN: dict[str, Value] = {"attention.sliding_window": 16, "attention.sliding_window_pattern": _WINDOWS}
+
 SPECIAL: dict[str, dict[str, Value]] = {
     "gemma3": {"attention.sliding_window": 16},
     "gemma2": {"attention.sliding_window": 16},
     "granite": {"embedding_scale": 1.5, "residual_scale": 0.75, "attention.scale": 0.3, "logit_scale": 1.5},
     "granitemoe": {"embedding_scale": 1.5, "residual_scale": 0.75, "attention.scale": 0.3, "logit_scale": 1.5},
-    "granitehybrid": {"attention.head_count_kv": _HYBRID_KV},
+    "granitehybrid": {"attention.head_count_kv": _HYBRID_KV, **_SSM, "embedding_scale": 1.5},
+    "falcon-h1": _SSM,
+    "mamba": _SSM,
+    "mamba2": _SSM,
+    "deepseek2": _MLA,
+    "mistral4": _MLA,
+    "deepseek32": _MLA,
+    "glm-dsa": _MLA,
+    "olmoe": {"attention.head_count_kv": 4},
+    "dots1": {"attention.head_count_kv": 4},
+    "paddleocr": {"rope.dimension_sections": (4, 4, 0, 0)},
+    "gemma4": {**_PATTERN, "attention.key_length_swa": 16, "attention.value_length_swa": 16, **_NO_LAYER_INPUT},
+    "spark2_5": _PATTERN,
+    "maple": _PATTERN,
+    "exaone-moe": {"attention.sliding_window": 16},
+    "plm": _MLA,
+    "minicpm3": {"attention.q_lora_rank": 24, "attention.kv_lora_rank": 24, "attention.key_length": 24, **_ROPE_8},
+    "granite_swa": _PATTERN,
+    "mimo2": _PATTERN,
+    "laguna": _PATTERN,
+    "cohere2moe": {**_PATTERN, "logit_scale": 0.5},
+    "mellum": {"attention.sliding_window": 16},
+    "plamo3": {"attention.sliding_window": 16},
+    "step35": _PATTERN,
+    "afmoe": _PATTERN,
     "lfm2": {"attention.head_count_kv": _HYBRID_KV},
     "lfm2moe": {"attention.head_count_kv": _HYBRID_KV},
-    "jamba": {"attention.head_count_kv": _HYBRID_KV},
-    "nemotron_h": {"attention.head_count_kv": _HYBRID_KV},
-    "nemotron_h_moe": {"attention.head_count_kv": _HYBRID_KV},
-    "plamo2": {"attention.head_count_kv": _HYBRID_KV},
+    "jamba": {"attention.head_count_kv": _HYBRID_KV, **_SSM},
+    "nemotron_h": {"attention.head_count_kv": _THIRD_KV, "feed_forward_length": _THIRD_FF, **_SSM},
+    "nemotron_h_moe": {"attention.head_count_kv": _THIRD_KV, "feed_forward_length": _THIRD_FF, **_SSM},
+    "plamo2": {"attention.head_count_kv": _HYBRID_KV, **_SSM, "ssm.group_count": 0},
     "kimi-linear": {"attention.head_count_kv": _HYBRID_KV},
     "cohere2": {"attention.sliding_window": 16, "logit_scale": 0.5},
     "command-r": {"logit_scale": 0.5},
@@ -156,7 +203,9 @@ SPECIAL: dict[str, dict[str, Value]] = {
 def metadata_of(arch: str, experts: bool) -> dict[str, Value]:
     """The metadata to begin with."""
     own = {**DENSE, **(EXPERTS if experts else {}), **SPECIAL.get(arch, {})}
+    bare = {key: own.pop(key) for key in tuple(own) if key.startswith("xielu.")}
     return {
+        **bare,
         "general.architecture": arch,
         "tokenizer.ggml.model": "none",
         **{f"{arch}.{key}": value for key, value in own.items()},

@@ -18,7 +18,7 @@ FILE = "model.gguf"
 MAX_LOADS = 40
 """Times that the library may name a tensor that is missing."""
 
-_OPTIONAL = re.compile(r"\.(scale|input_scale)$|^rope_f|\.rope_f|nextn|\.bias$|_sinks|^cls\b|^mtp")
+_OPTIONAL = re.compile(r"\.(scale|input_scale)$|^rope_f|\.rope_f|nextn|(?<!ssm_conv1d)\.bias$|_sinks|^cls\b|^mtp")
 _ABSENT = re.compile(r"(?:tensor '([^']+)' not found|missing tensor '([^']+)')")
 
 

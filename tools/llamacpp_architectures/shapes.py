@@ -57,7 +57,7 @@ def ask_shapes(library: Library, metadata: Mapping[str, Value], defaults: Mappin
         missing = _MISSING_KEY.search(reason)
         if missing is None or missing[1] in known:
             raise ShapesError(reason or "no reason given")
-        name = missing[1].removeprefix(f"{arch}.")
+        name = missing[1].removeprefix(f"{arch}.")  # a few keys have no prefix
         if name not in defaults:
             raise ShapesError(f"it needs {missing[1]}")
         known[missing[1]] = defaults[name]
