@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from exo_mesh_mlx import packets
+from exo_mesh_mlx.blocks import KvBlock, shared_slots
 from exo_mesh_mlx.caches import CacheRows, SequenceCache
 from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.grouping import MIN_POSITIONS
@@ -47,12 +48,28 @@ def find_mode(stage: Stage, model: nn.Module, new_cache: NewCache) -> RaggedMode
     return None
 
 
-def _goes_together(stage: Stage, mode: RaggedMode, new_cache: NewCache, n: int) -> bool:
+def attends_in_blocks(stage: Stage, mode: RaggedMode, new_cache: NewCache) -> bool:
+    """Whether the rows of a block can attend in one piece in this mode."""
+    try:
+        return mode.takes_blocks and all(_goes_together(stage, mode, new_cache, n, in_block=True) for n in TRIED_TOKENS)
+    except Exception:  # noqa: BLE001 - model code that is not written for such caches may raise anything
+        return False
+
+
+def _goes_together(stage: Stage, mode: RaggedMode, new_cache: NewCache, n: int, *, in_block: bool = False) -> bool:
     """Whether two rows with caches of different length change the same cache contents together as alone. If model code
-    computes with their offsets, the results are compared, too."""
+    computes with their offsets, the results are compared, too. in_block: False if they have nothing to share."""
     together = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
     alone = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
-    moved, made = _run(stage, mode.offsets_as, together, n)
+    if in_block:
+        if not (slots := shared_slots(together[0])):
+            return False
+        KvBlock(slots).add(together)
+    try:
+        moved, made = _run(stage, mode.offsets_as, together, n)
+    finally:
+        for cache in together:
+            cache.release()  # it and its block refer to each other
     moved_alone, first = _run(stage, mode.offsets_as, alone[:1], n)
     if moved != moved_alone:
         return False
@@ -77,7 +94,7 @@ def _run(
     count = len(caches)
     tokens = mx.array([[1 + (row + i) + j for j in range(n)] for i in range(count)], mx.int32)
     given = {name: _rows_of_noise(array, row) for name, array in packets.zeros(stage.inputs, count, n).items()}
-    result = stage.forward(tokens, CacheRows(caches, offsets_as).full(), given, n)
+    result = stage.forward(tokens, CacheRows(caches, offsets_as).full(n), given, n)
     made: dict[Any, mx.array] = {"logits": result} if isinstance(result, mx.array) else dict(result)
     for array in made.values():
         if array.shape[0] != count:

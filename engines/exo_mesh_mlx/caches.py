@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx import tree
-from exo_mesh_mlx.ragged import Offsets, OffsetsAs, ragged
+from exo_mesh_mlx.blocks import BlockRows, KvBlock
+from exo_mesh_mlx.ragged import Offsets, OffsetsAs, once_each, ragged
 from exo_mesh_mlx.trace import MlxTrace
 
 _KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache)
@@ -75,6 +77,19 @@ class SequenceCache:
         self.full = [self.entries[slot] for slot in layout.slots]
         """A cache list as long as the model expects."""
         self.length = 0
+        self.block: KvBlock | None = None
+        """Where the keys and values are, if the sequence shares arrays with others. Its entries then hold none, and
+        `settle` must come before anything else uses them."""
+
+    def settle(self) -> None:
+        """Move keys and values that are in a block back to the entries."""
+        if self.block is not None:
+            self.block.take_out(self)
+
+    def release(self) -> None:
+        """Give up keys and values that are in a block, because the sequence ends."""
+        if self.block is not None:
+            self.block.drop(self)
 
     def own_entries(self) -> list[Any]:
         """The entries of the stage's own layers."""
@@ -99,6 +114,7 @@ class SequenceCache:
 
     def copied(self) -> SequenceCache:
         """Separate caches with the same contents; MLX copies an array when one of the two is written to."""
+        self.settle()
         entries = {slot: deepcopy(entry) for slot, entry in self.entries.items()}
         copy = SequenceCache([entries.get(slot) for slot in range(len(self.layout.slots))], self.layout)
         copy.length = self.length
@@ -111,7 +127,8 @@ class SequenceCache:
         return [item for part in parts for item in (getattr(part, "cache", None) or [part.offset])]
 
     def arrays(self) -> list[mx.array]:
-        """All arrays of the state; they must be evaluated with each forward, or lazy graphs grow without end."""
+        """All arrays of the state, without those of a block; they must be evaluated with each forward, or lazy graphs
+        grow without end."""
         found: list[mx.array] = []
         for entry in self.entries.values():
             if type(entry) in _KEYS_AND_VALUES:  # the contents are known, so no walk through a tree is needed
@@ -129,19 +146,46 @@ class SequenceCache:
 class CacheRows:
     """Sequences whose rows are computed in one forward, in row order."""
 
-    def __init__(self, caches: Sequence[SequenceCache], offsets_as: OffsetsAs = Offsets) -> None:
-        self._caches = caches
+    def __init__(
+        self, caches: Sequence[SequenceCache], offsets_as: OffsetsAs = Offsets, order: Sequence[int] = ()
+    ) -> None:
+        """order: the order in which the rows are computed, as indexes of `caches`; the given one if empty. Rows of one
+        block must be side by side, in the order of the block."""
+        self._order = None if list(order) == sorted(order) else list(order)
+        self._caches = caches if self._order is None else [caches[index] for index in self._order]
         self._offsets_as = offsets_as
 
-    def full(self) -> list[Any]:
-        """A cache list as long as the model expects; with a batch axis if there are several sequences."""
+    def arranged(self, array: mx.array) -> mx.array:
+        """An array with the rows in the order in which they are computed."""
+        return array if self._order is None else array[mx.array(self._order)]
+
+    def restored(self, array: mx.array) -> mx.array:
+        """An array with the rows in the order in which the sequences were given."""
+        return array if self._order is None else array[mx.argsort(mx.array(self._order))]
+
+    def full(self, n: int) -> list[Any]:
+        """A cache list as long as the model expects, for a forward of n tokens per row; with a batch axis if there are
+        several sequences."""
         if len(self._caches) == 1:
+            self._caches[0].settle()
             return self._caches[0].full
-        views = {
-            slot: ragged([cache.entries[slot] for cache in self._caches], self._offsets_as)
-            for slot in self._caches[0].entries
-        }
+        runs = [(block, list(run)) for block, run in groupby(self._caches, key=lambda cache: cache.block)]
+        for block, run in runs:
+            if block is not None and len(run) == len(block.rows):
+                block.begin(n)
+        offsets_as = once_each(self._offsets_as)
+        views = {slot: ragged(self._of_slot(slot, runs), offsets_as) for slot in self._caches[0].entries}
         return [views[slot] for slot in self._caches[0].layout.slots]
+
+    @staticmethod
+    def _of_slot(slot: int, runs: list[tuple[KvBlock | None, list[SequenceCache]]]) -> list[Any]:
+        entries: list[Any] = []
+        for block, run in runs:
+            if block is not None and slot in block.slots:
+                entries.append(BlockRows(block, slot, run))
+            else:
+                entries += [cache.entries[slot] for cache in run]
+        return entries
 
     def advance(self, num_tokens: int) -> None:
         for cache in self._caches:

@@ -33,7 +33,9 @@ from exo_mesh.engine.contract import (
 from exo_mesh.errors import EngineError, MeshError, ModelError, RankLostError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.ahead import GuessedStep, LookAhead
-from exo_mesh_mlx.batching import find_mode
+from exo_mesh_mlx.arranging import BlockKeeper
+from exo_mesh_mlx.batching import attends_in_blocks, find_mode
+from exo_mesh_mlx.blocks import arrays_of
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
 from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, open_checkpoint
@@ -44,8 +46,8 @@ from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
 from exo_mesh_mlx.limits import BUFFER_CACHE_BYTES, limits_of
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
-from exo_mesh_mlx.options import check_options
-from exo_mesh_mlx.packets import Group
+from exo_mesh_mlx.options import MlxOptions, parse_options
+from exo_mesh_mlx.packets import Group, rearranged
 from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.ranks import Ranks
 from exo_mesh_mlx.sharding import RankShares, coarsest_dtype, share_out
@@ -85,6 +87,8 @@ class MlxStage:
         self._ragged: RaggedMode | None = None
         self.batched = False
         """Whether rows of equal length of several sequences are computed in one forward."""
+        self._options = MlxOptions()
+        self.keeper = BlockKeeper()
         self._saved_form: saving.SavedForm = {}
         self.ahead = LookAhead(self._drop_guess)
         self._rolls_back = False
@@ -93,7 +97,7 @@ class MlxStage:
         self.shares = RankShares()
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
-        check_options(request.options)
+        self._options = parse_options(request.options)
         _keep_to(request.memory)
         shard = request.shard
         if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):
@@ -177,7 +181,8 @@ class MlxStage:
 
     def remove(self, sequence: int) -> None:
         self.ahead.drop()
-        self._sequences.pop(sequence, None)
+        if held := self._sequences.pop(sequence, None):
+            held.cache.release()
 
     def sequences(self) -> Sequence[int]:
         return list(self._sequences)
@@ -193,7 +198,7 @@ class MlxStage:
         self.ahead.drop()
         if saved.length > max_tokens:
             raise EngineError(f"{saved.length} saved positions do not fit in room for {max_tokens}")
-        self._sequences[sequence] = _MlxSequence(saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
+        self._hold(sequence, saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
 
     def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """See SequenceCopier. Arrays are shared until one of the two sequences changes them."""
@@ -205,6 +210,12 @@ class MlxStage:
         cache = held.cache.copied() if upto else self._new_cache()
         if not cache.cut_back(upto):
             raise EngineError(f"this KV cache cannot be cut back from {cache.length} to {upto} positions")
+        self._hold(sequence, cache, max_tokens)
+
+    def _hold(self, sequence: int, cache: SequenceCache, max_tokens: int) -> None:
+        """Keep a sequence, in place of what it held before."""
+        if held := self._sequences.get(sequence):
+            held.cache.release()
         self._sequences[sequence] = _MlxSequence(cache, max_tokens)
 
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
@@ -222,6 +233,8 @@ class MlxStage:
 
     def close(self) -> None:
         self.ahead.drop()
+        for held in self._sequences.values():
+            held.cache.release()
         self._sequences.clear()
         if self._stage is not None:
             self._stage.close()
@@ -262,6 +275,7 @@ class MlxStage:
         if self._vocab_size and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
             return f"a token id is outside 0..{self._vocab_size - 1}"
         if row.pos0 == 0 and held.cache.length:
+            held.cache.release()
             held.cache = self._new_cache()
         elif not held.cache.cut_back(row.pos0):
             return f"this KV cache cannot be cut back from {held.cache.length} to {row.pos0} positions"
@@ -292,25 +306,26 @@ class MlxStage:
     def _result(self, ids: mx.array, caches: CacheRows, packet: Packet, rows: Sequence[Row]) -> mx.array | Packet:
         """What one group of rows wants, lazily: either no row wants hidden states, or all of them do."""
         stage = self._loaded()
+        ids, packet = caches.arranged(ids), rearranged(packet, caches.arranged)
         if stage.outputs or not rows[0].num_hidden:
-            return stage.forward(ids, caches.full(), packet, max(row.num_logits for row in rows))
-        states = stage.final_states(ids, caches.full(), packet)
+            made = stage.forward(ids, caches.full(rows[0].n), packet, max(row.num_logits for row in rows))
+            return caches.restored(made) if isinstance(made, mx.array) else rearranged(made, caches.restored)
+        states = stage.final_states(ids, caches.full(rows[0].n), packet)
         if states is None:
             raise EngineError("mlx-lm's code of this model does not give hidden states")
-        return states
+        return caches.restored(states)
 
     def _together(self, caches: Sequence[SequenceCache]) -> CacheRows:
         """The caches of the rows of one forward; also prepares the model for that number of rows."""
         if self._ragged is None:
             return CacheRows(caches)
         self._ragged.switch(len(caches) > 1)
-        return CacheRows(caches, self._ragged.offsets_as)
+        return CacheRows(caches, self._ragged.offsets_as, self.keeper.arrange(caches))
 
     def _output(self, rows: Sequence[Row], computed: Computed, faults: tuple[Fault, ...]) -> StageOutput:
         """Evaluate results and the caches of all rows at once, and copy the results out."""
         stage = self._loaded()
-        touched = sorted({rows[index].sequence for group, _ in computed for index in group.rows})
-        states = [array for sequence in touched for array in self._sequences[sequence].cache.arrays()]
+        states = self._states([rows[index] for group, _ in computed for index in group.rows])
         if stage.outputs:
             made = [(group, result) for group, result in computed if not isinstance(result, mx.array)]
             packed = packets.pack(stage.outputs, made, [row.n for row in rows], self._activation_dtype)
@@ -365,7 +380,7 @@ class MlxStage:
         mx.async_eval(logits, self._states(rows))  # type: ignore[no-untyped-call]
         likeliest = mx.argmax(logits, axis=-1).astype(mx.int32)
         caches = self._together([self._sequences[row.sequence].cache for row in rows])
-        result = self._loaded().forward(likeliest[:, None], caches.full(), {}, 1)
+        result = self._loaded().forward(likeliest[:, None], caches.full(1), {}, 1)
         caches.advance(1)
         assert isinstance(result, mx.array), "a stage that is the whole model"
         guessed = result[:, -1:].reshape(-1, result.shape[-1]).astype(mx.float32)
@@ -384,7 +399,7 @@ class MlxStage:
     def _states(self, rows: Sequence[Row]) -> list[mx.array]:
         """The contents of the caches of all rows."""
         touched = sorted({row.sequence for row in rows})
-        return [array for sequence in touched for array in self._sequences[sequence].cache.arrays()]
+        return arrays_of([self._sequences[sequence].cache for sequence in touched])
 
     def _evaluate(self, results: list[mx.array], states: list[mx.array], rows: Sequence[Row]) -> None:
         """Evaluate the results. results: `[tokens, width]`. From time to time the ranks of a tensor group compare their
@@ -441,6 +456,8 @@ class MlxStage:
         self.remove(WARM_UP_SEQUENCE)
         self._ragged = find_mode(stage, self._model, self._new_cache)
         self.batched = self._ragged is not None
+        if self._ragged is not None and self._options.batch_attention:
+            self.keeper.is_on = attends_in_blocks(stage, self._ragged, self._new_cache)
         mx.clear_cache()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -67,6 +67,11 @@ def unpack(
         for packet, group in zip(packets, groups, strict=True):
             packet[value.source] = _unflatten(value, _lines_of(array, group, sizes), group)
     return packets
+
+
+def rearranged(packet: Packet, change: Callable[[mx.array], mx.array]) -> Packet:
+    """A packet after a change of the order of its rows."""
+    return {source: change(array) for source, array in packet.items()}
 
 
 def zeros(values: Sequence[LiveValue], num_rows: int = 1, n: int = 1) -> Packet:

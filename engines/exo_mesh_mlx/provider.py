@@ -14,7 +14,7 @@ from typing import Any, Literal
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import MACOS_FLOOR, OTHER_ENGINES, is_older, mlx_obstacle_here, too_old, upgrade
 from exo_mesh_mlx.divisibility import division_obstacle
-from exo_mesh_mlx.options import check_options
+from exo_mesh_mlx.options import parse_options
 
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
@@ -91,7 +91,7 @@ class MlxProvider:
         from exo_mesh_mlx.checkpoint import open_checkpoint
         from exo_mesh_mlx.survey import survey
 
-        check_options(options)
+        parse_options(options)
         return survey(open_checkpoint(model_dir))
 
 

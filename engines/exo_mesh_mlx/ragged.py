@@ -1,14 +1,16 @@
 """Presents caches of several sequences as one cache with a batch axis: matrices are multiplied for all rows at once,
-while each row attends to its own keys and values in place.
+while rows attend in pieces: all rows of a block in one (`blocks.py`), each other row to its own keys and values in
+place.
 
-Nothing is padded, merged or copied, so sequences may join and leave at every frame, and a row attends exactly as it
-does alone. Values that differ from row to row are passed to model code as opaque objects that only attention and rotary
+Sequences may join and leave at every frame. A row that is a piece of its own attends exactly as it does alone. Values
+that differ from row to row are passed to model code as opaque objects that only attention and rotary
 embeddings understand. Code that computes with them by itself raises. Some of it computes with offsets only, and works
 with an array of them, as mlx-lm's own batch caches have; otherwise the stage computes row by row.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +21,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_caches
 
+from exo_mesh_mlx.blocks import BlockRows
 from exo_mesh_mlx.hooks import LayerCall, hook, set_class
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -27,25 +30,28 @@ _SETTINGS = ("max_size", "keep", "chunk_size", "step")
 
 
 class Ragged:
-    """One array (or mask) per row; they differ in length."""
+    """One array (or mask) per piece of rows; they differ in length. sizes: the number of rows of each piece, by default
+    1. own_masks: of keys, the mask of each piece if None and "causal" are wrong for it, else None."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("own_masks", "pieces", "sizes")
 
-    def __init__(self, rows: list[Any]) -> None:
-        self.rows = rows
+    def __init__(self, pieces: list[Any], sizes: list[int] | None = None, own_masks: list[Any] | None = None) -> None:
+        self.pieces, self.sizes = pieces, sizes or [1] * len(pieces)
+        self.own_masks = own_masks or [None] * len(pieces)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes)
 
 
 class Offsets:
     """The number of positions in each row's cache, if they differ: int32 `[rows]`."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("array", "rows")
 
     def __init__(self, offsets: list[int]) -> None:
         self.rows = offsets
-
-    @property
-    def array(self) -> mx.array:
-        return as_array(self.rows)
+        self.array = as_array(offsets)
 
 
 OffsetsAs = Callable[[list[int]], Any]
@@ -57,35 +63,69 @@ def as_array(offsets: list[int]) -> mx.array:
     return mx.array(offsets, mx.int32)
 
 
+def once_each(offsets_as: OffsetsAs) -> OffsetsAs:
+    """The same, but equal offsets get one object: all layers of a forward ask for the same ones."""
+    made: dict[tuple[int, ...], Any] = {}
+
+    def remembered(offsets: list[int]) -> Any:
+        key = tuple(offsets)
+        if key not in made:
+            made[key] = offsets_as(offsets)
+        return made[key]
+
+    return remembered
+
+
 class RaggedKv:
-    """Caches of keys and values, `[1, heads, length, width]` each."""
+    """Caches of keys and values, `[1, heads, length, width]` each, and rows of blocks."""
 
     def __init__(self, entries: Sequence[Any], offsets_as: OffsetsAs) -> None:
         self.entries = entries
         self._offsets_as = offsets_as
+        self._sizes = [size for entry in entries for size in (entry.sizes if isinstance(entry, BlockRows) else (1,))]
 
     @property
     def offset(self) -> Any:
-        offsets = [entry.offset for entry in self.entries]
+        offsets: list[int] = []
+        for entry in self.entries:
+            if isinstance(entry, BlockRows):
+                offsets += entry.offsets
+            else:
+                offsets.append(entry.offset)
         return offsets[0] if min(offsets) == max(offsets) else self._offsets_as(offsets)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        fetched = [
-            entry.update_and_fetch(keys[row : row + 1], values[row : row + 1]) for row, entry in enumerate(self.entries)
-        ]
-        return Ragged([pair[0] for pair in fetched]), Ragged([pair[1] for pair in fetched])
+        fetched: list[tuple[mx.array, mx.array]] = []
+        masks: list[Any] = []
+        begin = 0
+        for entry in self.entries:
+            if isinstance(entry, BlockRows):
+                stop = begin + sum(entry.sizes)
+                fetched += entry.fetch(_rows_of(keys, begin, stop), _rows_of(values, begin, stop))
+                masks += entry.own_masks
+            else:
+                stop = begin + 1
+                fetched.append(entry.update_and_fetch(keys[begin:stop], values[begin:stop]))
+                masks.append(None)
+            begin = stop
+        sizes = self._sizes
+        return Ragged([pair[0] for pair in fetched], sizes, masks), Ragged([pair[1] for pair in fetched], sizes)
 
     def make_mask(self, *args: Any, **kwargs: Any) -> Any:
-        masks = [entry.make_mask(*args, **kwargs) for entry in self.entries]
+        masks: list[Any] = []
+        for entry in self.entries:
+            masks += (
+                entry.masks(*args, **kwargs) if isinstance(entry, BlockRows) else [entry.make_mask(*args, **kwargs)]
+            )
         plain = masks[0] is None or isinstance(masks[0], str)
-        return masks[0] if plain and all(mask is masks[0] for mask in masks) else Ragged(masks)
+        return masks[0] if plain and all(mask is masks[0] for mask in masks) else Ragged(masks, self._sizes)
 
     def maybe_trim_front(self) -> None:
         for entry in self.entries:
             entry.maybe_trim_front()
 
     def empty(self) -> bool:
-        return all(entry.empty() for entry in self.entries)
+        return all(not isinstance(entry, BlockRows) and entry.empty() for entry in self.entries)
 
     def __getattr__(self, name: str) -> Any:
         if name in _SETTINGS:
@@ -149,8 +189,9 @@ _VIEWS: dict[type, Any] = {kind: type(f"Ragged{kind.__name__}", (view, kind), {}
 
 
 def ragged(entries: Sequence[Any], offsets_as: OffsetsAs = Offsets) -> Any:
-    """One cache for entries of one kind, one per row. Raises TypeError for a kind without such a view."""
-    kind = type(entries[0])
+    """One cache for entries of one kind, one per row, and rows of blocks. Raises TypeError for a kind without such a
+    view."""
+    kind = mlx_caches.KVCache if isinstance(entries[0], BlockRows) else type(entries[0])
     if kind not in _VIEWS:
         raise TypeError(f"no view of several {kind.__name__}")
     return _VIEWS[kind](entries, offsets_as)
@@ -159,8 +200,12 @@ def ragged(entries: Sequence[Any], offsets_as: OffsetsAs = Offsets) -> Any:
 class RaggedMode:
     """Hooks in a model that understand ragged caches; when the mode is off, the modules run as they are."""
 
-    def __init__(self, hooked: Iterable[tuple[nn.Module, LayerCall]], offsets_as: OffsetsAs) -> None:
+    def __init__(
+        self, hooked: Iterable[tuple[nn.Module, LayerCall]], offsets_as: OffsetsAs, *, takes_blocks: bool
+    ) -> None:
+        """takes_blocks: attention gets rows of a block in one piece, if they are in one."""
         self.offsets_as = offsets_as
+        self.takes_blocks = takes_blocks
         self._classes: list[tuple[nn.Module, type, type]] = []
         for module, call in hooked:
             plain = type(module)
@@ -177,13 +222,13 @@ class RaggedMode:
 
 
 def attention_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMode:
-    """A mode in which only attention itself runs row by row, and rotary embeddings get an offset per row."""
+    """A mode in which only attention itself runs piece by piece, and rotary embeddings get an offset per row."""
     for name in {type(module).__module__ for module in model.modules()}:
         original = getattr(sys.modules.get(name), _ATTENTION, None)
         if original is not None and not hasattr(original, "knows_ragged"):
-            setattr(sys.modules[name], _ATTENTION, _attend_by_row(original))
+            setattr(sys.modules[name], _ATTENTION, _attend_in_pieces(original))
     rotary = [module for module in model.modules() if re.search("rope|rotary", type(module).__name__.lower())]
-    return RaggedMode(((module, _rotate_by_row) for module in rotary), offsets_as)
+    return RaggedMode(((module, _rotate_by_row) for module in rotary), offsets_as, takes_blocks=True)
 
 
 def mixers_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMode:
@@ -192,29 +237,51 @@ def mixers_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMo
     parts = [
         module for layer in model.layers for _, module in tree_flatten(layer.children(), is_leaf=nn.Module.is_module)
     ]
-    return RaggedMode(((module, _mix_by_row) for module in parts), offsets_as)
+    return RaggedMode(((module, _mix_by_row) for module in parts), offsets_as, takes_blocks=False)
 
 
-def _attend_by_row(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _attend_in_pieces(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    names = list(inspect.signature(original).parameters)
+    mask_at = names.index("mask") - 3 if "mask" in names else None
+
     def attention(queries: mx.array, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
         if not isinstance(keys, Ragged):
             return original(queries, keys, values, *args, **kwargs)
-        rows = []
-        for row, (row_keys, row_values) in enumerate(zip(keys.rows, values.rows, strict=True)):
-            row_args = [_of_row(arg, row) for arg in args]
-            row_kwargs = {name: _of_row(arg, row) for name, arg in kwargs.items()}
-            rows.append(original(queries[row : row + 1], row_keys, row_values, *row_args, **row_kwargs))
-        return mx.concatenate(rows)
+        made, begin = [], 0
+        for piece, size in enumerate(keys.sizes):
+            its_args = [_of_piece(arg, piece) for arg in args]
+            its_kwargs = {name: _of_piece(arg, piece) for name, arg in kwargs.items()}
+            if (mask := keys.own_masks[piece]) is not None:
+                _put_mask(mask, its_args, its_kwargs, mask_at)
+            its_queries = _rows_of(queries, begin, begin + size)
+            made.append(original(its_queries, keys.pieces[piece], values.pieces[piece], *its_args, **its_kwargs))
+            begin += size
+        return made[0] if len(made) == 1 else mx.concatenate(made)
 
     attention.knows_ragged = True  # type: ignore[attr-defined]
     return attention
 
 
-def _of_row(value: Any, row: int) -> Any:
-    """A row's own mask. Raises TypeError for a mask that model code made for all rows alike, because it may be
+def _put_mask(mask: mx.array, args: list[Any], kwargs: dict[str, Any], mask_at: int | None) -> None:
+    """Replace a mask that is None or "causal" among the arguments after the values. A mask that is an array was made by
+    the caches, and already takes the lengths of rows into account."""
+    if mask_at is None:
+        raise TypeError("this attention takes no mask")
+    if mask_at < len(args):
+        args[mask_at] = args[mask_at] if isinstance(args[mask_at], mx.array) else mask
+    elif not isinstance(kwargs.get("mask"), mx.array):
+        kwargs["mask"] = mask
+
+
+def _rows_of(array: mx.array, begin: int, stop: int) -> mx.array:
+    return array if stop - begin == array.shape[0] else array[begin:stop]
+
+
+def _of_piece(value: Any, piece: int) -> Any:
+    """A piece's own mask. Raises TypeError for a mask that model code made for all rows alike, because it may be
     wrong."""
     if isinstance(value, Ragged):
-        return value.rows[row]
+        return value.pieces[piece]
     if isinstance(value, mx.array) and value.ndim > 1:
         raise TypeError("a mask that was not made by the caches")
     return value
@@ -248,7 +315,9 @@ def _num_rows(value: Any) -> int:
     """The number of rows of an argument, 0 for one that is not ragged."""
     if isinstance(value, RaggedKv | RaggedStates | RaggedList):
         return len(value.entries)
-    if isinstance(value, Ragged | Offsets):
+    if isinstance(value, Ragged):
+        return value.num_rows
+    if isinstance(value, Offsets):
         return len(value.rows)
     if isinstance(value, tuple | list):
         return next((n for n in map(_num_rows, value) if n), 0)
@@ -259,7 +328,9 @@ def _row_of(value: Any, row: int, num_rows: int) -> Any:
     """One row's part of an argument. Raises TypeError for an array whose rows cannot be told apart."""
     if isinstance(value, RaggedKv | RaggedStates | RaggedList):
         return value.entries[row]
-    if isinstance(value, Ragged | Offsets):
+    if isinstance(value, Ragged):
+        return value.pieces[row]
+    if isinstance(value, Offsets):
         return value.rows[row]
     if isinstance(value, tuple | list):
         return type(value)(_row_of(item, row, num_rows) for item in value)

@@ -24,7 +24,8 @@ _CONSTANTS = ("max_size", "keep", "chunk_size", "window_size")
 
 
 def save(cache: SequenceCache) -> SavedSequence:
-    """The complete state that the stage holds for a sequence. Changes nothing."""
+    """The complete state that the stage holds for a sequence, which leaves its block if it is in one."""
+    cache.settle()
     leaves = {name: leaf for slot, entry in cache.entries.items() for name, leaf in _leaves(entry, str(slot))}
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, mx.array)}
     mx.eval(arrays)

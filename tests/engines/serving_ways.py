@@ -46,7 +46,8 @@ class Way:
 DUMMY = Way("dummy")
 DETERMINISTIC = Way("numpy", {"mode": "deterministic"})
 FAST = Way("numpy", {"mode": "fast"}, "float32")
-MLX = Way("mlx")
+MLX = Way("mlx", {"batch_attention": "off"})
+MLX_IN_BLOCKS = Way("mlx", {}, "float32")
 TORCH = Way("torch", {"dtype": "float32", "threads": "1"}, "float32")
 TORCH_BF16 = Way("torch", {"dtype": "bfloat16", "threads": "1"}, "bfloat16")
 

@@ -1,0 +1,242 @@
+"""Keeps the keys and values of several sequences in one array per layer, so that their rows attend in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+if TYPE_CHECKING:
+    from exo_mesh_mlx.caches import SequenceCache
+
+STEP: int = KVCache.step
+"""Positions by which a block grows, as a cache of mlx-lm does."""
+
+
+def shared_slots(cache: SequenceCache) -> tuple[int, ...]:
+    """The entries of a sequence's caches whose keys and values can be in a block. Windows, chunks, recurrent states and
+    phantoms stay with their sequence."""
+    return tuple(
+        slot
+        for slot, entry in cache.entries.items()
+        if type(entry) is KVCache and slot not in cache.layout.phantoms and entry.keys is not None
+    )
+
+
+class KvBlock:
+    """Keys and values `[places, heads, capacity, width]` of the entries at `slots`. Place i belongs to `rows[i]`. Each
+    row begins at position 0, and ends at the length of its sequence; what follows is zero or what the same sequence
+    held before it was cut back.
+
+    The entries of the rows hold no arrays meanwhile, only their offsets. A row may be cut back, join or leave without
+    the others being moved: the last row takes the place of one that leaves.
+    """
+
+    def __init__(self, slots: tuple[int, ...]) -> None:
+        self.slots = slots
+        self.rows: list[SequenceCache] = []
+        self.num_partial = 0
+        """The number of forwards since all rows were in one."""
+        self._keys: dict[int, mx.array] = {}
+        self._values: dict[int, mx.array] = {}
+        self._places = self._capacity = 0
+        self._step: _Step | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        return [*self._keys.values(), *self._values.values()]
+
+    def add(self, caches: Sequence[SequenceCache]) -> None:
+        """Move the keys and values of sequences into free places. All rows are copied if there are too few places or
+        positions."""
+        first, count = len(self.rows), len(self.rows) + len(caches)
+        longest = max(cache.length for cache in caches)
+        self._grow(longest)
+        capacity = max(self._capacity, _in_steps(longest))
+        for slot in self.slots:
+            for held, name in ((self._keys, "keys"), (self._values, "values")):
+                new = [_of_length(getattr(cache.entries[slot], name), capacity) for cache in caches]
+                if count <= self._places:
+                    for place, array in enumerate(new, first):
+                        held[slot][place : place + 1] = array
+                else:
+                    held[slot] = mx.concatenate([held[slot][:first], *new] if first else new)
+            for cache in caches:
+                cache.entries[slot].keys = cache.entries[slot].values = None
+        self._places, self._capacity = max(self._places, count), capacity
+        for cache in caches:
+            cache.block = self
+        self.rows += caches
+
+    def take_out(self, cache: SequenceCache) -> None:
+        """Copy a row back to the entries of its sequence, which leaves the block."""
+        place, length = self.rows.index(cache), min(self._capacity, _in_steps(cache.length))
+        for slot in self.slots:
+            entry = cache.entries[slot]
+            entry.keys = mx.contiguous(self._keys[slot][place : place + 1, :, :length])
+            entry.values = mx.contiguous(self._values[slot][place : place + 1, :, :length])
+        # Otherwise the copies would refer to the block when it is next written to, and MLX would copy all of it then.
+        mx.eval([array for slot in self.slots for array in (cache.entries[slot].keys, cache.entries[slot].values)])
+        self.drop(cache)
+
+    def drop(self, cache: SequenceCache) -> None:
+        """Free the place of a row, whose keys and values are lost."""
+        place, last = self.rows.index(cache), len(self.rows) - 1
+        cache.block = None
+        moved = self.rows.pop()
+        if place < last:
+            self.rows[place] = moved
+        for slot in self.slots:
+            for held in (self._keys, self._values):
+                if place < last:
+                    held[slot][place : place + 1] = held[slot][last : last + 1]
+                if not last:
+                    del held[slot]
+                elif last <= self._places // 2:
+                    held[slot] = mx.contiguous(held[slot][:last])
+        self._places = last if last <= self._places // 2 else self._places
+
+    def begin(self, n: int) -> None:
+        """Prepare a forward of n tokens for each row: make room, and work out positions and mask once for all
+        layers."""
+        self._grow(max(cache.length for cache in self.rows) + n)
+        self._step = _Step([cache.length for cache in self.rows], n)
+
+    def _grow(self, length: int) -> None:
+        """Make room for sequences of this length, if the block has rows."""
+        if not self.rows or length <= self._capacity:
+            return
+        self._capacity = _in_steps(length)
+        for held in (self._keys, self._values):
+            for slot in self.slots:
+                held[slot] = _of_length(held[slot], self._capacity)
+
+    def append(self, slot: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append `[rows, heads, n, width]` to all rows; returns all positions up to the end of the longest row. Raises
+        ValueError if the rows are not where `begin` found them."""
+        step = self._step
+        if step is None or keys.shape[2] != step.n or self.rows[0].entries[slot].offset != step.lengths[0]:
+            raise ValueError("an entry is written to twice in a forward")
+        used = len(self.rows)
+        for held, new in ((self._keys, keys), (self._values, values)):
+            if used == self._places:
+                held[slot] = mx.put_along_axis(held[slot], step.positions, new, axis=2)
+            else:
+                held[slot][mx.arange(used)[:, None], :, step.positions[:, 0, :, 0]] = new.swapaxes(1, 2)
+        for cache in self.rows:
+            cache.entries[slot].offset += step.n
+        return self._keys[slot][:used, :, : step.stop], self._values[slot][:used, :, : step.stop]
+
+    def append_to(
+        self, caches: Sequence[SequenceCache], slot: int, keys: mx.array, values: mx.array
+    ) -> list[tuple[mx.array, mx.array]]:
+        """Append `[len(caches), heads, n, width]` to some rows; returns the positions of each, `[1, ...]`."""
+        places, entries = [self.rows.index(cache) for cache in caches], [cache.entries[slot] for cache in caches]
+        begins, n = [entry.offset for entry in entries], keys.shape[2]
+        self._grow(max(begins) + n)
+        for row, (place, begin) in enumerate(zip(places, begins, strict=True)):
+            for held, new in ((self._keys, keys), (self._values, values)):
+                held[slot][place : place + 1, :, begin : begin + n] = new[row : row + 1]
+        for entry in entries:
+            entry.offset += n
+        # All rows are written first: a row that is read refers to the whole array, which the next write would copy.
+        return [
+            (self._keys[slot][place : place + 1, :, : begin + n], self._values[slot][place : place + 1, :, : begin + n])
+            for place, begin in zip(places, begins, strict=True)
+        ]
+
+    def mask(self, window_size: int | None = None, *, always: bool = False) -> mx.array | None:
+        """The mask of the present forward, bool `[rows, 1, n, positions]`. None if all rows are of equal length, and
+        the causal mask of one row is right for all; with `always`, or with a window, it is never None."""
+        if self._step is None:
+            raise ValueError("a mask before the forward has begun")
+        return self._step.mask(window_size, always=always)
+
+
+class BlockRows:
+    """One entry of all rows of a block, or of some of them. All of them attend in one piece, some of them in a piece
+    each."""
+
+    __slots__ = ("_block", "_caches", "_is_whole", "_slot", "sizes")
+
+    def __init__(self, block: KvBlock, slot: int, caches: Sequence[SequenceCache]) -> None:
+        """caches: of the rows, in the order of the block."""
+        self._block, self._slot, self._caches = block, slot, caches
+        self._is_whole = len(caches) == len(block.rows)
+        self.sizes = [len(caches)] if self._is_whole else [1] * len(caches)
+        """The number of rows of each piece."""
+
+    @property
+    def offsets(self) -> list[int]:
+        return [cache.entries[self._slot].offset for cache in self._caches]
+
+    def fetch(self, keys: mx.array, values: mx.array) -> list[tuple[mx.array, mx.array]]:
+        """Append keys and values of n tokens per row; returns those of each piece."""
+        if self._is_whole:
+            return [self._block.append(self._slot, keys, values)]
+        return self._block.append_to(self._caches, self._slot, keys, values)
+
+    def masks(self, n: int, return_array: bool = False, window_size: int | None = None) -> list[Any]:
+        """What a cache's make_mask returns, for each piece. None and "causal" stand for `own_mask`."""
+        if not self._is_whole:
+            wanted = {"return_array": return_array, "window_size": window_size}
+            return [cache.entries[self._slot].make_mask(n, **wanted) for cache in self._caches]
+        if return_array or window_size is not None:
+            return [self._block.mask(window_size, always=True)]
+        return [None if n == 1 else "causal"]
+
+    @property
+    def own_masks(self) -> list[mx.array | None]:
+        """The mask of each piece in place of None and "causal"; None if these are right."""
+        return [self._block.mask()] if self._is_whole else [None] * len(self.sizes)
+
+
+class _Step:
+    """Where the rows of a block are in one forward of n tokens each."""
+
+    def __init__(self, lengths: list[int], n: int) -> None:
+        self.lengths, self.n = lengths, n
+        self.stop = max(lengths) + n
+        """The end of the longest row."""
+        self.positions = mx.array(lengths, mx.int32)[:, None, None, None] + mx.arange(n, dtype=mx.int32)[:, None]
+        """int32 `[rows, 1, n, 1]`."""
+        self._masks: dict[int | None, mx.array] = {}
+
+    def mask(self, window_size: int | None, *, always: bool) -> mx.array | None:
+        if not always and window_size is None and min(self.lengths) == max(self.lengths):
+            return None
+        if window_size not in self._masks:
+            every = mx.arange(self.stop, dtype=mx.int32)
+            seen = every <= self.positions
+            self._masks[window_size] = seen if window_size is None else seen & (self.positions < every + window_size)
+        return self._masks[window_size]
+
+
+def arrays_of(caches: Iterable[SequenceCache]) -> list[mx.array]:
+    """All arrays of the sequences' caches, and of the blocks that they are in, each once."""
+    blocks: dict[int, KvBlock] = {}
+    found: list[mx.array] = []
+    for cache in caches:
+        found += cache.arrays()
+        if cache.block is not None:
+            blocks[id(cache.block)] = cache.block
+    for block in blocks.values():
+        found += block.arrays()
+    return found
+
+
+def _in_steps(length: int) -> int:
+    return -(-length // STEP) * STEP
+
+
+def _of_length(array: mx.array, length: int) -> mx.array:
+    """`[rows, heads, length, width]`: cut off, or with zeros at the end."""
+    if array.shape[2] >= length:
+        return array[:, :, :length]
+    rows, heads, has, width = array.shape
+    return mx.concatenate([array, mx.zeros((rows, heads, length - has, width), array.dtype)], axis=2)
