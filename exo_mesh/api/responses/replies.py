@@ -203,7 +203,8 @@ class ResponseReply(Reply):
     def _usage(self) -> ResponseUsage:
         num_input, num_output = self._answer.num_prompt_tokens, self._answer.num_tokens
         details = OutputDetails(self._answer.num_reasoning_tokens)
-        return ResponseUsage(num_input, InputDetails(), num_output, details, num_input + num_output)
+        cached = InputDetails(self._answer.num_cached_tokens)
+        return ResponseUsage(num_input, cached, num_output, details, num_input + num_output)
 
 
 def first_events(response: ResponseObject) -> list[Event]:
