@@ -87,6 +87,7 @@ def _printed(argv: list[str], environ: dict[str, str]) -> str:
     "name",
     [
         "ask_openai.py",
+        "ask_responses.py",
         "ask_openai.mjs",
         "ask_litellm.py",
         "ask_anthropic.py",
