@@ -13,6 +13,7 @@ import torch
 
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
+from exo_mesh.domain.pictures import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
@@ -28,15 +29,17 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
-from exo_mesh.errors import EngineError, MeshError, ModelError
+from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
 from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
 from exo_mesh_torch.encoder import TorchEncoder
+from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
 from exo_mesh_torch.model import StageModel, open_model
 from exo_mesh_torch.packing import PackedLinears, wants_packing
+from exo_mesh_torch.vision import VisionTower
 
 WARM_UP_SEQUENCE = -1
 
@@ -57,6 +60,8 @@ class TorchStage:
         self._model: StageModel | None = None
         self._batches: Batches | None = None
         self._max_tokens: dict[int, int] = {}
+        self._images: dict[int, list[ShownImage]] = {}
+        self._tower: VisionTower | None = None
         self._weight_bytes = 0
         self._joins = True
         self._activation_dtype: torch.dtype | None = None
@@ -79,6 +84,10 @@ class TorchStage:
         packed = PackedLinears()
         pack = packed.pack if wants_packing(request.options, device) else None
         StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack).load(shard.start, shard.stop, progress)
+        if shard.start == 0 and opened.takes_images:
+            self._tower = VisionTower.open(opened.checkpoint, opened.trace.hidden_dtype)
+        if self._tower is not None:
+            self._tower.load(device)
         self._model = StageModel(opened, device, shard.start, shard.stop)
         self._batches = Batches(opened.caches)
         self._joins = wants_batching(request.options) and opened.batchable
@@ -94,7 +103,8 @@ class TorchStage:
             packed.unpack()
             self.remove(WARM_UP_SEQUENCE)
             self._warm_up(shard, request.model_dir)
-        self._weight_bytes = num_bytes(opened.model) + packed.num_bytes
+        tower_bytes = 0 if self._tower is None else self._tower.num_bytes
+        self._weight_bytes = num_bytes(opened.model) + packed.num_bytes + tower_bytes
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if self._encoder is not None:
@@ -132,6 +142,7 @@ class TorchStage:
         if self._batches is not None:
             self._batches.remove(sequence)
             self._max_tokens.pop(sequence, None)
+            self._images.pop(sequence, None)
 
     def sequences(self) -> Sequence[int]:
         if self._encoder is not None:
@@ -157,13 +168,31 @@ class TorchStage:
             self._encoder = None
         if self._model is not None:
             self._model.close()
-        self._model = self._batches = None
+        self._model = self._batches = self._tower = None
+        self._images.clear()
         self._max_tokens.clear()
         self._weight_bytes = 0
+
+    def show(self, sequence: int, picture: PictureSpec, pixels: Tensor | None) -> None:
+        """See ImageTaker. The vision tower runs here, so that the rows of the image wait for nothing."""
+        model, batches = self._loaded()
+        if not model.takes_images:
+            raise InputError("the model takes no images on the torch engine: it has no vision tower that this one runs")
+        if sequence not in batches:
+            raise EngineError(f"sequence {sequence} is not known here")
+        rows = None
+        if model.is_first:
+            if pixels is None or self._tower is None:
+                raise EngineError("the first stage got an image without its pixels")
+            rows = self._tower.rows(picture, pixels)
+        others = [image for image in self._images.get(sequence, ()) if image.spec.start != picture.start]
+        self._images[sequence] = sorted([*others, ShownImage(picture, rows)], key=lambda image: image.spec.start)
 
     def save(self, sequence: int) -> SavedSequence:
         """See SequenceSaver."""
         model, batches = self._loaded()
+        if sequence in self._images:
+            raise EngineError("a sequence with images cannot be copied out: its pixels would be missing")
         if sequence not in batches:
             raise EngineError(f"sequence {sequence} is not known here")
         with torch.inference_mode():
@@ -188,6 +217,9 @@ class TorchStage:
             raise EngineError(defect)
         batches.copy(source, sequence, upto)
         self._max_tokens[sequence] = max_tokens
+        self._images.pop(sequence, None)
+        if kept := [image for image in self._images.get(source, ()) if image.spec.start < upto]:
+            self._images[sequence] = kept
 
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """See SequenceMover."""
@@ -243,6 +275,10 @@ class TorchStage:
             defect = row_defect(row, lengths.get(row.sequence), self._max_tokens.get(row.sequence, 0))
             if not defect and not 0 <= min(ids) <= max(ids) < model.vocab_size:
                 defect = f"a token id is outside 0..{model.vocab_size - 1}"
+            if not defect and (image := cut_image(self._images.get(row.sequence, ()), row.pos0, row.n)):
+                defect = f"the row has only a part of the image at position {image.start}, whose tokens go together"
+            if not defect and model.is_first and self._lacks_rows(row):
+                defect = "the rows of an image are no longer here: they are used once"
             if not defect and row.pos0 and not batches.can_cut(row.sequence, row.pos0):
                 held = lengths[row.sequence]
                 if row.pos0 < held and held == batches.length(row.sequence):
@@ -253,6 +289,11 @@ class TorchStage:
                 lengths[row.sequence] = row.pos0 + row.n
         return faults
 
+    def _lacks_rows(self, row: Row) -> bool:
+        """Whether a row has tokens of an image whose rows were used before."""
+        images = self._images.get(row.sequence, ())
+        return any(image.rows is None and overlaps([image], row.pos0, row.n) for image in images)
+
     def _groups(self, indices: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
         """Groups of rows that are computed together: of one length, each of another sequence, all begun or all not."""
         if len({rows[i].sequence for i in indices}) < len(indices) or not self._joins:
@@ -260,7 +301,8 @@ class TorchStage:
         groups: dict[tuple[int, bool, int, bool], list[int]] = {}
         for i in indices:
             row = rows[i]
-            alone = i if row.n > MAX_JOINED_TOKENS else -1
+            has_image = overlaps(self._images.get(row.sequence, ()), row.pos0, row.n)
+            alone = i if row.n > MAX_JOINED_TOKENS or has_image else -1
             groups.setdefault((row.n, row.pos0 > 0, alone, row.num_hidden > 0), []).append(i)
         return list(groups.values())
 
@@ -283,11 +325,15 @@ class TorchStage:
         order = [at[sequence] for sequence in batch.sequences]
         ids = [token_ids[starts[i] : starts[i + 1]] for i in order]
         given = None if hidden is None else _rows_of(hidden, [(starts[i], starts[i + 1]) for i in order])
+        images = {s: self._images[s] for s in batch.sequences if s in self._images} if self._images else {}
         wants_states = rows[order[0]].num_hidden > 0
         num_logits = max(rows[i].num_logits for i in order)
-        result = model.run(ids, batch, given, num_logits, wants_states=wants_states)
+        result = model.run(ids, batch, given, num_logits, images, wants_states=wants_states)
         for i, values in zip(order, result, strict=True):
             results[i] = values
+            for image in images.get(rows[i].sequence, ()):
+                if image.spec.stop <= rows[i].pos0 + rows[i].n:
+                    image.rows = None
 
     def _output(
         self, rows: Sequence[Row], results: Sequence[torch.Tensor | None], faults: tuple[Fault, ...]

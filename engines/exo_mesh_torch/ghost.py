@@ -17,6 +17,7 @@ from torch import nn
 from exo_mesh.errors import EngineError, ModelError
 from exo_mesh_torch.caches import StageCache
 from exo_mesh_torch.calls import call_arguments, get_hidden, put_hidden
+from exo_mesh_torch.image_rows import Overlay
 from exo_mesh_torch.trace import TorchTrace
 
 
@@ -47,12 +48,15 @@ class TorchGhostStage:
         self._received: torch.Tensor | None = None
         self._num_logits = 0
         self._wants_states = self._has_head = False
+        self._overlay: Overlay | None = None
         self._takes_logits_to_keep = "logits_to_keep" in call_arguments(model, None, logits_to_keep=0)  # type: ignore[arg-type]
         for index in self._ghosts:
             layers[index].forward = self._ghost(index, trace.layers[index].returns)
         if start:
             layers[start].forward = self._first(layers[start].forward)
             silence(model, trace.first, device)
+        else:
+            model.get_input_embeddings().register_forward_hook(self._put_images)
         if stop == trace.num_layers:
             layers[stop - 1].register_forward_hook(self._after_last)
             head = model.get_output_embeddings()
@@ -64,15 +68,17 @@ class TorchGhostStage:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor | None,
+        mask: torch.Tensor | dict[str, torch.Tensor | None] | None,
         cache: StageCache,
         hidden: torch.Tensor | None,
         num_logits: int,
+        images: Overlay | None = None,
         *,
         wants_states: bool = False,
     ) -> torch.Tensor:
-        """Run the stage. token_ids, positions `[rows, n]` int64; mask `[rows, past + n]` or None; hidden
-        `[rows, n, …]`.
+        """Run the stage. token_ids, positions `[rows, n]` int64, or `[3, rows, n]` for time, row and column; mask
+        `[rows, past + n]`, one mask for each kind of layer, or None; hidden `[rows, n, …]`. images: on the first stage,
+        the rows that replace embeddings.
 
         Returns the hidden state `[rows, n, …]`, or on the last stage logits `[rows, num_logits, vocab]`; with
         num_logits 0 the result of the last layer; with wants_states the input of the head, `[rows, n, width]`. Appends
@@ -85,16 +91,19 @@ class TorchGhostStage:
             num_logits = token_ids.shape[1]
         self._received = hidden.movedim(2, 0) if hidden is not None and self._streams else hidden
         self._num_logits = num_logits
+        self._overlay = images
         keep: Mapping[str, int] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
         arguments = call_arguments(self._model, cache, position_ids=positions, attention_mask=mask, **keep)
         if mask is None:
             arguments.pop("attention_mask", None)
+        if images is not None and images.deep:
+            arguments |= {"visual_pos_masks": images.where, "deepstack_visual_embeds": list(images.deep)}
         try:
             result: torch.Tensor = self._model(input_ids=token_ids, **arguments).logits[:, -num_logits:]
         except StageEnd as end:
             result = end.hidden.movedim(0, 2) if self._streams and not end.is_final else end.hidden
         finally:
-            self._received = None
+            self._received = self._overlay = None
         cache.skip(self._ghosts, token_ids.shape[1])
         return result
 
@@ -120,6 +129,13 @@ class TorchGhostStage:
             return original(*args, **kwargs)
 
         return forward
+
+    def _put_images(self, _embedding: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor | None:
+        """Put the rows of images in place of the embeddings of their placeholders."""
+        if self._overlay is None:
+            return None
+        where = self._overlay.where[..., None].expand_as(output)
+        return output.masked_scatter(where, self._overlay.embeds.to(output.dtype))
 
     def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> None:
         if not self._num_logits:

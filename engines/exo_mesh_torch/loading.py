@@ -19,54 +19,25 @@ from exo_mesh_torch.sources import materialise
 from exo_mesh_torch.trace import TorchTrace
 
 
-class StageLoader:
-    """Loads a stage's share of a checkpoint into a skeleton in place."""
+class ParameterLoader:
+    """Loads parameters of a checkpoint into a skeleton in place."""
 
     def __init__(
         self,
         checkpoint: TorchCheckpoint,
         model: Any,
-        trace: TorchTrace,
         device: torch.device,
+        names: NameMap,
         pack: Callable[[nn.Module], bool] | None = None,
     ) -> None:
-        """Checks all names and shapes. pack: see PackedLinears. Raises ModelError naming file and tensor for a tensor
-        that does not fit."""
+        """pack: see PackedLinears."""
         self._pack = pack
         self._packed: list[nn.Module] = []
-        self._checkpoint, self._model, self._trace, self._device = checkpoint, model, trace, device
-        self._names = NameMap(checkpoint, model)
+        self._checkpoint, self._model, self._device, self._names = checkpoint, model, device, names
         self._aliases = _aliases(model)
         self._loaded: set[str] = set()
-        tied = any(len(names) > 1 for names in self._aliases.values())
-        refuse_surplus(self._names, trace.num_layers, tied, list(model._keys_to_ignore_on_load_unexpected or ()))
 
-    def wanted(self, start: int, stop: int) -> list[set[str]]:
-        """Names of parameters and saved buffers by step: those outside the layers, then each layer of the stage."""
-        trace, state = self._trace, self._model.state_dict()
-        beside = set(trace.everywhere)
-        beside |= trace.first if start == 0 else set()
-        beside |= trace.last if stop == trace.num_layers else set()
-        layers = f"{trace.prefix}."
-        buffers = {name for name, _ in self._model.named_buffers() if name in state and not name.startswith(layers)}
-        steps = [{name for name in state if name.startswith(f"{layers}{i}.")} for i in range(start, stop)]
-        return [beside | buffers, *steps]
-
-    def load(self, start: int, stop: int, progress: LoadProgress) -> None:
-        """Read the weights; progress is in bytes of the layers as they will be held. Raises ModelError."""
-        beside, *layers = self.wanted(start, stop)
-        state = self._model.state_dict()
-        sizes = [sum(state[name].nbytes for name in layer) for layer in layers]
-        total, done = sum(sizes), 0
-        progress(0, total)
-        for names, size in zip(layers, sizes, strict=True):
-            self._load(names)
-            done += size
-            progress(done, total)
-        self._load(beside)
-        self._rebuild_buffers(self._stage_modules(start, stop))
-
-    def _load(self, names: set[str]) -> None:
+    def load_names(self, names: set[str]) -> None:
         """Load all of `names`, whichever name of a shared parameter is in the files."""
         for name in sorted(names):
             if name not in self._loaded:
@@ -135,15 +106,7 @@ class StageLoader:
             if self._pack(module):
                 self._packed.append(module)
 
-    def _stage_modules(self, start: int, stop: int) -> Iterable[nn.Module]:
-        """All modules except those of other stages' layers."""
-        layers = f"{self._trace.prefix}."
-        mine = tuple(f"{layers}{i}" for i in range(start, stop))
-        for name, module in self._model.named_modules():
-            if not name.startswith(layers) or name in mine or name.startswith(tuple(f"{n}." for n in mine)):
-                yield module
-
-    def _rebuild_buffers(self, modules: Iterable[nn.Module]) -> None:
+    def rebuild_buffers(self, modules: Iterable[nn.Module]) -> None:
         """Compute buffers that are in no file (such as inverse frequencies) again, as after any load by transformers.
 
         transformers initialises every module that is not marked as loaded; on the meta device that changes nothing.
@@ -164,6 +127,58 @@ class StageLoader:
             return str(files.pop())
         index = self._checkpoint.model_dir / INDEX_FILE
         return str(index if index.is_file() else self._checkpoint.model_dir)
+
+
+class StageLoader(ParameterLoader):
+    """Loads a stage's share of a checkpoint into a skeleton in place."""
+
+    def __init__(
+        self,
+        checkpoint: TorchCheckpoint,
+        model: Any,
+        trace: TorchTrace,
+        device: torch.device,
+        pack: Callable[[nn.Module], bool] | None = None,
+    ) -> None:
+        """Checks all names and shapes. pack: see PackedLinears. Raises ModelError naming file and tensor for a tensor
+        that does not fit."""
+        super().__init__(checkpoint, model, device, NameMap(checkpoint, model), pack)
+        self._trace = trace
+        tied = any(len(names) > 1 for names in self._aliases.values())
+        refuse_surplus(self._names, trace.num_layers, tied, list(model._keys_to_ignore_on_load_unexpected or ()))
+
+    def wanted(self, start: int, stop: int) -> list[set[str]]:
+        """Names of parameters and saved buffers by step: those outside the layers, then each layer of the stage."""
+        trace, state = self._trace, self._model.state_dict()
+        beside = set(trace.everywhere)
+        beside |= trace.first if start == 0 else set()
+        beside |= trace.last if stop == trace.num_layers else set()
+        layers = f"{trace.prefix}."
+        buffers = {name for name, _ in self._model.named_buffers() if name in state and not name.startswith(layers)}
+        steps = [{name for name in state if name.startswith(f"{layers}{i}.")} for i in range(start, stop)]
+        return [beside | buffers, *steps]
+
+    def load(self, start: int, stop: int, progress: LoadProgress) -> None:
+        """Read the weights; progress is in bytes of the layers as they will be held. Raises ModelError."""
+        beside, *layers = self.wanted(start, stop)
+        state = self._model.state_dict()
+        sizes = [sum(state[name].nbytes for name in layer) for layer in layers]
+        total, done = sum(sizes), 0
+        progress(0, total)
+        for names, size in zip(layers, sizes, strict=True):
+            self.load_names(names)
+            done += size
+            progress(done, total)
+        self.load_names(beside)
+        self.rebuild_buffers(self._stage_modules(start, stop))
+
+    def _stage_modules(self, start: int, stop: int) -> Iterable[nn.Module]:
+        """All modules except those of other stages' layers."""
+        layers = f"{self._trace.prefix}."
+        mine = tuple(f"{layers}{i}" for i in range(start, stop))
+        for name, module in self._model.named_modules():
+            if not name.startswith(layers) or name in mine or name.startswith(tuple(f"{n}." for n in mine)):
+                yield module
 
 
 def num_bytes(model: nn.Module) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,17 @@ import torch
 
 from exo_mesh.engine.contract import KvKind
 from exo_mesh.errors import MeshError, ModelError
+from exo_mesh.weights.card import read_json
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh_torch.batches import Batch
 from exo_mesh_torch.caches import CachePlan, StageCache
 from exo_mesh_torch.errors import one_line
+from exo_mesh_torch.families import GRID_POSITIONS
 from exo_mesh_torch.ghost import TorchGhostStage
+from exo_mesh_torch.image_rows import ShownImage, grid_positions, overlaps, overlay, two_way_masks
 from exo_mesh_torch.skeleton import TorchCheckpoint, build_skeleton, num_layers, open_checkpoint, read_config
 from exo_mesh_torch.trace import TorchTrace, find_layers, trace_model
+from exo_mesh_torch.vision import has_tower
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -36,6 +40,10 @@ class OpenModel:
     model: Any
     trace: TorchTrace
     caches: CachePlan
+
+    @property
+    def takes_images(self) -> bool:
+        return has_tower(self.checkpoint)
 
     @property
     def batchable(self) -> bool:
@@ -69,7 +77,8 @@ def open_model(model_dir: Path, context_limit: int, choose: Callable[[str], torc
     model = build_skeleton(checkpoint, config, choose(stored_dtype(checkpoint)))
     try:
         caches = CachePlan(config, context_limit)
-        return OpenModel(checkpoint, config, model, trace_model(model, num_layers(config), caches), caches)
+        trace = trace_model(model, num_layers(config), caches)
+        return OpenModel(checkpoint, config, model, _behind_deep_layers(trace, checkpoint), caches)
     except MeshError:
         raise
     except Exception as exc:  # configs, caches and models may raise anything
@@ -77,6 +86,17 @@ def open_model(model_dir: Path, context_limit: int, choose: Callable[[str], torc
             f"the torch engine cannot run {type(model).__name__}: its code in transformers fails in a run "
             f"without weights ({type(exc).__name__}: {one_line(exc)})"
         ) from exc
+
+
+def _behind_deep_layers(trace: TorchTrace, checkpoint: TorchCheckpoint) -> TorchTrace:
+    """The trace without cuts before the layers behind which rows of the vision tower are added: only the first stage
+    has these rows."""
+    vision = read_json(checkpoint.config_file).get("vision_config")
+    deep = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) and has_tower(checkpoint) else None
+    if not isinstance(deep, list) or not deep:
+        return trace
+    cuts = tuple(cut for cut in trace.legal_cuts if cut >= len(deep))
+    return replace(trace, legal_cuts=cuts, reason=trace.reason or f"its first {len(deep)} layers need the vision tower")
 
 
 def stored_dtype(checkpoint: TorchCheckpoint) -> str:
@@ -121,6 +141,8 @@ class StageModel:
         self.hidden_shape = opened.trace.hidden_shape
         self.hidden_dtype = opened.trace.hidden_dtype
         self.vocab_size = int(opened.config.vocab_size)
+        self.takes_images = opened.takes_images
+        self._counts_in_grids = opened.checkpoint.model_type in GRID_POSITIONS
         self._has_attention = any(kind != "recurrent" for kinds in opened.caches.kinds for kind in kinds)
 
     @property
@@ -148,17 +170,37 @@ class StageModel:
         batch: Batch,
         hidden: torch.Tensor | None,
         num_logits: int,
+        images: Mapping[int, Sequence[ShownImage]],
         *,
         wants_states: bool = False,
     ) -> torch.Tensor:
-        """Append one row of ids per row of the batch, all of the same length; see TorchGhostStage.forward."""
+        """Append one row of ids per row of the batch, all of the same length; see TorchGhostStage.forward. images: of
+        the sequences that have some; a row with image tokens is alone in its batch."""
         tokens = torch.tensor(ids, dtype=torch.long, device=self.device)
         num_tokens = tokens.shape[1]
         lengths = torch.tensor(batch.lengths, dtype=torch.long, device=self.device)[:, None]
         positions = lengths + torch.arange(num_tokens, device=self.device)
-        mask, num_logits = self._mask(batch, num_tokens), num_logits if self.is_last else 0
+        mask: torch.Tensor | dict[str, torch.Tensor | None] | None = self._mask(batch, num_tokens)
+        shown = images.get(batch.sequences[0], ())
+        over = None
+        if images and self._counts_in_grids:
+            rows = zip(batch.sequences, batch.lengths, strict=True)
+            grids = [grid_positions(images.get(sequence, ()), length, num_tokens) for sequence, length in rows]
+            positions = torch.stack(grids, 1).to(self.device)
+        if shown and overlaps(shown, batch.length, num_tokens):
+            over = overlay(shown, batch.length, num_tokens, self.device) if self.is_first else None
+            if any(image.spec.is_whole for image in shown):
+                like = torch.empty((1, num_tokens, 1), dtype=self.hidden_dtype, device=self.device)
+                mask = two_way_masks(self._opened.config, shown, batch.length, num_tokens, batch.cache, like)
         result = self._stage.forward(
-            tokens, positions, mask, batch.cache, hidden, num_logits, wants_states=wants_states
+            tokens,
+            positions,
+            mask,
+            batch.cache,
+            hidden,
+            num_logits if self.is_last else 0,
+            over,
+            wants_states=wants_states,
         )
         batch.lengths = [length + num_tokens for length in batch.lengths]
         return result

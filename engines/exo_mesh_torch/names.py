@@ -29,6 +29,7 @@ _SIDE_MODEL = re.compile(
     r"(^|\.)(vision_tower|vision_model|vision_embed_tokens|visual|audio_tower|audio_model|embed_vision|embed_audio"
     r"|multi_modal_projector|mm_projector|talker|token2wav|code2wav)(\.|$)"
 )
+_VISION = re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector)(\.|$)")
 _DERIVED = re.compile(r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias|\.attention\.(masked_)?bias|position_ids)$")
 """Buffers that older versions of transformers saved; they follow from the config."""
 
@@ -53,8 +54,10 @@ class Recipe:
 class NameMap:
     """Recipes by their (first) target. `unused`: tensors that belong to no parameter of the model."""
 
-    def __init__(self, checkpoint: TorchCheckpoint, model: Any) -> None:
-        """Raises ModelError naming file and tensor if a quantised tensor is incomplete."""
+    def __init__(self, checkpoint: TorchCheckpoint, model: Any, *, of_vision: bool = False) -> None:
+        """of_vision: only for the tensors of the vision tower; otherwise for those of the language model. Raises
+        ModelError naming file and tensor if a quantised tensor is incomplete."""
+        self._of_vision = of_vision
         rules = get_model_conversion_mapping(model)
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -92,7 +95,7 @@ class NameMap:
         """Sources in the order in which experts are counted."""
         table = checkpoint.table
         for name in sorted(table, key=_natural):
-            if _SIDE_MODEL.search(name):
+            if not is_vision(name) if self._of_vision else _SIDE_MODEL.search(name):
                 continue
             if checkpoint.quantisation is not None and _is_part_of_packed(name, table):
                 continue
@@ -113,6 +116,11 @@ class NameMap:
                     yield Part(template.format(index), source, index)
                 return
         yield source
+
+
+def is_vision(name: str) -> bool:
+    """Whether a tensor of a checkpoint belongs to its vision tower, or to what follows the tower."""
+    return _VISION.search(name) is not None
 
 
 def refuse_surplus(names: NameMap, num_layers: int, tied: bool, ignored: list[str]) -> None:

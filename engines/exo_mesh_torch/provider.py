@@ -14,6 +14,7 @@ from typing import Literal
 from exo_mesh.domain.embedding.tasks import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
+from exo_mesh_torch.families import VISION_FAMILIES
 
 _REMEDY = 'pip install "exo-mesh[torch]"'
 
@@ -54,9 +55,12 @@ class TorchProvider:
         return Availability(True, reason, compute=compute, preference=_PREFERENCE[compute])
 
     def supports(self, architecture: str) -> bool:
-        """Whether transformers has a causal language model or a supported encoder for this `model_type`."""
+        """Whether transformers has a causal language model or a supported encoder for this `model_type`, or a vision
+        model that this engine runs."""
         if architecture in ENCODERS:
             return _has_family(architecture)
+        if architecture in VISION_FAMILIES:
+            return bool(_causal_models())
         return architecture in _causal_models() and architecture not in _OWN_CACHE | _NO_DECODER
 
     def version(self) -> str:

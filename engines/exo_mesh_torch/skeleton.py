@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, initialization
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from exo_mesh.domain.embedding.tasks import is_encoder
@@ -22,6 +22,8 @@ from exo_mesh.weights.card import read_json
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh.weights.tensors import read_tensor_table
 from exo_mesh_torch.errors import one_line
+from exo_mesh_torch.families import VISION_FAMILIES
+from exo_mesh_torch.head import with_head
 from exo_mesh_torch.quantised import Quantisation, read_quantisation
 
 
@@ -32,6 +34,7 @@ class TorchCheckpoint:
     model_dir: Path
     table: TensorTable
     quantisation: Quantisation | None
+    model_type: str = ""
 
     @property
     def config_file(self) -> Path:
@@ -43,15 +46,14 @@ def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
     or needs code of its own."""
     config = read_json(model_dir / "config.json")
     _refuse_foreign_code(model_dir / "config.json", config)
-    return TorchCheckpoint(
-        model_dir, read_tensor_table(model_dir), read_quantisation(model_dir / "config.json", config)
-    )
+    quantisation = read_quantisation(model_dir / "config.json", config)
+    return TorchCheckpoint(model_dir, read_tensor_table(model_dir), quantisation, str(config.get("model_type")))
 
 
 def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
     """Raises ModelError for an architecture that transformers does not have. Code in a checkpoint is never run."""
     architecture = config.get("model_type")
-    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or is_encoder(config):
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or architecture in VISION_FAMILIES or is_encoder(config):
         return
     if config.get("auto_map"):
         raise ModelError(
@@ -66,6 +68,9 @@ def read_config(checkpoint: TorchCheckpoint) -> Any:
     try:
         config = AutoConfig.from_pretrained(checkpoint.model_dir, local_files_only=True, trust_remote_code=False)
         config = config.get_text_config(decoder=True)
+        if checkpoint.model_type in VISION_FAMILIES:
+            # only the whole model's config says it, or nothing does
+            config.tie_word_embeddings = not any(name.endswith("lm_head.weight") for name in checkpoint.table)
         if getattr(config, "quantization_config", None) is not None:
             del config.quantization_config  # weights are dequantised on load, so transformers must not see this
         return config
@@ -75,9 +80,7 @@ def read_config(checkpoint: TorchCheckpoint) -> Any:
 
 def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype) -> nn.Module:
     """The whole language model on the meta device. Raises ModelError."""
-    return make_skeleton(
-        checkpoint, dtype, lambda: AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    )
+    return make_skeleton(checkpoint, dtype, lambda: _language_model(config, dtype))
 
 
 def make_skeleton(checkpoint: TorchCheckpoint, dtype: torch.dtype, make: Callable[[], Any]) -> nn.Module:
@@ -100,6 +103,13 @@ def make_skeleton(checkpoint: TorchCheckpoint, dtype: torch.dtype, make: Callabl
             if pattern.search(name) and tensor.is_floating_point():
                 tensor.data = tensor.data.float()
     return model
+
+
+def _language_model(config: Any, dtype: torch.dtype) -> Any:
+    """The language model of a config; text layers for which transformers has no such class get a head here."""
+    if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) not in MODEL_MAPPING:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    return with_head(MODEL_MAPPING[type(config)])._from_config(config, dtype=dtype)
 
 
 def num_layers(config: Any) -> int:

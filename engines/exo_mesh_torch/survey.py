@@ -16,6 +16,7 @@ from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder
 from exo_mesh_torch.kv import KvLayer, is_recurrent
 from exo_mesh_torch.model import OpenModel, open_model
+from exo_mesh_torch.vision import VisionTower
 
 LONGEST_CONTEXT = 2**31
 """An upper bound of all windows: the survey does not know how long sequences will be."""
@@ -31,6 +32,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     trace = opened.trace
     broken = broken_cuts(opened.model, trace, opened.caches)
     cuts = tuple(cut for cut in trace.legal_cuts if cut not in broken)
+    tower = VisionTower.open(opened.checkpoint, trace.hidden_dtype)
     layers = [layer_bytes(opened, i) for i in range(trace.num_layers)]
     everywhere = _bytes_of(opened, trace.everywhere)
     kv = [_kv_bytes(opened, i) for i in range(trace.num_layers)]
@@ -38,7 +40,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         legal_cuts=cuts,
         reason=trace.reason if cuts else trace.reason or next(iter(broken.values()), ""),
         layer_bytes=tuple(layers),
-        embed_bytes=_bytes_of(opened, trace.first) + everywhere,
+        embed_bytes=_bytes_of(opened, trace.first) + everywhere + (0 if tower is None else tower.num_bytes),
         head_bytes=_bytes_of(opened, trace.last) + everywhere,
         kv_bytes_per_token=tuple(per_token for per_token, _ in kv),
         kv_fixed_bytes=tuple(fixed for _, fixed in kv),

@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from exo_mesh.domain.pictures import PictureSpec
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
 
 HIDDEN = "hidden"
 """Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""
 
+PIXELS = "pixels"
+"""Name of the tensor of a frame with one ShowImage and no rows: uint8 `[height, width, 3]`. Only the first stage gets
+it."""
 
 UNKNOWN_OP = "peer_version"
 """Fault code of a sequence that a stage poisoned because it does not know an operation on it."""
@@ -84,6 +88,13 @@ class Keep(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sequence: int
 
 
+class ShowImage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sequence has an image in its prompt. It comes before the rows with the image's tokens."""
+
+    sequence: int
+    picture: PictureSpec
+
+
 class Retain(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The ring continues under a higher ballot: every sequence that is not in this list has ended."""
 
@@ -108,7 +119,7 @@ class UnknownOp(msgspec.Struct, frozen=True):
         return (self.name, self.sequence, *self.fields)
 
 
-Op = Insert | Copy | Remove | Keep | Retain | Shutdown
+Op = Insert | Copy | Remove | Keep | ShowImage | Retain | Shutdown
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.pictures import Picture, pictures_defect
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage
 
 
@@ -130,6 +131,8 @@ class GenerateRequest:
     """Whether stages may keep its KV after its end, for later prompts."""
     cache_scope: bytes = b""
     """Not empty: what is kept of it is used only by requests with the same scope, and it uses only theirs."""
+    pictures: tuple[Picture, ...] = ()
+    """The images of the prompt, in order. Their tokens in prompt_ids are placeholders."""
     keep_alive_s: float | None = None
     """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
     setting. Only the entry peer knows it."""
@@ -143,6 +146,8 @@ class GenerateRequest:
             raise ValueError("a request for a vector takes no output tokens and no log-probabilities")
         if self.embed is not None and self.prompt_ids and self.embed.second >= len(self.prompt_ids):
             raise ValueError(f"the second text begins at {self.embed.second} of {len(self.prompt_ids)} tokens")
+        if defect := pictures_defect([picture.spec for picture in self.pictures], len(self.prompt_ids)):
+            raise ValueError(defect)
 
     @property
     def num_scores(self) -> int:

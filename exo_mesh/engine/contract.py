@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from exo_mesh.domain.frame import Fault, Row
+from exo_mesh.domain.pictures import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.domain.tensor_group import RankWiring
@@ -233,6 +234,19 @@ class SequenceMover(Protocol):
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """Like SequenceCopier.copy, but `source` ends: no more memory is taken than it had. Raises EngineError as
         `copy` does, changing nothing."""
+
+
+@runtime_checkable
+class ImageTaker(Protocol):
+    """Optional part of a stage engine that computes prompts with images."""
+
+    def show(self, sequence: int, picture: PictureSpec, pixels: Tensor | None) -> None:
+        """Note an image of a sequence, before the rows with its tokens; an image that begins at the same position is
+        replaced. pixels: uint8 `[height, width, 3]` on the first stage, whose vision tower makes the image's tokens;
+        None on all others, which need only positions.
+
+        Raises InputError if the model takes no images, and EngineError if the sequence is unknown or the image does not
+        fit the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,46 @@ class Embed(_message.Message):
     second: int
     def __init__(self, pooling: _Optional[str] = ..., normalise: bool = ..., dimensions: _Optional[int] = ..., whole: bool = ..., second: _Optional[int] = ...) -> None: ...
 
+class Image(_message.Message):
+    __slots__ = ("start", "num_tokens", "rows", "columns", "height", "width", "mean", "std", "digest", "is_whole")
+    START_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    num_tokens: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    std: _containers.RepeatedScalarFieldContainer[float]
+    digest: str
+    is_whole: bool
+    def __init__(self, start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., rows: _Optional[int] = ..., columns: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., digest: _Optional[str] = ..., is_whole: bool = ...) -> None: ...
+
+class ImagePiece(_message.Message):
+    __slots__ = ("digest", "num_bytes", "pixels")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    num_bytes: int
+    pixels: bytes
+    def __init__(self, digest: _Optional[str] = ..., num_bytes: _Optional[int] = ..., pixels: _Optional[bytes] = ...) -> None: ...
+
+class PutImageReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text", "embed", "no_store", "cache_scope")
+    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text", "embed", "images", "no_store", "cache_scope")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +157,7 @@ class GenerateRequest(_message.Message):
     THINKING_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     NO_STORE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
@@ -143,9 +182,10 @@ class GenerateRequest(_message.Message):
     thinking: ThinkingBudget
     text: TextInput
     embed: Embed
+    images: _containers.RepeatedCompositeFieldContainer[Image]
     no_store: bool
     cache_scope: bytes
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., no_store: bool = ..., cache_scope: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., no_store: bool = ..., cache_scope: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

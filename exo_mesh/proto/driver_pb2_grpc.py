@@ -44,6 +44,11 @@ class DriverStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_driver__pb2.RecallRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_driver__pb2.RecallReply.FromString,
                 _registered_method=True)
+        self.PutImage = channel.stream_unary(
+                '/exo_mesh.Driver/PutImage',
+                request_serializer=exo__mesh_dot_proto_dot_driver__pb2.ImagePiece.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_driver__pb2.PutImageReply.FromString,
+                _registered_method=True)
 
 
 class DriverServicer(object):
@@ -63,6 +68,13 @@ class DriverServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutImage(self, request_iterator, context):
+        """The pixels of one image, in pieces and in order, before the request that needs them. They are kept for a minute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DriverServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_DriverServicer_to_server(servicer, server):
                     servicer.Recall,
                     request_deserializer=exo__mesh_dot_proto_dot_driver__pb2.RecallRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_driver__pb2.RecallReply.SerializeToString,
+            ),
+            'PutImage': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutImage,
+                    request_deserializer=exo__mesh_dot_proto_dot_driver__pb2.ImagePiece.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_driver__pb2.PutImageReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Driver(object):
             '/exo_mesh.Driver/Recall',
             exo__mesh_dot_proto_dot_driver__pb2.RecallRequest.SerializeToString,
             exo__mesh_dot_proto_dot_driver__pb2.RecallReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutImage(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/exo_mesh.Driver/PutImage',
+            exo__mesh_dot_proto_dot_driver__pb2.ImagePiece.SerializeToString,
+            exo__mesh_dot_proto_dot_driver__pb2.PutImageReply.FromString,
             options,
             channel_credentials,
             insecure,

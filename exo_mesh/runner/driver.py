@@ -11,6 +11,7 @@ import numpy as np
 
 from exo_mesh.domain.frame import (
     NO_COPY,
+    PIXELS,
     UNKNOWN_OP,
     Copy,
     Fault,
@@ -26,6 +27,7 @@ from exo_mesh.domain.frame import (
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
+from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import (
     CancelledRequestError,
     EngineError,
@@ -57,6 +59,7 @@ from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.picture_sender import PictureSender
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.sampling.prompt_logprobs import max_logit_rows, pieces
@@ -114,6 +117,7 @@ class Driver:
         self._returned_at = 0.0
         self._knows_stages = False
         """Whether all stages of this plan have reported their limits of the prefix cache."""
+        self._pictures = PictureSender()
         self._turns = TurnClock()
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.replays = Replays()
@@ -174,6 +178,7 @@ class Driver:
             generation.late = None  # its row goes round again
         self.laps.forget_sent()
         self._last_step = 0
+        self._pictures.restart()
         resumed = self._scheduler.rewind(limits, self._pace, kept_from, held)
         self._ops = [Retain((*held, *self.prefix.held)), *map(Keep, self.prefix.held)]
         self.reassure()  # by which entry peers learn of the ballot
@@ -296,6 +301,7 @@ class Driver:
             self._take_fault(fault)
         if self._shared.came_round(frame.step):
             self.prefix.copied(well=True)
+        self._pictures.came_round(frame.step)
         if logits is not None:
             self._draw(frame, logits)
         if work is not None and work.is_prefill:
@@ -333,6 +339,7 @@ class Driver:
             sequence.source = None
             self._shared.forget(sequence.id)
             self.prefix.lose(sequence.id)
+            self._pictures.forget(sequence.id)
             self.evictions += 1
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
@@ -347,6 +354,7 @@ class Driver:
         self._turns.note(self._scheduler.num_waiting, num_turns, now)
         self._copy_ready()
         self._make_room(now)
+        self._send_picture()
         scheduler = self._scheduler
         while (work := scheduler.next_work()) is not None:
             self._start(work)
@@ -359,8 +367,9 @@ class Driver:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
     def _begin(self, sequence: Sequence, now: float, *, may_wait: bool = False) -> None:
-        """Let every stage begin a sequence, with the part of its prompt that the prefix cache has. may_wait: if a
-        running request computes more of it at this moment, the sequence begins later, as a copy of that."""
+        """Let every stage begin a sequence, with the part of its prompt that the prefix cache has. Images in the rest
+        go first. may_wait: if a running request computes more of it at this moment, the sequence begins later, as a
+        copy of that."""
         generation = self._live[sequence.id]
         if may_wait and self.prefix.shares_running:
             known = self.prefix.known(sequence)
@@ -369,10 +378,12 @@ class Driver:
         reuse = self.prefix.find(sequence, now)
         if reuse is None:
             self._ops.append(Insert(sequence.id, generation.max_positions))
+            self._show_rest(sequence, 0)
             return
         op = Copy(sequence.id, reuse.source, reuse.length, generation.max_positions, reuse.first_stage)
         self._ops.append(self._shared.made(op, saves=reuse.length))
         self._scheduler.copied(sequence, reuse.length, reuse.first_stage)
+        self._show_rest(sequence, 0 if reuse.first_stage else reuse.length)
         generation.cached = min(reuse.length, len(generation.request.prompt_ids))
         self._tell(generation, prefill_events, generation.cached)
 
@@ -399,6 +410,20 @@ class Driver:
         for sequence_id in self.prefix.take_dropped():
             self._ops.append(Remove(sequence_id))
 
+    def _show_rest(self, sequence: Sequence, held: int) -> None:
+        """Queue the images with tokens behind the positions that every stage holds."""
+        pictures = self._live[sequence.id].request.pictures
+        self._pictures.begin(sequence, [one for one in pictures if one.spec.stop > held])
+
+    def _send_picture(self) -> None:
+        """Start a frame with the next image, if no other image is on its way."""
+        if (found := self._pictures.next()) is not None:
+            op, picture = found
+            self._ops.append(op)
+            shape = (op.picture.height, op.picture.width, 3)
+            self._start(Work((), ()), {PIXELS: Tensor("uint8", shape, picture.pixels)})
+            self._pictures.sent(self._last_step)
+
     def _copy_ready(self) -> None:
         """Start the sequences that have waited for another one to compute the same prompt."""
         for sequence, source in self._shared.ready(self._scheduler.running):
@@ -408,6 +433,7 @@ class Driver:
                 size, max_positions = sequence.num_shared, self._live[sequence.id].max_positions
                 self._ops.append(self._shared.made(Copy(sequence.id, source.id, size, max_positions), saves=size))
                 self._scheduler.copied(sequence, size)
+                self._show_rest(sequence, size)
                 if not sequence.share_id:
                     self._live[sequence.id].cached = size
                     self.prefix.note_hit(size)
@@ -444,6 +470,7 @@ class Driver:
             return
         self._shared.forget(sequence_id)
         self.prefix.lose(sequence_id)
+        self._pictures.forget(sequence_id)
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
         self._last_sequence += 1
@@ -471,7 +498,7 @@ class Driver:
         kind = MemoryPressureError if self._scheduler.is_short_of_memory else OverloadError
         return kind(self._scheduler.why_refused, retry_after_s=max(1.0, wait_s or 0.0))
 
-    def _start(self, work: Work) -> None:
+    def _start(self, work: Work, tensors: dict[str, Tensor] | None = None) -> None:
         self._last_step += 1
         frame = Frame(
             ballot=self._ballot,
@@ -480,6 +507,7 @@ class Driver:
             rows=work.rows,
             token_ids=work.token_ids,
             ops=tuple(self._ops),
+            tensors=tensors or {},
             upto=work.upto,
         )
         if self._ops:
@@ -666,6 +694,7 @@ class Driver:
         is_whole = self._shared.source_of(sequence_id) is None  # its copy is at every stage
         self._shared.forget(sequence_id)
         self.prefix.lose(sequence_id)
+        self._pictures.forget(sequence_id)
         if self._scheduler.remove(sequence_id):
             is_kept = is_sound and is_whole and self.prefix.ended(generation.sequence, time.perf_counter())
             self._ops.append(Keep(sequence_id) if is_kept else Remove(sequence_id))

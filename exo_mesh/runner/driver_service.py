@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,10 +16,15 @@ from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.runner.generation import error_events
 from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.picture_store import PictureStore
 from exo_mesh.runner.worker import Cancel, Submit, Unpark, Worker
 from exo_mesh.transport.driver_codec import request_from_proto
+from exo_mesh.transport.image_codec import specs_from_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
 from exo_mesh.transport.unknown_fields import require_known
+
+PUT_LIMIT_S = 120.0
+"""Longest time that the pixels of one image may take."""
 
 
 class DriverService(driver_pb2_grpc.DriverServicer):
@@ -26,6 +33,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
     def __init__(self, plan: Plan, worker: Worker) -> None:
         self._plan = plan
         self._worker = worker
+        self._pictures = PictureStore()
 
     def change(self, plan: Plan) -> None:
         """Accept requests for this plan from now on, and refuse those for the plan before; running calls continue."""
@@ -60,6 +68,17 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         num_tokens = driver.replays.num_tokens(request.key_hash) if driver is not None else None
         return pb.RecallReply(found=num_tokens is not None, num_tokens=num_tokens or 0)
 
+    async def PutImage(
+        self, request_iterator: AsyncIterator[pb.ImagePiece], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PutImageReply:
+        """Keeps the pixels of an image for the request that follows."""
+        try:
+            async with asyncio.timeout(PUT_LIMIT_S):
+                await self._pictures.receive(request_iterator)
+        except (InputError, TimeoutError) as exc:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc) or "the pixels of an image came too slowly")
+        return pb.PutImageReply()
+
     def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
         plan = self._plan
         ballot = ballot_from_proto(request.ballot)
@@ -68,6 +87,8 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         require_known(request)
         try:
             wanted = request_from_proto(request)
+            if request.images:
+                wanted = replace(wanted, pictures=self._pictures.pictures(specs_from_proto(request.images)))
         except ValueError as exc:
             raise InputError(str(exc)) from exc
         if len(wanted.prompt_ids) + wanted.max_tokens > plan.context_limit:

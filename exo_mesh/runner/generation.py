@@ -93,6 +93,7 @@ class Generation:
         sequence = Sequence(sequence_id, tokens, request.client, request.priority, request.resumed)
         sequence.share_id, sequence.num_shared = request.share_id, len(request.prompt_ids) - 1
         sequence.draws, sequence.scores = request.max_tokens > 0, request.num_scores
+        sequence.pictures = tuple(picture.spec for picture in request.pictures)
         sequence.is_kept, sequence.cache_scope = request.is_kept, request.cache_scope
         generation = Generation(request, sequence, sampler, mailbox, len(request.resume_ids))
         if request.embed is not None:
@@ -139,6 +140,7 @@ class Generation:
             is_whole=old.is_whole,
             second=old.second,
             cache_scope=old.cache_scope,
+            pictures=old.pictures,
         )
         self.cached = 0
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
+from exo_mesh.domain.pictures import PictureSpec, whole_row
 from exo_mesh.runner.pace import Pace, shares
 from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 
@@ -82,14 +83,26 @@ class Sequence:
     """See Row; of a sequence in one row."""
     cache_scope: bytes = b""
     """Only sequences of the same scope share KV."""
+    pictures: tuple[PictureSpec, ...] = ()
+    """The images of its prompt."""
+    awaits_images: bool = False
+    """Whether some image has not been sent to the stages yet: it gets no rows before."""
 
     @property
     def waits(self) -> bool:
         return self.source is not None
 
+    def content(self, stop: int) -> list[int]:
+        """What decides the KV of the first positions: their token ids, and for an image what it shows instead."""
+        found = self.tokens[:stop]
+        for picture in self.pictures:
+            words = picture.words()
+            found[picture.start : picture.stop] = words[: max(0, min(stop, picture.stop) - picture.start)]
+        return found
+
     @property
     def prefill_left(self) -> int:
-        if self.source is not None:
+        if self.source is not None or self.awaits_images:
             return 0
         left = len(self.tokens) - 1 + self.embeds - self.forced - self.computed
         return left if left > 0 else 0  # `max` would take a third of the time, and each frame asks all sequences
@@ -112,7 +125,9 @@ class Sequence:
 
     @property
     def catch_up_left(self) -> int:
-        return 0 if self.waits else max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
+        if self.waits or self.awaits_images:
+            return 0
+        return max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
 
     def prefill_row(self, n: int) -> Row:
         """The row of the next n positions, with the number of logits or hidden states that are wanted of them."""
@@ -393,7 +408,7 @@ class Scheduler:
         for sequence in self._running.values():
             if sequence.prefill_left:
                 prefilling = True
-            elif sequence.draws and sequence.source is None:
+            elif sequence.draws and sequence.source is None and not sequence.awaits_images:
                 decoding.append(sequence)
                 if not sequence.decoding and not sequence.parked:
                     ready.append(sequence)
@@ -507,6 +522,10 @@ class Scheduler:
             dealt[sequence_id] = share
             left -= share
         dealt[first] = wanted[first] if is_whole else min(wanted[first], size - sum(dealt.values()))
+        for sequence_id, n in dealt.items():
+            sequence = self._running[sequence_id]
+            if n and sequence.pictures:
+                dealt[sequence_id] = whole_row(sequence.pictures, sequence.computed, n)
         return dealt
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:

@@ -47,14 +47,14 @@ class SharedPrompts:
         limit = len(sequence.tokens) - 1 - sequence.forced
         if sequence.share_id or not sequence.may_begin_as_copy or limit <= known:
             return False
-        content = content_of(sequence.tokens[:limit])
+        content = content_of(sequence.content(limit))
         for other in running:
             if other is sequence or not other.prefill_left or not other.is_kept:
                 continue
             if other.cache_scope != sequence.cache_scope:
                 continue
             stop = other.computed + other.prefill_left
-            common = common_tokens(content_of(other.tokens[:stop]), content)
+            common = common_tokens(content_of(other.content(stop)), content)
             if common >= known + BLOCK_TOKENS:
                 sequence.source, sequence.num_shared, known = other, common, common
         return sequence.waits
@@ -129,6 +129,6 @@ def _source(sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
         and other is not sequence
         and not other.waits
         and other.num_shared == size
-        and other.tokens[: size + 1] == sequence.tokens[: size + 1]
+        and other.content(size + 1) == sequence.content(size + 1)
     ]
     return max(sources, key=lambda other: other.computed, default=None)

@@ -12,6 +12,7 @@ import numpy as np
 from exo_mesh import __version__
 from exo_mesh.domain.frame import (
     NO_COPY,
+    PIXELS,
     UNKNOWN_OP,
     Copy,
     Fault,
@@ -22,12 +23,20 @@ from exo_mesh.domain.frame import (
     Remove,
     Retain,
     Row,
+    ShowImage,
     Shutdown,
     UnknownOp,
 )
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
-from exo_mesh.engine.contract import SequenceCopier, SequenceMover, StageEngine, StageInput, StageOutput
-from exo_mesh.errors import EngineError, MeshError
+from exo_mesh.engine.contract import (
+    ImageTaker,
+    SequenceCopier,
+    SequenceMover,
+    StageEngine,
+    StageInput,
+    StageOutput,
+)
+from exo_mesh.errors import EngineError, InputError, MeshError
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +76,8 @@ class Stage:
             frame = frame.changed(faults=frame.faults + faults)
         if self._refused:
             frame = _without(frame, self._refused)
+        if not frame.rows and frame.tensors:
+            frame = frame.changed(tensors={})  # pixels, which only the first stage needs
         if not frame.rows or (frame.upto and self._index >= frame.upto):
             return StageResult(frame, None, shutdown)  # nothing to compute, or its KV is here from a lower ballot
         try:
@@ -109,6 +120,9 @@ class Stage:
                 case Copy():
                     if why := self._copy(op, is_last=_ends_after(op, frame.ops[index + 1 :])):
                         faults.append(Fault(op.sequence, self._index, NO_COPY, why))
+                case ShowImage():
+                    if fault := self._show(op, frame.tensors.get(PIXELS)):
+                        faults.append(fault)
                 case Remove():
                     self._refused.discard(op.sequence)
                     self._engine.remove(op.sequence)
@@ -127,6 +141,22 @@ class Stage:
         self._refused.add(op.sequence)
         message = f"stage {self._index} runs exo-mesh {__version__}, which does not know the operation {op.name}"
         return Fault(op.sequence, self._index, UNKNOWN_OP, message)
+
+    def _show(self, op: ShowImage, pixels: Tensor | None) -> Fault | None:
+        """Give an image to the engine; if that fails, the sequence is poisoned."""
+        try:
+            if not isinstance(self._engine, ImageTaker):
+                raise InputError(
+                    f"the engine of stage {self._index} takes no images; let another engine run the model, see "
+                    "docs/tasks/images.md"
+                )
+            self._engine.show(op.sequence, op.picture, pixels)
+        except MeshError as exc:
+            if self._is_rank and not isinstance(exc, InputError):
+                raise
+            self._refused.add(op.sequence)
+            return Fault(op.sequence, self._index, exc.code, str(exc))
+        return None
 
     def _copy(self, op: Copy, *, is_last: bool) -> str:
         """Begin a sequence as a copy; if that fails, begin it empty and return the reason. All ranks of a tensor group

@@ -32,6 +32,7 @@ from exo_mesh.tasks import Turns, was_cancelled
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, prompt_from_proto, request_to_proto, trace_from_proto
+from exo_mesh.transport.image_upload import UploadedCall
 from exo_mesh.transport.plan_codec import ballot_from_proto
 
 # Redial at once after a break: the caller decides how often and how long, not grpc's back-off of up to 120 s. The
@@ -236,7 +237,8 @@ class DriverChannels:
         stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
         if request.resumed:
             silences = replace(silences, queue_s=math.inf)
-        stream = stub.Generate(request_to_proto(plan, request))
+        message = request_to_proto(plan, request)
+        stream = UploadedCall(stub, message, request.pictures) if request.pictures else stub.Generate(message)
         give_back = partial(self._give_back, key)
         return DriverCall(
             stream, plan, silences, give_back, on_trace=on_trace, on_ballot=on_ballot, clock=clock, turns=self._turns

@@ -25,6 +25,7 @@ from exo_mesh.domain.request import (
 from exo_mesh.errors import PeerVersionError, TransportError
 from exo_mesh.printable import printable
 from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.transport.image_codec import spec_to_proto
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.text_codec import (
     add_usage,
@@ -98,6 +99,7 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
                 second=embed.second,
             )
         )
+    message.images.extend(spec_to_proto(picture.spec) for picture in request.pictures)
     return message
 
 
@@ -105,7 +107,8 @@ MAX_SCOPE_BYTES = 64
 
 
 def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
-    """Raises ValueError for an invalid request: it may come from any peer, and it shares frames with other requests."""
+    """Raises ValueError for an invalid request: it may come from any peer, and it shares frames with other requests.
+    Its images are not in the result, because their pixels came before."""
     sampling = message.sampling
     _check_sampling(sampling)
     if message.prompt_logprobs > MAX_LOGPROBS:

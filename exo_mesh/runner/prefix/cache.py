@@ -109,7 +109,7 @@ class PrefixCache:
         limit = len(sequence.tokens) - 1 - sequence.forced
         if not self.is_on or limit < BLOCK_TOKENS or not sequence.may_begin_as_copy:
             return None
-        content = content_of(sequence.tokens[:limit])
+        content = content_of(sequence.content(limit))
         match = self._match(content, sequence.cache_scope)
         found = self._longest(match.closest, content, match.blocks) if self.cuts_back else None
         if found is None:
@@ -139,7 +139,10 @@ class PrefixCache:
 
     def known(self, sequence: Sequence) -> int:
         """How many positions of a new sequence stages hold, to within a block. Changes nothing."""
-        return self._match(content_of(sequence.tokens[:-1]), sequence.cache_scope).blocks * BLOCK_TOKENS
+        return (
+            self._match(content_of(sequence.content(len(sequence.tokens) - 1)), sequence.cache_scope).blocks
+            * BLOCK_TOKENS
+        )
 
     def _match(self, content: bytes, scope: bytes) -> Match:
         index = self._indexes.get(scope)
@@ -175,7 +178,7 @@ class PrefixCache:
         length = sequence.computed
         if not self.is_on or not sequence.is_kept or length < BLOCK_TOKENS or sequence.catch_up_left:
             return None
-        content = content_of(sequence.tokens[:length])
+        content = content_of(sequence.content(length))
         if self.cuts_back:
             self._drop_covered(content, sequence)
             self._put(KeptSequence(sequence.id, content, now, runs=True, scope=sequence.cache_scope))
@@ -191,7 +194,7 @@ class PrefixCache:
         length = sequence.computed
         if not self.is_on or not sequence.is_kept or length < BLOCK_TOKENS or sequence.catch_up_left:
             return False
-        content, scope = content_of(sequence.tokens[:length]), sequence.cache_scope
+        content, scope = content_of(sequence.content(length)), sequence.cache_scope
         if self._has_whole(content, scope) or (self.cuts_back and self._is_covered(content, scope)):
             return False
         if self.cuts_back:

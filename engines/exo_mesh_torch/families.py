@@ -1,0 +1,9 @@
+"""The families of models whose images this engine takes."""
+
+from __future__ import annotations
+
+VISION_FAMILIES = frozenset({"gemma3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"})
+"""Values of `model_type` of the models whose vision tower and text layers this engine runs."""
+
+GRID_POSITIONS = frozenset({"qwen2_5_vl", "qwen2_vl", "qwen3_vl"})
+"""Those that count the positions of image tokens by row and column."""
