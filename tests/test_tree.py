@@ -31,6 +31,7 @@ MODULES = {
     "beat.py",
     "clock.py",
     "model_files.py",
+    "pictures.py",
     "printable.py",
     "random_hex.py",
     "protocol.py",

@@ -13,7 +13,6 @@ import torch
 
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
-from exo_mesh.domain.pictures import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
@@ -30,6 +29,7 @@ from exo_mesh.engine.contract import (
     row_defect,
 )
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
+from exo_mesh.pictures import PictureSpec
 from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches

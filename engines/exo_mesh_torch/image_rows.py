@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exo_mesh.domain.pictures import PictureSpec
+from exo_mesh.pictures import PictureSpec
 from exo_mesh_torch.vision import ImageRows
 
 

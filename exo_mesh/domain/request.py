@@ -9,8 +9,8 @@ from typing import Protocol
 
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.pictures import Picture, pictures_defect
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage
+from exo_mesh.pictures import Picture, pictures_defect
 
 
 class FinishReason(StrEnum):

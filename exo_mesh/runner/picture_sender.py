@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Ordered
 
 from exo_mesh.domain.frame import ShowImage
-from exo_mesh.domain.pictures import Picture
+from exo_mesh.pictures import Picture
 from exo_mesh.runner.scheduler import Sequence
 
 

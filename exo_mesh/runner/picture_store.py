@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.pictures import CHANNELS, MAX_PIXELS, MAX_REQUEST_PIXEL_BYTES, Picture, PictureSpec, PixelBudget
 from exo_mesh.errors import InputError, OverloadError
+from exo_mesh.pictures import CHANNELS, MAX_PIXELS, MAX_REQUEST_PIXEL_BYTES, Picture, PictureSpec, PixelBudget
 from exo_mesh.proto import driver_pb2 as pb
 
 KEEP_S = 60.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
-from exo_mesh.domain.pictures import PictureSpec, whole_row
+from exo_mesh.pictures import PictureSpec, whole_row
 from exo_mesh.runner.pace import Pace, shares
 from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from exo_mesh.domain.footprint import MOST_SEQUENCES
-from exo_mesh.domain.frame import Frame, MemoryStatus, StageReport
+from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.domain.tensor_group import RankWiring
@@ -472,7 +472,8 @@ class Worker:
         """Run a frame through the stage, and add the stage's report to it. In the engine's thread."""
         assert self._stage is not None and self._budget is not None, "load first"
         start = self._computing_since = time.perf_counter()
-        self.clock.begin(len(frame.token_ids), is_prefill=frame.is_prefill)
+        num_tokens = len(frame.token_ids) or sum(op.picture.num_tokens for op in frame.ops if isinstance(op, ShowImage))
+        self.clock.begin(num_tokens, is_prefill=frame.is_prefill)
         result = self._stage.process(frame)
         compute_s = self.clock.end()
         self._computing_since = 0.0

@@ -1,7 +1,7 @@
 """`python -m exo_mesh.text.template_child MAX_BYTES`: a process that compiles and renders chat templates for a node.
 
-It also checks grammars. Templates are untrusted code, and compiled code recurses over grammars, so both run in this
-separate process, with limits that the operating system enforces:
+It also checks grammars and decodes images. Templates are untrusted code, compiled code recurses over grammars, and an
+image may exploit its decoder, so all run in this separate process, with limits that the operating system enforces:
 
 - memory: MAX_BYTES of address space above what the process has at its start. Only Linux reports that size; elsewhere
   the node alone watches the process and ends it (see `api/core/templates.py`).
@@ -25,6 +25,7 @@ import msgspec
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.deep_stack import in_deep_stack
+from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
 from exo_mesh.text.process_limits import limit_cpu, limit_process
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template_wire import (
@@ -82,11 +83,15 @@ class Renderer:
                 return self._compile(question)
             if isinstance(question, CheckGrammar):
                 return _check_grammar(question)
+            if isinstance(question, DecodeImage):
+                return _decode_image(question)
             return self._render(question)
         except (InputError, ModelError) as exc:
             param = getattr(exc, "param", None) or "messages"
             return TemplateRefused(_short(str(exc)), param, isinstance(exc.__cause__, MemoryError))
         except MemoryError:
+            if isinstance(question, DecodeImage):
+                return TemplateRefused(f"{question.where} needs too much memory", question.where, is_spent=True)
             return TemplateRefused("the model's chat template needs too much memory", is_spent=True)
         except Exception as exc:  # noqa: BLE001  a boundary: a template may trigger any bug of Jinja
             return TemplateRefused(f"the model's chat template cannot be used ({type(exc).__name__})")
@@ -118,6 +123,12 @@ def _check_grammar(question: CheckGrammar) -> GrammarSound:
 
     check_in_this_stack(GrammarSpec(question.kind, question.text), question.param)
     return GrammarSound()
+
+
+def _decode_image(question: DecodeImage) -> ImageDecoded:
+    from exo_mesh.text.image_decoding import decode_image
+
+    return decode_image(question)
 
 
 _questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)

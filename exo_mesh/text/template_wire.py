@@ -11,13 +11,16 @@ from typing import Any
 import msgspec
 
 from exo_mesh.domain.grammar import GrammarKind
+from exo_mesh.pictures import CHANNELS, MAX_PIXELS
+from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
 from exo_mesh.text.template import MAX_LENGTH, Message
 
 LENGTH = struct.Struct(">I")
 """The length before each message, in bytes."""
 
-MAX_ANSWER_BYTES = 6 * MAX_LENGTH + 4096
-"""Most bytes of an answer. JSON needs at most six bytes for a character: those of an escaped control character."""
+MAX_ANSWER_BYTES = max(6 * MAX_LENGTH, 4 * CHANNELS * MAX_PIXELS // 3) + 4096
+"""Most bytes of an answer. JSON needs at most six bytes for a character, those of an escaped control character, and
+four for three bytes of pixels."""
 
 EXIT_OUT_OF_MEMORY = 4
 """Exit code of a renderer process that ran out of memory while it read or answered a question."""
@@ -85,8 +88,16 @@ class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):
     """The process does not have the template: the node must send CompileTemplate first."""
 
 
-Question = CompileTemplate | RenderTemplate | CheckGrammar
-Answer = RendererReady | GrammarSound | TemplateCompiled | TemplateRendered | TemplateRefused | TemplateUnknown
+Question = CompileTemplate | RenderTemplate | CheckGrammar | DecodeImage
+Answer = (
+    RendererReady
+    | GrammarSound
+    | ImageDecoded
+    | TemplateCompiled
+    | TemplateRendered
+    | TemplateRefused
+    | TemplateUnknown
+)
 
 
 def frame(message: Question | Answer) -> bytes:

@@ -18,9 +18,12 @@ from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
+from exo_mesh.text.vision import VisionSpec, read_vision
 
 MAX_NUMBER = 2**31 - 1
 """Largest token id and sampling value that is accepted in generation_config.json."""
+
+NO_VISION = "its files are not in the mesh"
 
 SLICE_LENGTH = 1 << 16
 """Characters whose tokens are counted at a time; encoding this many takes 25 MB."""
@@ -53,6 +56,8 @@ class TextModel:
     """For byte-level vocabularies: the byte that each character of a token stands for; else None."""
     output: OutputFormat
     """How the model marks thoughts and tool calls."""
+    vision: VisionSpec | str = NO_VISION
+    """How its prompts take images, or the reason why they do not."""
 
     @classmethod
     def open(cls, directory: Path) -> TextModel:
@@ -78,6 +83,7 @@ class TextModel:
             defaults=_sampling_defaults(generation, directory / "generation_config.json"),
             byte_of_character=_byte_of_character() if _decodes_bytes(tokenizer) else None,
             output=format_of(template.source if template else None, architecture, markers),
+            vision=read_vision(directory, tokenizer.id_to_token),
         )
 
     @classmethod

@@ -286,7 +286,7 @@ class ControlClient:
         return reply.freed_bytes if reply.found else None
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
-        request = pb.ReadTextFilesRequest(model=model)
+        request = pb.ReadTextFilesRequest(model=model, takes_image_files=True)
         async for item in self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S):
             yield item
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from exo_mesh.domain.pictures import MAX_PICTURES, PictureSpec
+from exo_mesh.pictures import MAX_PICTURES, PictureSpec
 from exo_mesh.proto import driver_pb2 as pb
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from exo_mesh.domain.pictures import Picture
 from exo_mesh.errors import PeerVersionError
+from exo_mesh.pictures import Picture
 from exo_mesh.proto import driver_pb2 as pb
 
 PIECE_BYTES = 512 * 1024

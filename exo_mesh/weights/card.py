@@ -51,6 +51,9 @@ TEXT_FILES = (
 """The files that a peer needs to turn text into ids and back; they are small, and fetched from any peer that has the
 model."""
 
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Those that it needs besides for images. They came later, and are in no digest that peers compare."""
+
 LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.([0-9]{1,9})\.")
 """Names of the tensors of layer N in checkpoints: `model.layers.N.`, `encoder.layer.N.`, `transformer.h.N.`,
 `blocks.N.`."""
@@ -67,6 +70,7 @@ _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings|tok
 _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out|head)\.")
 _FINAL_NORM = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm)\.")
 _SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\.")
+_VISION = re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector)\.")
 MAX_LAYERS = 10_000
 """Most layers of a model. The deepest models have some hundreds; each layer costs memory on every peer that knows the
 model."""
@@ -93,6 +97,12 @@ def layer_of(tensor_name: str) -> int | None:
 def is_side_model(tensor_name: str) -> bool:
     """Whether a tensor belongs to a tower for pictures or sound, or to heads that predict several tokens."""
     return _SIDE_MODEL.search(tensor_name) is not None
+
+
+def is_vision(tensor_name: str) -> bool:
+    """Whether a tensor belongs to a vision tower, or to what makes tokens of its output: the first stage may need
+    it."""
+    return _VISION.search(tensor_name) is not None
 
 
 def is_vocabulary(tensor_name: str) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 from exo_mesh.domain.spans import Pieces, Span, Spans, covers, merged, num_bytes
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import named, read_model_file, shown
-from exo_mesh.weights.card import is_head, is_side_model, is_vocabulary, layer_of
+from exo_mesh.weights.card import is_head, is_side_model, is_vision, is_vocabulary, layer_of
 from exo_mesh.weights.names import FILE_NAME
 from exo_mesh.weights.safetensors import PART, TensorTable
 
@@ -131,8 +131,9 @@ def pieces_of_layers(
     table: TensorTable, num_layers: int, start: int, stop: int, *, tied: bool | None
 ) -> dict[str, Spans]:
     """The byte ranges that the stage `[start, stop)` loads, by the name of the whole file: tensors of its layers, on
-    the first stage the embedding, on the last one norm and head, and on every stage the tensors that belong to no layer
-    and no vocabulary. Tensors that no engine loads (towers, layers past num_layers) are left out.
+    the first stage the embedding and a vision tower, on the last one norm and head, and on every stage the tensors that
+    belong to no layer and no vocabulary. Tensors that no engine loads (towers for sound, layers past num_layers) are
+    left out.
 
     tied: `tie_word_embeddings` of config.json, None if it is not there; then engines differ, and the last stage gets
     the embedding too. A file is listed whole if the needed share is WHOLE_FILE_SHARE or more. Otherwise headers are
@@ -166,7 +167,7 @@ def _is_needed(name: str, num_layers: int, start: int, stop: int, *, shares_embe
     if layer is not None:
         return start <= layer < stop
     if is_side_model(name):
-        return False
+        return start == 0 and is_vision(name)
     if not is_vocabulary(name):
         return True
     if is_head(name):

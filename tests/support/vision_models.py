@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from exo_mesh.domain.pictures import Picture, PictureSpec, digest_of
+from exo_mesh.pictures import Picture, PictureSpec, digest_of
 
 VOCAB = 96
 IMAGE_ID = 90

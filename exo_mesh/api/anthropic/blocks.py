@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from exo_mesh.api.core.image_inputs import image_of_base64
 from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
+from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.decoding import convert_part
 from exo_mesh.errors import InputError
 
@@ -28,6 +30,14 @@ class TextBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_control: CacheMark | None = None
     citations: list[Any] | None = None
     parsed_output: Any = None
+
+
+class ImageBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An image; only base64 is supported as its source."""
+
+    type: Literal["image"]
+    source: dict[str, Any]
+    cache_control: CacheMark | None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +129,7 @@ class ToolDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 Block = (
     TextBlock
+    | ImageBlock
     | ThinkingBlock
     | RedactedThinkingBlock
     | ToolUseBlock
@@ -129,6 +140,7 @@ Block = (
 
 _KINDS: dict[str, type[Block]] = {
     "text": TextBlock,
+    "image": ImageBlock,
     "thinking": ThinkingBlock,
     "redacted_thinking": RedactedThinkingBlock,
     "tool_use": ToolUseBlock,
@@ -137,7 +149,7 @@ _KINDS: dict[str, type[Block]] = {
     "search_result": SearchResultBlock,
 }
 OF_SYSTEM = ("text",)
-OF_USER = ("text", "document", "search_result", "tool_result")
+OF_USER = ("text", "image", "document", "search_result", "tool_result")
 OF_ASSISTANT = ("text", "thinking", "redacted_thinking", "tool_use")
 OF_RESULT = ("text", "document", "search_result")
 """The types of blocks that each kind of message may have."""
@@ -146,8 +158,8 @@ OF_RESULT = ("text", "document", "search_result")
 def decode_block(block: dict[str, Any], allowed: tuple[str, ...], where: str) -> Block:
     """Decode a content block. where: its place in the body, for errors. Raises InputError."""
     kind = block.get("type")
-    if kind == "image":
-        message = f"{where}: content blocks of type 'image' are not supported yet: models cannot see images here"
+    if kind == "image" and kind not in allowed:
+        message = f"{where}: images are supported only in messages of the user, beside the results of tools"
         raise InputError(message, param=where)
     if not isinstance(kind, str) or kind not in allowed:
         message = f"{where}: content blocks of type {show_json(kind)} are not supported here; allowed are "
@@ -162,6 +174,21 @@ def decode_source(source: dict[str, Any], where: str) -> TextSource:
         message = f"{where}.type is {show_json(kind)}; documents are supported only as text, so it must be "
         raise InputError(message + '"text" or "content"', param=f"{where}.type")
     return convert_part(source, TextSource, where)
+
+
+def decode_image(block: ImageBlock, where: str) -> ImageInput:
+    """The image of a block. Raises InputError for a source other than base64."""
+    source, where = block.source, f"{where}.source"
+    kind = source.get("type")
+    if kind != "base64":
+        message = (
+            f'{where}.type is {show_json(kind)}; images are taken only as "base64", because a node keeps no files and '
+            "does not fetch addresses that a request names"
+        )
+        raise InputError(message, param=f"{where}.type")
+    if unknown := sorted(source.keys() - {"type", "media_type", "data"}):
+        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    return image_of_base64(source.get("data"), f"{where}.data")
 
 
 def decode_tool(tool: dict[str, Any], where: str) -> ToolDefinition:

@@ -13,6 +13,7 @@ from exo_mesh.api.anthropic.blocks import (
     OF_USER,
     Block,
     DocumentBlock,
+    ImageBlock,
     RedactedThinkingBlock,
     SearchResultBlock,
     TextBlock,
@@ -20,10 +21,12 @@ from exo_mesh.api.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
     decode_block,
+    decode_image,
     decode_source,
 )
 from exo_mesh.api.anthropic.schema import Blocks, ContextEdit, CountTokensBody, MessageBody, ThinkingTurns
 from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.conversation import joined_turns
 from exo_mesh.api.core.neutral_fields import refuse_unless
 from exo_mesh.api.core.request import Role, ToolCall, Turn
 from exo_mesh.errors import InputError
@@ -57,8 +60,7 @@ def _add(turns: list[Turn], turn: Turn) -> None:
         return
     thoughts = [one for one in (last.reasoning, turn.reasoning) if one is not None]
     turns[-1] = replace(
-        last,
-        text=_joined([last.text, turn.text]),
+        joined_turns(last, turn),
         tool_calls=last.tool_calls + turn.tool_calls,
         reasoning="\n".join(thoughts) if thoughts else None,
         has_cache_marks=last.has_cache_marks or turn.has_cache_marks,
@@ -84,6 +86,9 @@ def _user(message: MessageBody, where: str, tools: dict[str, str]) -> list[Turn]
     for block, place in _decoded(message.content, OF_USER, f"{where}.content"):
         if isinstance(block, ToolResultBlock):
             made.append(_result(block, place, tools.get(block.tool_use_id)))
+        elif isinstance(block, ImageBlock):
+            image = decode_image(block, place)
+            _add(made, Turn("user", "", where, has_cache_marks=block.cache_control is not None, parts=(image,)))
         else:
             _add(made, Turn("user", _text_of(block, place), where, has_cache_marks=block.cache_control is not None))
     return made or [Turn("user", "", where)]

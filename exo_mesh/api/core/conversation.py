@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exo_mesh.api.core.request import Conversation, FieldNames, Thinking, ToolCall, Turn
+from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.template import RESERVED, ChatTemplate
@@ -17,14 +18,37 @@ Granite."""
 
 _RANKS = {name: rank for rank, name in enumerate(("type", "description", "enum", "properties", "required", "items"))}
 
+_PARTS = re.compile(r"""['"]image['"]""")
+"""In templates that read the parts of a message: the type of a part that is an image."""
+
 NO_EFFORT = "none"
 """The reasoning effort that turns thinking off."""
 
 
-def template_messages(turns: Sequence[Turn], template: ChatTemplate | None) -> list[dict[str, Any]]:
-    """One dict per message, its content as one string. Raises InputError for a field that the template never reads."""
+def template_messages(
+    turns: Sequence[Turn], template: ChatTemplate | None, image_marker: str = ""
+) -> list[dict[str, Any]]:
+    """One dict per message, its content as one string. Raises InputError for a field that the template never reads.
+
+    image_marker: how the prompts of a model that takes images mark one. A template that knows parts then gets a message
+    with images as parts; if it knows nothing else, all messages. Any other template gets the marker in the text.
+    """
     source = template.source if template else ""
-    return [_message(turn, source) for turn in turns]
+    messages = [_message(turn, source) for turn in turns]
+    if not image_marker:
+        return messages
+    knows_parts = _PARTS.search(source) is not None
+    needs_parts = knows_parts and "is string" not in source
+    for turn, message in zip(turns, messages, strict=True):
+        if knows_parts and (turn.parts or needs_parts):
+            message["content"] = [_part(part) for part in turn.parts or (turn.text,)]
+        elif turn.parts:
+            message["content"] = "\n".join(part if isinstance(part, str) else image_marker for part in turn.parts)
+    return messages
+
+
+def _part(part: str | ImageInput) -> dict[str, str]:
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 
 def with_late_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -35,10 +59,17 @@ def with_late_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
         if turn.role == "system" and any(earlier.role != "system" for earlier in made):
             turn = replace(turn, role="user", text=f"<system>\n{turn.text}\n</system>")
         if made and made[-1].role == turn.role == "user":
-            made[-1] = replace(made[-1], text=f"{made[-1].text}\n{turn.text}")
+            made[-1] = joined_turns(made[-1], turn)
         else:
             made.append(turn)
     return tuple(made)
+
+
+def joined_turns(first: Turn, second: Turn) -> Turn:
+    """Two messages of one role as one, with the fields of the first."""
+    parts = (*(first.parts or (first.text,)), *(second.parts or (second.text,)))
+    text = "\n".join(text for text in (first.text, second.text) if text)
+    return replace(first, text=text, parts=tuple(filter(None, parts)) if first.parts or second.parts else ())
 
 
 def template_variables(conversation: Conversation, template: ChatTemplate | None, names: FieldNames) -> dict[str, Any]:

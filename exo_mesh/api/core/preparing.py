@@ -12,6 +12,7 @@ from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.bridge import AnswerBridge
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.grammar import answer_grammar
+from exo_mesh.api.core.images import decoded_images
 from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.served import text_inputs
@@ -25,6 +26,7 @@ from exo_mesh.domain.whole.text_pieces import TextInput
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import MeshService
+from exo_mesh.pictures import Picture
 from exo_mesh.serving.choices import fan_out
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool
@@ -86,12 +88,14 @@ class PreparedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A prompt in token ids, and the most tokens that may follow it. as_text: the request for a model server."""
+    """A prompt in token ids, and the most tokens that may follow it. as_text: the request for a model server. pictures:
+    its images."""
 
     ids: tuple[int, ...]
     max_tokens: int
     text: str = ""
     as_text: TextInput | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 async def prepare(
@@ -136,15 +140,20 @@ async def _prepare_conversation(
 ) -> PreparedRequest:
     names, tools = asked.names, offered_tools(conversation)
     began = monotonic()
+    images = await decoded_images(conversation, entry.name, text, texts)
+    if images is not None and asked.prompt_logprobs is not None:
+        raise InputError("prompt_logprobs is not supported for prompts with images", param="prompt_logprobs")
     prompt = await conversation_prompt(conversation, text, texts, names, moves_agent_lines=options.moves_agent_lines)
 
     rendered_at = monotonic()
 
-    def encode() -> list[int]:
+    def encode() -> tuple[list[int], tuple[Picture, ...]]:
         text.check_length(prompt, limit, names.messages)
-        return text.encode_prompt(prompt)
+        if images is None:
+            return text.encode_prompt(prompt), ()
+        return images.place(text.encode_prompt(images.spread(prompt)))
 
-    ids = await texts.work(encode)
+    ids, pictures = await texts.work(encode)
     encoded_at = monotonic()
     max_tokens = _room(asked, entry, len(ids), limit, names.messages)
     starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
@@ -152,7 +161,9 @@ async def _prepare_conversation(
     if grammar is not None:
         await texts.check_grammar(grammar, names.grammar)
     budget = _thinking_budget(conversation.thinking.budget, text, starts_in_reasoning)
-    prepared = _prepared(asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens)], grammar, budget)
+    prepared = _prepared(
+        asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens, pictures=pictures)], grammar, budget
+    )
     bridge = AnswerBridge(text, tools, starts_in_reasoning=starts_in_reasoning)
     return replace(
         _also_as_text(prepared, asked, entry, bridge),
@@ -304,6 +315,7 @@ def _prepared(
     first = GenerateRequest(
         request_id=asker.request_id,
         prompt_ids=encoded[0].ids,
+        pictures=encoded[0].pictures,
         text=encoded[0].as_text,
         max_tokens=encoded[0].max_tokens,
         sampling=sampling,

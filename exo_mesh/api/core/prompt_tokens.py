@@ -7,6 +7,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.defaults import with_system_prompt
+from exo_mesh.api.core.images import decoded_images
 from exo_mesh.api.core.preparing import choose_model
 from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, FieldNames
@@ -37,11 +38,13 @@ class PromptTokens:
         return entry.name, await self._texts.of(self._service, entry)
 
     async def prompt(self, conversation: Conversation, text: TextModel, names: FieldNames) -> str:
-        """The prompt of a conversation."""
+        """The prompt of a conversation, with a mark for every token of an image."""
         defaults = self._context.options.defaults()
         conversation = with_system_prompt(conversation, defaults.system_prompt)
         moves = not defaults.keep_agent_lines
-        return await conversation_prompt(conversation, text, self._texts, names, moves_agent_lines=moves)
+        images = await decoded_images(conversation, text.name, text, self._texts)
+        prompt = await conversation_prompt(conversation, text, self._texts, names, moves_agent_lines=moves)
+        return prompt if images is None else images.written_out(prompt, text)
 
     async def encode(
         self, text: TextModel, source: str, limit: int, param: str, *, with_special: bool = False

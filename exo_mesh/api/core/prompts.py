@@ -10,6 +10,7 @@ from exo_mesh.api.core.request import Conversation, FieldNames, Turn
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError
 from exo_mesh.text.tokenizer import TextModel
+from exo_mesh.text.vision import VisionSpec
 
 
 async def conversation_prompt(
@@ -33,7 +34,7 @@ async def _rendered(
     opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
     return await texts.render(
         text,
-        template_messages(turns, text.template),
+        template_messages(turns, text.template, text.vision.marker if isinstance(text.vision, VisionSpec) else ""),
         variables=template_variables(conversation, text.template, names),
         add_generation_prompt=opens_turn,
         continue_final_message=conversation.continues_last,

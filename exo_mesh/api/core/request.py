@@ -25,6 +25,14 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInput:
+    """An image as the client sent it, not decoded. where: its place in the client's body, for errors."""
+
+    data: bytes = field(repr=False)
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message. where: its place in the client's body, for errors. tool_call_id: the call that this message of a
     tool answers."""
@@ -38,6 +46,13 @@ class Turn:
     reasoning: str | None = None
     has_cache_marks: bool = False
     """Whether the client marks cache positions in the message; if so, no text of it may be moved."""
+    parts: tuple[str | ImageInput, ...] = ()
+    """Texts and images in the client's order, for a message with images; empty for any other. `text` is then the
+    texts alone."""
+
+    @property
+    def images(self) -> tuple[ImageInput, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ImageInput))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,11 @@ class Conversation:
     continues_last: bool = False
     opens_turn: bool | None = None
     late_system_as_user: bool = False
+
+    @property
+    def images(self) -> tuple[ImageInput, ...]:
+        """The images of all messages, in order."""
+        return tuple(image for turn in self.turns for image in turn.images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def _refusal(param: str, what: str) -> InputError:
 def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInput:
     begun: tuple[TextPiece, ...] = ()
     turns = conversation.turns
+    if conversation.images:
+        raise _refusal(conversation.images[0].where, "images through exo-mesh yet; text is supported")
     if conversation.continues_last:
         turns, begun = turns[:-1], (TextPiece("text", turns[-1].text),)
     body: dict[str, Any] = {"messages": [_message(turn) for turn in turns]}

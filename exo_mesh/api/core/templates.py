@@ -22,6 +22,7 @@ from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.tasks import TaskOwner, Watchdog
 from exo_mesh.text.grammars import check_size
+from exo_mesh.text.image_wire import MAX_SOURCE_BYTES, DecodeImage, ImageDecoded, ImageRecipe
 from exo_mesh.text.template import RENDER_LIMIT_S, ChatTemplate, Message
 from exo_mesh.text.template_wire import (
     Answer,
@@ -146,6 +147,26 @@ class TemplateRenderer:
                 raise InputError(f"the grammar {exc}", param=param) from exc
         if isinstance(answer, TemplateRefused):
             raise InputError(answer.message, param=answer.param)
+
+    async def decode_image(self, data: bytes, recipe: ImageRecipe, where: str) -> ImageDecoded:
+        """Decode and resize an image file. where: its place in the client's body. Raises InputError with the reason;
+        other errors as `compile`.
+
+        Only one image is decoded at a time, so hostile ones occupy one process for at most the time limit.
+        """
+        if len(data) > MAX_SOURCE_BYTES:
+            text = f"{where} has {len(data)} bytes; at most {MAX_SOURCE_BYTES} are allowed for one image"
+            raise InputError(text, param=where)
+        question = frame(DecodeImage(data, recipe, where, self._limit_s))
+        async with self._process("image") as process:
+            try:
+                answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
+            except RendererLostError as exc:
+                raise InputError(f"{where}: the image {exc}", param=where) from exc
+        if isinstance(answer, TemplateRefused):
+            raise InputError(answer.message, param=answer.param)
+        assert isinstance(answer, ImageDecoded)
+        return answer
 
     def end_idle(self, now: float) -> float:
         """End the processes that were idle for IDLE_S. Returns the time at which the next one is due."""

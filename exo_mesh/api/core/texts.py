@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
@@ -17,6 +18,7 @@ from exo_mesh.model_files import named
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import SharedCalls, TaskOwner
+from exo_mesh.text.image_wire import ImageDecoded, ImageRecipe
 from exo_mesh.text.template import Message
 from exo_mesh.text.tokenizer import TextModel
 
@@ -77,6 +79,10 @@ class TextModels:
             await self._templates.check_grammar(spec, param)
         except InputError as exc:
             raise InputError(f"{param}: {exc}", param=param) from exc
+
+    async def decode_image(self, image: ImageInput, recipe: ImageRecipe) -> ImageDecoded:
+        """Decode and resize an image in a child process. Raises InputError that names its place."""
+        return await self._templates.decode_image(image.data, recipe, image.where)
 
     async def work(self, job: Callable[[], T]) -> T:
         """Run blocking text work in a thread. Raises the errors of the work, or DeadlineError."""

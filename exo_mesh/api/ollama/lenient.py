@@ -45,7 +45,6 @@ IN_OPTIONS: NeutralTable = {
 """The same for options."""
 
 IN_MESSAGES: NeutralTable = {
-    "images": ([],),
     **dict.fromkeys(("created_at", "id", "model", "name"), ANY),
 }
 """The same for messages, in which applications keep their own notes."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from exo_mesh.api.core.call_arguments import object_of
-from exo_mesh.api.core.request import ToolCall, Turn
+from exo_mesh.api.core.image_inputs import image_of_base64, image_of_url
+from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
 from exo_mesh.api.ollama.schema import OllamaMessage
 from exo_mesh.errors import InputError
 
@@ -44,6 +45,9 @@ def _turn(message: OllamaMessage, where: str) -> Turn:
     if message.tool_name is not None and message.role != "tool":
         text = f"{where}.tool_name: only messages with the role tool may name a tool"
         raise InputError(text, param=f"{where}.tool_name")
+    if message.images and message.role != "user":
+        text = f"{where}.images: only messages with the role user may have images"
+        raise InputError(text, param=f"{where}.images")
     calls = tuple(
         ToolCall(call.id or "", call.function.name, object_of(call.function.arguments))
         for call in message.tool_calls or ()
@@ -56,7 +60,20 @@ def _turn(message: OllamaMessage, where: str) -> Turn:
         calls,
         message.tool_call_id if message.role == "tool" else None,
         message.thinking or None,
+        parts=parts_of(message.content, message.images, where),
     )
+
+
+def parts_of(text: str | None, images: Sequence[str] | None, where: str) -> tuple[str | ImageInput, ...]:
+    """The images of a message in base64 and then its text, as in Ollama; () without images. Raises InputError."""
+    if not images:
+        return ()
+    found = [_image(image, f"{where}.images[{index}]") for index, image in enumerate(images)]
+    return (*found, text) if text else tuple(found)
+
+
+def _image(text: str, where: str) -> ImageInput:
+    return image_of_url(text, where) if text.startswith("data:") else image_of_base64(text, where)
 
 
 def _answered(turn: Turn, open_calls: Sequence[ToolCall]) -> ToolCall | None:

@@ -29,7 +29,8 @@ class OllamaToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of a conversation. tool_name: the tool whose result a message with the role tool has."""
+    """One message of a conversation. tool_name: the tool whose result a message with the role tool has. images: in
+    base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -37,6 +38,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+    images: list[str] | None = None
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +129,7 @@ class OllamaGenerateBody(OllamaGenerationBody, kw_only=True, forbid_unknown_fiel
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
+    images: list[str] | None = None
 
 
 class OllamaShowBody(OllamaNamedBody, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from exo_mesh.api.core.request import (
     Thinking,
     Turn,
 )
-from exo_mesh.api.ollama.messages import turns_of
+from exo_mesh.api.ollama.messages import parts_of, turns_of
 from exo_mesh.api.ollama.schema import (
     OllamaChatBody,
     OllamaGenerateBody,
@@ -73,9 +73,13 @@ def neutral_generate(body: OllamaGenerateBody) -> NeutralRequest:
     if body.raw:
         if body.system:
             raise InputError("system is not used with raw: put it into the prompt", param="system")
+        if body.images:
+            text = "images are not used with raw: the chat template says where an image goes; leave raw out"
+            raise InputError(text, param="images")
         return _neutral(body, Prompts((body.prompt or "",)), "prompt")
     turns = [Turn("system", body.system, "system")] if body.system else []
-    turns.append(Turn("user", body.prompt or "", "prompt"))
+    parts = parts_of(body.prompt, body.images, "body")
+    turns.append(Turn("user", body.prompt or "", "prompt", parts=parts))
     return _neutral(body, Conversation(tuple(turns), thinking=thinking_of(body)), "prompt")
 
 

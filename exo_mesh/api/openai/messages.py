@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.image_inputs import image_of_url
 from exo_mesh.api.core.neutral_fields import show_json
-from exo_mesh.api.core.request import ToolCall, Turn
+from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
 
@@ -27,17 +28,27 @@ def _turn(message: Message, where: str) -> Turn:
     reasoning = next((text for text in given if text is not None), None)
     has_cache_marks = said.has_cache_marks or message.cache_control is not None
     return Turn(
-        message.role, said.text, where, message.name, tuple(calls), message.tool_call_id, reasoning, has_cache_marks
+        message.role,
+        said.text,
+        where,
+        message.name,
+        tuple(calls),
+        message.tool_call_id,
+        reasoning,
+        has_cache_marks,
+        said.parts,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """The content of a message. thought: its reasoning. has_cache_marks: the client marks cache positions in it."""
+    """The content of a message. thought: its reasoning. has_cache_marks: the client marks cache positions in it. parts:
+    see Turn."""
 
     text: str
     thought: str | None = None
     has_cache_marks: bool = False
+    parts: tuple[str | ImageInput, ...] = ()
 
 
 def _said(message: Message, where: str) -> _Said:
@@ -54,11 +65,39 @@ def _said(message: Message, where: str) -> _Said:
         return _Said(message.content or message.refusal or "")
     texts: list[str] = []
     thoughts: list[str] = []
+    parts: list[str | ImageInput] = []
     for index, part in enumerate(message.content):
+        if part.get("type") in _IMAGES and message.role == "user":
+            parts.append(_image(part, f"{where}.content[{index}]"))
+            continue
         is_thought, text = _part(part, message.role == "assistant", f"{where}.content[{index}]")
         (thoughts if is_thought else texts).append(text)
+        if not is_thought:
+            parts.append(text)
     has_cache_marks = any(part.get("cache_control") is not None for part in message.content)
-    return _Said("\n".join(texts), "\n".join(thoughts) if thoughts else None, has_cache_marks)
+    return _Said(
+        "\n".join(texts),
+        "\n".join(thoughts) if thoughts else None,
+        has_cache_marks,
+        tuple(parts) if len(parts) > len(texts) else (),
+    )
+
+
+_IMAGES = ("image_url", "input_image")
+_IMAGE_FIELDS = {"type", "image_url", "id", "detail", "file_id", "cache_control"}
+
+
+def _image(part: dict[str, Any], where: str) -> ImageInput:
+    """The image of a part. `detail` has no effect: the model's own files say which size an image gets."""
+    if unknown := sorted(part.keys() - _IMAGE_FIELDS):
+        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    if part.get("file_id") is not None:
+        raise InputError(f"{where}.file_id: this server keeps no files; send a data URL", param=f"{where}.file_id")
+    url = part.get("image_url")
+    if isinstance(url, dict):
+        where, url = f"{where}.image_url", url.get("url")
+        return image_of_url(url, f"{where}.url")
+    return image_of_url(url, f"{where}.image_url")
 
 
 _TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text"}
@@ -73,7 +112,9 @@ def _part(part: dict[str, Any], is_assistant: bool, where: str) -> tuple[bool, s
     kind = part.get("type")
     known = _TEXT_OF_ASSISTANT if is_assistant else _TEXT_OF
     if not isinstance(kind, str) or kind not in known:
-        message = f'{where}: content parts of type {show_json(kind)} are not supported; only "text" is'
+        message = (
+            f"{where}: content parts of type {show_json(kind)} are not supported here; {_takes(kind, is_assistant)}"
+        )
         raise InputError(message, param=where)
     text = part.get(known[kind])
     if not isinstance(text, str):
@@ -82,6 +123,12 @@ def _part(part: dict[str, Any], is_assistant: bool, where: str) -> tuple[bool, s
     if unknown := sorted(part.keys() - {known[kind]} - _PART_NOTES):
         raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
     return kind in _THOUGHTS, text
+
+
+def _takes(kind: Any, is_assistant: bool) -> str:
+    if kind == "input_audio":
+        return "no model here takes audio"
+    return '"text" is' if is_assistant or kind in _IMAGES else '"text" is, and "image_url" in messages of the user'
 
 
 def _tool_call(call: dict[str, Any], where: str) -> ToolCall:

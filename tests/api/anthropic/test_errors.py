@@ -132,10 +132,13 @@ async def test_tokens_are_counted_as_a_message_would_use_them(asking: Asking) ->
     assert len(asking.mesh.requests) == 1, "counting runs nothing"
 
 
+_IMAGE = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
+
+
 async def test_counting_refuses_what_a_message_would_refuse(asking: Asking) -> None:
-    body = {"messages": [{"role": "user", "content": [{"type": "image"}]}]}
+    body = {"messages": [{"role": "user", "content": [{"type": "image", "source": _IMAGE}]}]}
     status, reply = await asking.post("/v1/messages/count_tokens", body)
-    assert status == 400 and "images" in reply["error"]["message"]
+    assert status == 400 and "takes no images" in reply["error"]["message"]
 
 
 async def test_models_are_listed_in_the_form_that_the_client_reads(asking: Asking) -> None:

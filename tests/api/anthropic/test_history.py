@@ -163,7 +163,7 @@ def test_what_coding_agents_send_is_accepted() -> None:
 TEXT_SOURCE = {"type": "text", "media_type": "text/plain", "data": "x"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least one"),
-    ({"messages": [user({"type": "image", "source": {}})]}, "messages[0].content[0]", "images"),
+    ({"messages": [user({"type": "image", "source": {}})]}, "messages[0].content[0].source.type", "images"),
     (
         {"messages": [USER, CALLS, user(result("t1", [{"type": "image"}]))]},
         "messages[2].content[0].content[0]",

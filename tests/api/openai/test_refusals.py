@@ -92,7 +92,11 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
         ({"messages": [{"role": "user", "content": "x", "shout": 1}]}, "messages[0].shout", "not support"),
         ({"messages": [{"role": "user", "content": "x", "name": "Bo"}]}, "messages[0].name", "template"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "image_url"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].image_url",
+            "data URL",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", "text"),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages[1].tool_calls", "template"),
         ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls", "role assistant"),
