@@ -27,6 +27,7 @@ MAX_HELD_BYTES = 512 * 1024 * 1024
 """Most bytes of pixels that one process holds for all live requests together."""
 
 DIGEST_CHARS = 64
+_ABOVE_IDS = 1 << 31
 
 
 class PictureSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +68,14 @@ class PictureSpec(msgspec.Struct, frozen=True, array_like=True):
     def num_bytes(self) -> int:
         """Bytes of its pixels: one per channel."""
         return self.height * self.width * CHANNELS
+
+    def words(self) -> list[int]:
+        """One number for each of its tokens, above all token ids and below 2^32: two images of different digests, sizes
+        or normalisation have different ones."""
+        told = [self.rows, self.columns, self.height, self.width, list(self.mean), list(self.std), self.digest]
+        found = hashlib.sha256(msgspec.json.encode(told)).digest()
+        eight = [_ABOVE_IDS | int.from_bytes(found[at : at + 4], "big") for at in range(0, len(found), 4)]
+        return (eight * (self.num_tokens // len(eight) + 1))[: self.num_tokens]
 
 
 def digest_of(pixels: bytes) -> str:

@@ -218,7 +218,7 @@ class TorchStage:
         batches.copy(source, sequence, upto)
         self._max_tokens[sequence] = max_tokens
         self._images.pop(sequence, None)
-        if kept := [image for image in self._images.get(source, ()) if image.spec.start < upto]:
+        if kept := [ShownImage(image.spec) for image in self._images.get(source, ()) if image.spec.start < upto]:
             self._images[sequence] = kept
 
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:

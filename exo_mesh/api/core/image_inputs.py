@@ -29,6 +29,25 @@ def image_of_url(url: Any, where: str) -> ImageInput:
     return image_of_base64(url[found.end() :], where)
 
 
+IMAGE_PARTS = ("image_url", "input_image")
+"""Types of parts with an image in OpenAI's two dialects."""
+
+_PART_FIELDS = {"type", "image_url", "id", "detail", "file_id", "cache_control", "prompt_cache_breakpoint"}
+
+
+def image_of_part(part: dict[str, Any], where: str) -> ImageInput:
+    """The image of a part in OpenAI's dialects. `detail` has no effect: the model's own files say which size an image
+    gets. Raises InputError."""
+    if unknown := sorted(part.keys() - _PART_FIELDS):
+        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    if part.get("file_id") is not None:
+        raise InputError(f"{where}.file_id: this server keeps no files; send a data URL", param=f"{where}.file_id")
+    url = part.get("image_url")
+    if isinstance(url, dict):
+        return image_of_url(url.get("url"), f"{where}.image_url.url")
+    return image_of_url(url, f"{where}.image_url")
+
+
 def image_of_base64(text: Any, where: str) -> ImageInput:
     """The image of a text in base64. Raises InputError."""
     if not isinstance(text, str):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.api.core.call_arguments import object_of
-from exo_mesh.api.core.image_inputs import image_of_url
+from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
 from exo_mesh.api.openai.schema import Message
@@ -67,8 +67,8 @@ def _said(message: Message, where: str) -> _Said:
     thoughts: list[str] = []
     parts: list[str | ImageInput] = []
     for index, part in enumerate(message.content):
-        if part.get("type") in _IMAGES and message.role == "user":
-            parts.append(_image(part, f"{where}.content[{index}]"))
+        if part.get("type") in IMAGE_PARTS and message.role == "user":
+            parts.append(image_of_part(part, f"{where}.content[{index}]"))
             continue
         is_thought, text = _part(part, message.role == "assistant", f"{where}.content[{index}]")
         (thoughts if is_thought else texts).append(text)
@@ -81,23 +81,6 @@ def _said(message: Message, where: str) -> _Said:
         has_cache_marks,
         tuple(parts) if len(parts) > len(texts) else (),
     )
-
-
-_IMAGES = ("image_url", "input_image")
-_IMAGE_FIELDS = {"type", "image_url", "id", "detail", "file_id", "cache_control"}
-
-
-def _image(part: dict[str, Any], where: str) -> ImageInput:
-    """The image of a part. `detail` has no effect: the model's own files say which size an image gets."""
-    if unknown := sorted(part.keys() - _IMAGE_FIELDS):
-        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
-    if part.get("file_id") is not None:
-        raise InputError(f"{where}.file_id: this server keeps no files; send a data URL", param=f"{where}.file_id")
-    url = part.get("image_url")
-    if isinstance(url, dict):
-        where, url = f"{where}.image_url", url.get("url")
-        return image_of_url(url, f"{where}.url")
-    return image_of_url(url, f"{where}.image_url")
 
 
 _TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text"}
@@ -128,7 +111,7 @@ def _part(part: dict[str, Any], is_assistant: bool, where: str) -> tuple[bool, s
 def _takes(kind: Any, is_assistant: bool) -> str:
     if kind == "input_audio":
         return "no model here takes audio"
-    return '"text" is' if is_assistant or kind in _IMAGES else '"text" is, and "image_url" in messages of the user'
+    return '"text" is' if is_assistant or kind in IMAGE_PARTS else '"text" is, and "image_url" in messages of the user'
 
 
 def _tool_call(call: dict[str, Any], where: str) -> ToolCall:

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
 from exo_mesh.api.core.neutral_fields import show_json
+from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.decoding import convert_part
 from exo_mesh.errors import InputError
 
@@ -135,10 +137,21 @@ def text_of(content: str | Sequence[dict[str, Any]], where: str) -> str:
     return "\n".join(text for text in texts if text)
 
 
+def parts_of(content: str | Sequence[dict[str, Any]], where: str) -> tuple[str | ImageInput, ...]:
+    """The texts and images of a user's message, in order. Raises InputError."""
+    if isinstance(content, str):
+        return (content,)
+    places = [f"{where}[{index}]" for index in range(len(content))]
+    return tuple(
+        image_of_part(part, place) if part.get("type") in IMAGE_PARTS else _text_of_part(part, place)
+        for part, place in zip(content, places, strict=True)
+    )
+
+
 def _text_of_part(part: dict[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind == "input_image":
-        message = f"{where}: parts of type 'input_image' are not supported yet: models cannot see images here"
+        message = f"{where}: parts of type 'input_image' are supported only in messages of the user"
         raise InputError(message, param=where)
     if kind == "input_file":
         return _text_of_file(part, where)

@@ -16,6 +16,7 @@ from exo_mesh.api.responses.items import (
     MessageItem,
     ReasoningItem,
     decode_item,
+    parts_of,
     text_of,
 )
 from exo_mesh.api.responses.opaque import unpacked
@@ -52,6 +53,12 @@ class _TurnWriter:
         match item:
             case MessageItem(role="assistant", content=content):
                 self._say(Turn("assistant", text_of(content, f"{where}.content"), where))
+            case MessageItem(role="user", content=content):
+                self.flush(where)
+                parts = parts_of(content, f"{where}.content")
+                text = "\n".join(part for part in parts if isinstance(part, str) and part)
+                has_images = not all(isinstance(part, str) for part in parts)
+                self.turns.append(Turn("user", text, where, parts=parts if has_images else ()))
             case MessageItem(role=role, content=content):
                 self.flush(where)
                 self.turns.append(Turn(role, text_of(content, f"{where}.content"), where))
