@@ -4,6 +4,7 @@ import { deleteConversation, exportConversations, importConversations, listConve
 import { mesh } from "./mesh.js";
 import { Message } from "./message.js";
 import { useModels } from "./models.js";
+import { takesImages } from "./pictures.js";
 import { readinessOf } from "./readiness.js";
 import { ReadinessBar } from "./readiness_bar.js";
 import { answerOf, onRunning, start, stop } from "./running.js";
@@ -37,11 +38,12 @@ export function ChatView() {
 
   const show = (one) => { open = one; showList(false); redraw(); };
   const ask = () => { setNote(null); start(conversation); redraw(); };
-  const send = (text) => {
-    conversation.title ||= text.slice(0, 60);
-    conversation.messages.push({ role: "user", content: text });
+  const send = (text, images) => {
+    conversation.title ||= text.slice(0, 60) || t("chat.images");
+    conversation.messages.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
     conversation.updated = Date.now();
     delete conversation.draft;
+    delete conversation.draftImages;
     if (!saveConversation(conversation)) setNote({ text: t("chat.full") });
     ask();
   };
@@ -49,7 +51,8 @@ export function ChatView() {
   /** Makes a new conversation from the messages before one, and puts that one into the field for editing. */
   const branch = (index) => {
     const made = { ...newConversation(conversation.model), settings: { ...conversation.settings } };
-    show({ ...made, messages: structuredClone(conversation.messages.slice(0, index)), draft: conversation.messages[index].content });
+    const { content, images } = conversation.messages[index];
+    show({ ...made, messages: structuredClone(conversation.messages.slice(0, index)), draft: content, draftImages: images });
   };
   /** Makes a new conversation from the messages up to an answer. */
   const copy = (index) => {
@@ -82,7 +85,7 @@ export function ChatView() {
       <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} copy=${copy} />
       <p class="note ${note?.isGood ? "good" : ""}" role="alert">${note?.text}</p>
       ${mesh.document && !isRunning && html`<${ReadinessBar} model=${conversation.model} readiness=${readiness} />`}
-      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} isRunning=${isRunning} canSend=${Boolean(conversation.model) && readiness.state !== "waiting"} send=${send} editLast=${editLast} stop=${() => stop(conversation.id)} />
+      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} draftImages=${conversation.draftImages ?? []} say=${(words) => setNote({ text: words })} canShow=${takesImages(list.find((one) => one.id === conversation.model))} isRunning=${isRunning} canSend=${Boolean(conversation.model) && readiness.state !== "waiting"} send=${send} editLast=${editLast} stop=${() => stop(conversation.id)} />
     </section>
   </div>`;
 }

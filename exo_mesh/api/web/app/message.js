@@ -6,7 +6,9 @@ import { t } from "./strings.js";
 
 export function Message({ message, isRunning = false, again = null, edit = null, copy = null }) {
   if (message.role === "user") {
-    return html`<article class="message user" aria-label=${t("chat.you")}><div class="plain bubble">${message.content}</div>
+    return html`<article class="message user" aria-label=${t("chat.you")}>
+      ${message.images?.length > 0 && html`<div class="images">${message.images.map((url, index) => html`<img key=${index} src=${url} alt=${t("chat.imageNumber", { n: index + 1 })} />`)}</div>`}
+      ${message.content && html`<div class="plain bubble">${message.content}</div>`}
       ${edit && html`<footer><button type="button" onClick=${edit}>${t("chat.edit")}</button></footer>`}</article>`;
   }
   const text = message.content ?? message.text ?? "";

@@ -2,6 +2,7 @@
 import { call } from "./mesh.js";
 import { follow } from "./answer.js";
 import { PREFIX, listConversations, randomId, readConversation, saveConversation } from "./conversations.js";
+import { contentOf } from "./pictures.js";
 import { answerElsewhere, hold, isElsewhere, listenToTabs, publish, release, stopElsewhere, unwatch, watch } from "./tabs.js";
 
 const running = new Map(); // conversation id → {answer, stop, requestId}
@@ -117,7 +118,7 @@ addEventListener("storage", ({ key }) => {
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 function requestOf({ model, settings, messages }) {
-  const sent = messages.filter((one) => one.role === "user" || one.content).map(({ role, content }) => ({ role, content }));
+  const sent = messages.filter((one) => one.role === "user" || one.content).map((one) => ({ role: one.role, content: contentOf(one) }));
   if (settings.system) sent.unshift({ role: "system", content: settings.system });
   const body = { model, messages: sent, stream: true, stream_options: { include_usage: true } };
   for (const name of NUMBERS) {
