@@ -1,6 +1,7 @@
 """Rows of several sequences go through an MLX stage together, and each gets the bits that it gets alone.
 
-Bits are compared because MLX on CPU multiplies with a BLAS whose rows do not depend on each other.
+Bits are compared because MLX on CPU multiplies with a BLAS whose rows do not depend on each other, and because each row
+attends by itself here; test_mlx_blocks.py has rows that attend together.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Model:
     def __init__(self, directory: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
         model_dir = write_checkpoint(directory, tiny_config(architecture))
         self.alone = compute_alone(model_dir)
-        self.stages = Stages(provider, model_dir, LAYERS)
+        self.stages = Stages(provider, model_dir, LAYERS, batch_attention="off")
         self.engines = self.stages.ring((CUT,))
         self.rows_per_forward: list[int] = []
         run = MlxGhostStage.forward

@@ -78,7 +78,7 @@ def test_logits_have_the_bits_of_the_whole_model(
 
 @pytest.fixture(scope="module")
 def halves(checkpoint: Path) -> Iterator[Ring]:
-    ring = Ring(provider, checkpoint, NUM_LAYERS, (3,))
+    ring = Ring(provider, checkpoint, NUM_LAYERS, (3,), batch_attention="off")
     yield ring
     ring.close()
 

@@ -19,6 +19,7 @@ from tests.engines.serving_ways import (
     DUMMY,
     FAST,
     MLX,
+    MLX_IN_BLOCKS,
     TORCH,
     TORCH_BF16,
     Bench,
@@ -41,7 +42,9 @@ def in_two(cut: int) -> Any:
 SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in (FAST, TORCH_BF16)]
 
 
-@pytest.fixture(scope="module", params=[DUMMY, DETERMINISTIC, MLX, TORCH, *SLOW], ids=lambda way: way.name)
+@pytest.fixture(
+    scope="module", params=[DUMMY, DETERMINISTIC, MLX, MLX_IN_BLOCKS, TORCH, *SLOW], ids=lambda way: way.name
+)
 def way(request: pytest.FixtureRequest) -> Way:
     found: Way = request.param
     if not found.is_installed:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.engines.serving_ways import DETERMINISTIC, DUMMY, MLX, TORCH, Bench, Way, prompts, write_model
+from tests.engines.serving_ways import DETERMINISTIC, DUMMY, MLX, MLX_IN_BLOCKS, TORCH, Bench, Way, prompts, write_model
 from tests.support.serving import Asked, ServingRing
 
 NUM_PROMPTS = 8
@@ -22,7 +22,7 @@ PARK_AT = 3
 
 CUTS: tuple[tuple[int, ...], ...] = ((), (2,), (), (2,), (1, 3), (1, 2, 3))
 
-WAYS = (DUMMY, DETERMINISTIC, MLX, TORCH)
+WAYS = (DUMMY, DETERMINISTIC, MLX, MLX_IN_BLOCKS, TORCH)
 WINDOWS_AND_STATES = (
     replace(MLX, architecture="gemma3_text", dtype="float32"),
     replace(MLX, architecture="qwen3_next"),
