@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from exo_mesh_mlx.blocks import STEP, KvBlock, shared_slots
+from exo_mesh_mlx.blocks import STEP, KvBlock
 from exo_mesh_mlx.caches import SequenceCache
 from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS
 
@@ -66,7 +66,7 @@ def _tidy(block: KvBlock, wanted: set[int]) -> None:
     if len(leaving) + 1 >= len(block.rows):
         leaving = list(block.rows)  # one row has no use for a block
     for cache in leaving:
-        cache.settle()
+        block.take_out(cache)
 
 
 def _merge(blocks: list[KvBlock]) -> None:
@@ -75,7 +75,7 @@ def _merge(blocks: list[KvBlock]) -> None:
     for one, other in pairwise(blocks):
         if is_similar(_shortest(one), max(_longest(one), _longest(other))) and _has_room(other, len(one.rows)):
             for cache in list(one.rows):
-                cache.settle()
+                one.take_out(cache)
 
 
 def _house(caches: Sequence[SequenceCache], blocks: Sequence[KvBlock]) -> None:
@@ -103,7 +103,7 @@ def _fits(cache: SequenceCache, block: KvBlock, num_joining: int) -> bool:
 
 def _found(caches: list[SequenceCache]) -> None:
     """Start a block with these sequences, if there are several."""
-    slots = shared_slots(caches[0]) if len(caches) > 1 else ()
+    slots = caches[0].shareable() if len(caches) > 1 else ()
     if slots:
         KvBlock(slots).add(caches)
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from exo_mesh_mlx import packets
-from exo_mesh_mlx.blocks import KvBlock, shared_slots
+from exo_mesh_mlx.blocks import KvBlock
 from exo_mesh_mlx.caches import CacheRows, SequenceCache
 from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.grouping import MIN_POSITIONS
@@ -62,7 +62,7 @@ def _goes_together(stage: Stage, mode: RaggedMode, new_cache: NewCache, n: int, 
     together = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
     alone = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
     if in_block:
-        if not (slots := shared_slots(together[0])):
+        if not (slots := together[0].shareable()):
             return False
         KvBlock(slots).add(together)
     try:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
-
-if TYPE_CHECKING:
-    from exo_mesh_mlx.caches import SequenceCache
 
 STEP: int = KVCache.step
 """Positions by which a block grows, as a cache of mlx-lm does."""
 
 
-def shared_slots(cache: SequenceCache) -> tuple[int, ...]:
-    """The entries of a sequence's caches whose keys and values can be in a block. Windows, chunks, recurrent states and
-    phantoms stay with their sequence."""
-    return tuple(
-        slot
-        for slot, entry in cache.entries.items()
-        if type(entry) is KVCache and slot not in cache.layout.phantoms and entry.keys is not None
-    )
+class Member(Protocol):
+    """A sequence, as blocks see it. entries: its caches. length: positions that they hold. block: where its keys and
+    values are, or None."""
+
+    entries: dict[int, Any]
+    length: int
+    block: KvBlock | None
 
 
 class KvBlock:
@@ -36,7 +32,7 @@ class KvBlock:
 
     def __init__(self, slots: tuple[int, ...]) -> None:
         self.slots = slots
-        self.rows: list[SequenceCache] = []
+        self.rows: list[Member] = []
         self.num_partial = 0
         """The number of forwards since all rows were in one."""
         self._keys: dict[int, mx.array] = {}
@@ -51,7 +47,7 @@ class KvBlock:
     def arrays(self) -> list[mx.array]:
         return [*self._keys.values(), *self._values.values()]
 
-    def add(self, caches: Sequence[SequenceCache]) -> None:
+    def add(self, caches: Sequence[Member]) -> None:
         """Move the keys and values of sequences into free places. All rows are copied if there are too few places or
         positions."""
         first, count = len(self.rows), len(self.rows) + len(caches)
@@ -73,7 +69,7 @@ class KvBlock:
             cache.block = self
         self.rows += caches
 
-    def take_out(self, cache: SequenceCache) -> None:
+    def take_out(self, cache: Member) -> None:
         """Copy a row back to the entries of its sequence, which leaves the block."""
         place, length = self.rows.index(cache), min(self._capacity, _in_steps(cache.length))
         for slot in self.slots:
@@ -84,7 +80,7 @@ class KvBlock:
         mx.eval([array for slot in self.slots for array in (cache.entries[slot].keys, cache.entries[slot].values)])
         self.drop(cache)
 
-    def drop(self, cache: SequenceCache) -> None:
+    def drop(self, cache: Member) -> None:
         """Free the place of a row, whose keys and values are lost."""
         place, last = self.rows.index(cache), len(self.rows) - 1
         cache.block = None
@@ -133,7 +129,7 @@ class KvBlock:
         return self._keys[slot][:used, :, : step.stop], self._values[slot][:used, :, : step.stop]
 
     def append_to(
-        self, caches: Sequence[SequenceCache], slot: int, keys: mx.array, values: mx.array
+        self, caches: Sequence[Member], slot: int, keys: mx.array, values: mx.array
     ) -> list[tuple[mx.array, mx.array]]:
         """Append `[len(caches), heads, n, width]` to some rows; returns the positions of each, `[1, ...]`."""
         places, entries = [self.rows.index(cache) for cache in caches], [cache.entries[slot] for cache in caches]
@@ -164,7 +160,7 @@ class BlockRows:
 
     __slots__ = ("_block", "_caches", "_is_whole", "_slot", "sizes")
 
-    def __init__(self, block: KvBlock, slot: int, caches: Sequence[SequenceCache]) -> None:
+    def __init__(self, block: KvBlock, slot: int, caches: Sequence[Member]) -> None:
         """caches: of the rows, in the order of the block."""
         self._block, self._slot, self._caches = block, slot, caches
         self._is_whole = len(caches) == len(block.rows)
@@ -215,19 +211,6 @@ class _Step:
             seen = every <= self.positions
             self._masks[window_size] = seen if window_size is None else seen & (self.positions < every + window_size)
         return self._masks[window_size]
-
-
-def arrays_of(caches: Iterable[SequenceCache]) -> list[mx.array]:
-    """All arrays of the sequences' caches, and of the blocks that they are in, each once."""
-    blocks: dict[int, KvBlock] = {}
-    found: list[mx.array] = []
-    for cache in caches:
-        found += cache.arrays()
-        if cache.block is not None:
-            blocks[id(cache.block)] = cache.block
-    for block in blocks.values():
-        found += block.arrays()
-    return found
 
 
 def _in_steps(length: int) -> int:

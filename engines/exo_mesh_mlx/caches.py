@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import groupby
@@ -81,6 +81,15 @@ class SequenceCache:
         """Where the keys and values are, if the sequence shares arrays with others. Its entries then hold none, and
         `settle` must come before anything else uses them."""
 
+    def shareable(self) -> tuple[int, ...]:
+        """The entries whose keys and values can be in a block. Windows, chunks, recurrent states and phantoms stay with
+        their sequence."""
+        return tuple(
+            slot
+            for slot, entry in self.entries.items()
+            if type(entry) is mlx_caches.KVCache and slot not in self.layout.phantoms and entry.keys is not None
+        )
+
     def settle(self) -> None:
         """Move keys and values that are in a block back to the entries."""
         if self.block is not None:
@@ -141,6 +150,19 @@ class SequenceCache:
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
+
+
+def arrays_of(caches: Iterable[SequenceCache]) -> list[mx.array]:
+    """All arrays of the sequences' caches, and of the blocks that they are in, each once."""
+    blocks: dict[int, KvBlock] = {}
+    found: list[mx.array] = []
+    for cache in caches:
+        found += cache.arrays()
+        if cache.block is not None:
+            blocks[id(cache.block)] = cache.block
+    for block in blocks.values():
+        found += block.arrays()
+    return found
 
 
 class CacheRows:

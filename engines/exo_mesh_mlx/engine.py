@@ -35,8 +35,7 @@ from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.ahead import GuessedStep, LookAhead
 from exo_mesh_mlx.arranging import BlockKeeper
 from exo_mesh_mlx.batching import attends_in_blocks, find_mode
-from exo_mesh_mlx.blocks import arrays_of
-from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
+from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, arrays_of, can_always_trim, plan_caches
 from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, open_checkpoint
 from exo_mesh_mlx.cuts import why_a_range_fails

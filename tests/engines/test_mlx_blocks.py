@@ -17,7 +17,7 @@ pytest.importorskip("mlx_lm")
 import mlx.core as mx
 from exo_mesh_mlx import provider
 from exo_mesh_mlx.arranging import PATIENCE, BlockKeeper, is_similar
-from exo_mesh_mlx.blocks import STEP, KvBlock, shared_slots
+from exo_mesh_mlx.blocks import STEP, KvBlock
 from exo_mesh_mlx.caches import CacheLayout, SequenceCache
 from exo_mesh_mlx.engine import MlxStage
 from exo_mesh_mlx.options import MlxOptions, parse_options
@@ -235,7 +235,7 @@ def test_a_lone_row_is_in_no_block(company: Company) -> None:
 def test_what_a_broken_row_leaves_behind_does_not_reach_the_next_one_in_its_place() -> None:
     """Attention multiplies positions behind the end of a row by zero, and zero times infinity is not a number."""
     caches = [_cache(length) for length in (20, 30, 25)]
-    block = KvBlock(shared_slots(caches[0]))
+    block = KvBlock(caches[0].shareable())
     block.add(caches)
     for array in block.arrays():
         array[1] = mx.array(float("inf"))
@@ -247,7 +247,7 @@ def test_what_a_broken_row_leaves_behind_does_not_reach_the_next_one_in_its_plac
 
 def test_a_block_that_loses_half_of_its_rows_gives_their_memory_back() -> None:
     caches = [_cache(20) for _ in range(8)]
-    block = KvBlock(shared_slots(caches[0]))
+    block = KvBlock(caches[0].shareable())
     block.add(caches)
     full = block.num_bytes
     for cache in caches[:3]:
@@ -263,7 +263,7 @@ def test_a_block_that_loses_half_of_its_rows_gives_their_memory_back() -> None:
 def test_keys_that_leave_a_block_are_those_that_came() -> None:
     caches = [_cache(20, seed) for seed in range(3)]
     keys = [np.array(cache.entries[0].keys[:, :, :20]) for cache in caches]
-    block = KvBlock(shared_slots(caches[0]))
+    block = KvBlock(caches[0].shareable())
     block.add(caches)
     assert caches[1].entries[0].keys is None
     for cache, its_keys in zip(caches, keys, strict=True):
