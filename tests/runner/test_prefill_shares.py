@@ -39,6 +39,8 @@ def next_chunk(made: Scheduler) -> dict[int, int]:
         pytest.param([40, 3000], {0: 40, 1: 472}, id="what the first leaves is for the others"),
         pytest.param([3000, 3000], {0: 256, 1: 256}, id="equal ones share"),
         pytest.param([10, 20, 30], {0: 10, 1: 20, 2: 30}, id="all that fit go together"),
+        pytest.param([250, 250, 300], {0: 250, 1: 250}, id="none begins with the few tokens that are left"),
+        pytest.param([3000, 250, 300], {0: 262, 1: 250}, id="the first takes them"),
     ],
 )
 def test_shares_of_a_chunk(prompts: list[int], chunk: dict[int, int]) -> None:
