@@ -220,7 +220,7 @@ class MlxStage:
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """See SequenceMover. A copy takes no memory as long as it is not written to beside its source."""
         self.copy(source, sequence, upto, max_tokens)
-        self._sequences.pop(source, None)
+        self.remove(source)
 
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())

@@ -156,7 +156,7 @@ def test_random_company_leaves_each_row_as_it_is_alone(company: Company) -> None
     """Rows of any length come, go, miss frames, are cut back, copied and saved, beyond the positions of a block."""
     rng, last, shared = company.rng, 0, 0
     for _ in range(18):
-        act = rng.choice(("join", "leave", "step", "step", "step", "draft", "copy", "restore"))
+        act = rng.choice(("join", "leave", "step", "step", "step", "draft", "copy", "move", "restore"))
         present = sorted(company.tokens)
         if act == "join" or len(present) < 2:
             last += 1
@@ -171,6 +171,10 @@ def test_random_company_leaves_each_row_as_it_is_alone(company: Company) -> None
             source, last = rng.choice(present), last + 1
             company.engine.copy(source, last, len(company.tokens[source]) - 1, CONTEXT)
             company.tokens[last] = company.tokens[source][:-1]
+        elif act == "move":
+            source, last = rng.choice(present), last + 1
+            company.engine.move(source, last, len(company.tokens[source]) - 1, CONTEXT)
+            company.tokens[last] = company.tokens.pop(source)[:-1]
         elif act == "restore":
             source, last = rng.choice(present), last + 1
             company.engine.restore(last, CONTEXT, company.engine.save(source))
