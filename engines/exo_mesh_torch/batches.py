@@ -97,8 +97,8 @@ class Batches:
         self.put(sequence, length, cache)
 
     def move(self, source: int, sequence: int, length: int) -> None:
-        """Begin a sequence with the first positions of another one, which ends; a joined one is copied. Raises EngineError
-        as `copy` does."""
+        """Begin a sequence with the first positions of another one, which ends; a joined one is copied. Raises
+        EngineError as `copy` does."""
         batch = self._of[source]
         if len(batch.sequences) > 1 or not length:
             self.copy(source, sequence, length)

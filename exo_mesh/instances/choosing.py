@@ -10,6 +10,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.routing.choice import Job, Option, better_than, choose
+from exo_mesh.domain.routing.prefixes import KnownPrompts
 from exo_mesh.domain.routing.speed import Speed, Speeds
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.membership.service import Membership
@@ -29,12 +30,14 @@ def _no_jobs() -> OwnJobs:
 class Load:
     """What is known of a request when an instance is chosen for it. own: returns the requests of this entry peer, and
     is called only if there is a choice. job: what the request needs. tokens: the most tokens, prompt and output
-    together, that it may use. full: instances that have refused it."""
+    together, that it may use. full: instances that have refused it. hashes: returns the block hashes of its prompt
+    (domain/routing/prefixes.py); called only if there is a choice."""
 
     own: Callable[[], OwnJobs] = field(default=_no_jobs)
     job: Job = NO_WORK
     tokens: int = 0
     full: frozenset[str] = frozenset()
+    hashes: Callable[[], Sequence[bytes]] = tuple
 
 
 class InstanceChoice:
@@ -42,21 +45,26 @@ class InstanceChoice:
 
     def __init__(self, membership: Membership, rng: random.Random, clock: Clock) -> None:
         self.speeds = Speeds()
+        self.prompts = KnownPrompts()
         self._membership = membership
         self._rng = rng
         self._clock = clock
 
     def speed(self, instance: InstanceInfo) -> Speed:
         """The measured speed of an instance with the peers that it has now."""
-        held = (f"{stage.peer_id} {len(stage.shard)}" for stage in instance.plan.stages)
-        return self.speeds.of(instance.plan.instance_id, held)
+        return self.speeds.of(instance.plan.instance_id, _members(instance))
+
+    def computed(self, instance: InstanceInfo, hashes: Sequence[bytes]) -> None:
+        """Note that an instance has computed a prompt for this entry peer."""
+        self.prompts.note(instance.plan.instance_id, _members(instance), hashes)
 
     def best(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
         """The instance where the request is expected to be done first; see domain.routing.choice."""
         if len(ready) == 1:
             return ready[0]
         readings, own = self._membership.telemetry, load.own()
-        options = [self._option(one, own.get(one.plan.instance_id, ()), readings) for one in ready]
+        hashes = load.hashes()
+        options = [self._option(one, own.get(one.plan.instance_id, ()), readings, hashes) for one in ready]
         return ready[choose(options, load.job, self._rng)]
 
     def better(
@@ -66,8 +74,9 @@ class InstanceChoice:
         are ahead of it; None if it should stay."""
         readings, own = self._membership.telemetry, load.own()
         others = [one for one in ready if one.plan.instance_id not in {held.plan.instance_id, *load.full}]
-        options = [self._option(one, own.get(one.plan.instance_id, ()), readings) for one in others]
-        best = better_than([self._option(held, ahead, readings), *options], 0, load.job)
+        hashes = load.hashes()
+        options = [self._option(one, own.get(one.plan.instance_id, ()), readings, hashes) for one in others]
+        best = better_than([self._option(held, ahead, readings, hashes), *options], 0, load.job)
         return None if best is None else others[best - 1]
 
     def num_running(self, instance: InstanceInfo, num_own: int) -> int:
@@ -82,7 +91,9 @@ class InstanceChoice:
         reports = (reading.entry_requests for reading in readings if reading is not None)
         return sum(report.running.get(instance_id, 0) for report in reports if report is not None)
 
-    def _option(self, instance: InstanceInfo, own: Sequence[Job], readings: Mapping[str, Telemetry]) -> Option:
+    def _option(
+        self, instance: InstanceInfo, own: Sequence[Job], readings: Mapping[str, Telemetry], hashes: Sequence[bytes]
+    ) -> Option:
         instance_id, driver = instance.plan.instance_id, instance.plan.peer_ids[-1]
         speed = self.speed(instance)
         peer = self._membership.peer(driver)
@@ -93,6 +104,7 @@ class InstanceChoice:
             slots_of(instance, readings.get(driver)),
             (peer.rtt_ms or 0.0) / 1000 if peer is not None else 0.0,
             speed.trust(self._clock()),
+            self.prompts.num_tokens(instance_id, _members(instance), hashes),
         )
 
     def _others(self, instance_id: str, driver: str, num_own: int, readings: Mapping[str, Telemetry]) -> int:
@@ -102,6 +114,11 @@ class InstanceChoice:
         if any(one.entry_requests is None for one in others) and driver in readings:
             return max(known, readings[driver].outstanding.get(instance_id, 0) - num_own)
         return known
+
+
+def _members(instance: InstanceInfo) -> tuple[str, ...]:
+    """The peers of an instance with their layers: what it has measured and kept is of these."""
+    return tuple(f"{stage.peer_id} {len(stage.shard)}" for stage in instance.plan.stages)
 
 
 def slots_of(instance: InstanceInfo, reading: Telemetry | None) -> int:

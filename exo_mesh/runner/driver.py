@@ -186,8 +186,8 @@ class Driver:
         return resumed
 
     def look(self) -> None:
-        """Send an empty frame round if none has come for IDLE_LAP_S while stages keep sequences: its reports show if some
-        machine needs their memory."""
+        """Send an empty frame round if none has come for IDLE_LAP_S while stages keep sequences: its reports show if
+        some machine needs their memory."""
         if self.prefix.tokens and not self._in_flight and time.perf_counter() - self._returned_at >= IDLE_LAP_S:
             self._start(Work((), ()))
 

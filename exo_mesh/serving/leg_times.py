@@ -29,11 +29,17 @@ class LegTimes:
         self._num_tokens = 0
         self._num_sampled = 0
         self._due = 1
+        self._was_copied = False
 
     def turn(self) -> None:
         """Note that the request has left the queue. The requests before it are done or share the time."""
         self._since = self._clock()
         self._ahead = 0
+
+    def copied(self, num_tokens: int) -> None:
+        """Note that the instance had so many tokens of the prompt already."""
+        self._prompt_tokens = max(0, self._prompt_tokens - num_tokens)
+        self._was_copied = True
 
     def came(self, num_tokens: int) -> None:
         """Note tokens, or pieces of text, that have just arrived. Called for each message of the driver."""
@@ -41,7 +47,9 @@ class LegTimes:
         if self._num_tokens < self._due:
             return
         now = self._clock()
-        if not self._num_sampled:
+        if not self._num_sampled and self._was_copied and self._speed.is_known:
+            pass  # a few tokens say little of the time of a whole prompt
+        elif not self._num_sampled:
             self._speed.took_first(self._prompt_tokens + self._ahead, now - self._since, now)
         else:
             step_s = (now - self._since) / (self._num_tokens - self._num_sampled)

@@ -250,8 +250,17 @@ class RequestRun:
         if event.events[-1].finish is not None:
             self._go(RunState.ENDED)
         tokens = [token for token in event.events if self._entry.accept(token)]
+        if tokens and tokens[0].index == 0:
+            self._first_came(tokens[0])
         self._leg.came(len(tokens))
         return tokens
+
+    def _first_came(self, event: TokenEvent) -> None:
+        """Note the first token: the instance has computed the prompt, and keeps it for the next turn."""
+        assert self._instance is not None and self._leg is not None
+        if event.cached:
+            self._leg.copied(self._entry.cached_tokens)
+        self._rings.computed(self._entry, self._instance)
 
     async def _dial_again(self) -> Sequence[RequestEvent]:
         """Call the same driver once its members report that the ring is healthy. Raises StageLostError if it is

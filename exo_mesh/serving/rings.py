@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
 from exo_mesh.domain.routing.choice import Job
+from exo_mesh.domain.routing.prefixes import block_hashes
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import MemoryPressureError, NoInstanceError
 from exo_mesh.instances.choosing import Load, OwnJobs
@@ -151,7 +153,20 @@ class Rings:
 
     def _load(self, entry: JournalEntry, full: frozenset[str]) -> Load:
         tokens = len(entry.request.prompt_ids) + entry.request.max_tokens
-        return Load(self._own_jobs, self._job(entry), tokens, full)
+        request = entry.request
+        return Load(
+            self._own_jobs,
+            self._job(entry),
+            tokens,
+            full,
+            partial(block_hashes, request.prompt_ids, request.cache_scope),
+        )
+
+    def computed(self, entry: JournalEntry, instance: InstanceInfo) -> None:
+        """Note that an instance has computed the prompt of a request, and keeps it for the next turn."""
+        request = entry.request
+        if request.is_kept and request.prompt_ids:
+            self.instances.choice.computed(instance, block_hashes(request.prompt_ids, request.cache_scope))
 
     def _own_jobs(self) -> OwnJobs:
         live = self.journal.on_instances()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from exo_mesh.domain.routing.choice import Job, Option, better_than, choose, expected_times
+from exo_mesh.domain.routing.prefixes import MAX_BLOCKS, KnownPrompts, block_hashes
+from exo_mesh.domain.routing.prefixes import MAX_INSTANCES as MAX_KNOWN
 from exo_mesh.domain.routing.speed import HALF_LIFE_S, MAX_INSTANCES, Speed, Speeds, StepLine
 
 
@@ -22,6 +25,39 @@ def a_speed(step_s: float, prompt_token_s: float = 0.001) -> Speed:
 
 def cheapest(options: list[Option], job: Job, draws: int = 20) -> set[int]:
     return {choose(options, job, random.Random(seed)) for seed in range(draws)}
+
+
+def test_an_instance_that_keeps_the_beginning_is_preferred_unless_its_queue_costs_more() -> None:
+    job, other = Job(1000, 20), Option(a_speed(0.02), slots=1)
+    keeps = Option(a_speed(0.02), slots=1, cached=960)
+    (expected,) = expected_times([keeps], job)
+    assert expected.first_s == pytest.approx(0.04 + 0.02, rel=1e-3)
+    assert cheapest([keeps, other], job) == {0}
+    assert cheapest([replace(keeps, own=[Job(0, 10)]), other], job) == {0}, "0.2 s in its queue"
+    assert cheapest([replace(keeps, own=[Job(0, 100)]), other], job) == {1}, "2 s in its queue"
+
+
+def test_the_known_beginning_of_a_prompt_is_found_by_blocks() -> None:
+    known, prompt = KnownPrompts(), list(range(300))
+    known.note("m-1", ("a",), block_hashes(prompt))
+    assert known.num_tokens("m-1", ("a",), block_hashes([*prompt, 7])) == 256
+    assert known.num_tokens("m-1", ("a",), block_hashes([*prompt[:130], *prompt])) == 128
+    assert known.num_tokens("m-1", ("a",), block_hashes([9, *prompt])) == 0
+    assert known.num_tokens("m-1", ("a",), block_hashes(prompt, b"other scope")) == 0
+    assert known.num_tokens("m-2", ("a",), block_hashes(prompt)) == 0
+    assert known.num_tokens("m-1", ("b",), block_hashes(prompt)) == 0, "it was placed again, elsewhere"
+
+
+def test_what_is_known_of_prompts_is_bounded() -> None:
+    known = KnownPrompts()
+    for number in range(3 * MAX_KNOWN):
+        known.note(f"m-{number}", ("a",), block_hashes([number] * 64))
+    assert len(known._known) == MAX_KNOWN
+    for number in range(600):
+        known.note("m", ("a",), block_hashes([number] * 64 * 30))
+    assert len(known._known["m"].blocks) == MAX_BLOCKS
+    assert known.num_tokens("m", ("a",), block_hashes([599] * 64 * 30)) == 64 * 30
+    assert known.num_tokens("m", ("a",), block_hashes([0] * 64 * 30)) == 0
 
 
 def test_an_idle_instance_takes_the_prompt_and_then_a_step_for_each_token() -> None:

@@ -11,6 +11,7 @@ from exo_mesh.domain.device import EntryRequests, Telemetry
 from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.routing.choice import Job
+from exo_mesh.domain.routing.prefixes import block_hashes
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.instances.choosing import InstanceChoice, Load, slots_of
@@ -58,6 +59,18 @@ def test_the_faster_instance_is_chosen_until_others_have_filled_it() -> None:
         0.02,
     )
     assert full.best([ONE, OTHER], load) is OTHER
+
+
+def test_the_next_turn_goes_where_the_last_one_is_kept() -> None:
+    choice, elsewhere = a_choice(a_reading("a"), a_reading("b"), a_reading("c")), an_instance("m-2", "c", "b")
+    for instance in (ONE, OTHER):
+        choice.speed(instance).took_first(1000, 1.0, 0.0)
+    turn = block_hashes(range(640))
+    load = Load(job=Job(700, 10), hashes=lambda: turn)
+    choice.computed(OTHER, turn[:9])
+    assert {choice.best([ONE, OTHER], load).plan.instance_id for _ in range(20)} == {"m-2"}
+    choice.speed(elsewhere).took_first(1000, 1.0, 0.0)
+    assert {choice.best([ONE, elsewhere], load).plan.instance_id for _ in range(20)} == {"m-1", "m-2"}, "placed again"
 
 
 def test_own_requests_count_by_what_is_left_of_them_and_not_twice() -> None:

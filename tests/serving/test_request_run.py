@@ -94,6 +94,7 @@ class ScriptedRings:
     """Each call to a driver gets the next script. redials: what waiting for a redial raises, if anything."""
 
     def __init__(self, scripts: Sequence[Script], redials: Sequence[MeshError | None] = ()) -> None:
+        self.prompts: list[str] = []
         self._scripts = list(scripts)
         self._redials = list(redials)
         self.calls: list[ScriptedCall] = []
@@ -125,6 +126,9 @@ class ScriptedRings:
         if self.placing_fails is not None:
             raise self.placing_fails
         return INSTANCE
+
+    def computed(self, entry: JournalEntry, instance: InstanceInfo) -> None:
+        self.prompts.append(instance.plan.instance_id)
 
     def has_room_besides(self, entry: JournalEntry, full: frozenset[str]) -> bool:
         return self.others
@@ -325,6 +329,20 @@ async def test_a_request_measures_its_instance() -> None:
     await run.aclose()
     assert rings.speed.is_known and rings.speed.prompt_token_s * 3 == pytest.approx(0.1)
     assert rings.speed.step.at(1) == pytest.approx(0.1 / 3), "three tokens in one message"
+
+
+async def test_a_cached_prompt_says_nothing_of_the_speed_of_an_instance() -> None:
+    cached = Tokens((TokenEvent(0, 100, cached=2),))
+    rings = ScriptedRings([[Queued(0), cached, tokens(1, end=True)]])
+    rings.speed.took_first(1000, 1.0, 0.0)
+    before = rings.speed.prompt_token_s
+    run, entry = begin(rings)
+    while run.state is not RunState.ENDED:
+        await run.step()
+        rings.now += 0.1
+    await run.aclose()
+    assert rings.speed.prompt_token_s == before and entry.cached_tokens == 2
+    assert len(rings.prompts) == 1, "its prompt is known to be there"
 
 
 async def test_a_model_that_cannot_be_placed_ends_the_request() -> None:

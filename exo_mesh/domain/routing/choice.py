@@ -45,7 +45,7 @@ class Job(NamedTuple):
 class Option:
     """An instance that could serve a request. own: the requests of this entry peer there, oldest first. others: number
     of requests of other entry peers there. slots: requests that it runs at once. rtt_s: round trip to its driver.
-    trust: see Speed.trust."""
+    trust: see Speed.trust. cached: tokens of the prompt that it has probably kept."""
 
     speed: Speed
     own: Sequence[Job] = ()
@@ -53,6 +53,7 @@ class Option:
     slots: int = 1
     rtt_s: float = 0.0
     trust: float = 1.0
+    cached: int = 0
 
     @property
     def num_requests(self) -> int:
@@ -100,7 +101,8 @@ def _expected(option: Option, job: Job, prior: Pacing) -> Expected:
     running = min(slots, option.num_requests + 1)
     pacing = _pacing(option, running, prior)
     wait_s = max(_slot_wait_s(option, slots, pacing, job), _prompts_ahead(option, slots, job) * pacing.prompt_token_s)
-    first_s = option.rtt_s + wait_s + job.prompt_tokens * pacing.prompt_token_s + pacing.step_s
+    prompt_s = max(0.0, job.prompt_tokens - option.cached) * pacing.prompt_token_s
+    first_s = option.rtt_s + wait_s + prompt_s + pacing.step_s
     return Expected(first_s, first_s + max(0.0, job.output_tokens - 1) * pacing.step_s)
 
 
