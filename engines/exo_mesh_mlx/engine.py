@@ -347,7 +347,8 @@ class MlxStage:
                 if (count := rows[index].num_hidden) and isinstance(result, mx.array):
                     found[index] = result[place, -count:].astype(mx.float32)
         logits = mx.concatenate(self._wanted_logits(rows, computed))
-        self._evaluate([*found.values(), logits], caches, rows)
+        self._evaluate(list(found.values()) or [logits], caches, rows)
+        mx.eval(logits)
         width = next((states.shape[1] for states in found.values()), 1)
         missing = np.zeros((0, width), np.float32)
         parts = [

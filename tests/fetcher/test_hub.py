@@ -18,6 +18,8 @@ from exo_mesh.domain.spans import num_bytes
 from exo_mesh.fetcher.choosing import MAX_TEXT_FILES, text_files
 from exo_mesh.fetcher.wire import Answer, CancelFetch, FetchPace, SearchResult
 from exo_mesh.files.listing import FileInfo
+from exo_mesh.files.offered import OfferedModel
+from exo_mesh.text.embedding import read_embedding_settings
 from exo_mesh.weights.card import digest_samples, read_card
 from exo_mesh.weights.fetched import is_here, part_of, read_manifest
 from exo_mesh.weights.safetensors import read_tensor_table
@@ -420,3 +422,32 @@ def test_a_header_that_cannot_be_names_model_and_file(
     hub.add("org/header", directory)
     message = failed(child.resolve("org/header", tmp_path / "m")).message
     assert message.startswith(f"org/header: {file.name} is not a safetensors file"), message
+
+
+def test_the_pooling_of_an_embedding_model_is_fetched_out_of_its_folder(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path
+) -> None:
+    repo = variant(original, tmp_path / "embedder")
+    (repo / "1_Pooling").mkdir()
+    write_json(repo / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
+    (repo / "2_Dense").mkdir()
+    write_json(repo / "2_Dense" / "config.json", {})
+    write_json(repo / "modules.json", [{"type": "sentence_transformers.models.Pooling"}])
+    hub.add("org/embedder", repo)
+    assert not isinstance(child.pull("org/embedder", tmp_path / "m"), FetchFailed)
+    assert read_embedding_settings(tmp_path / "m").pooling == "last"
+    assert (tmp_path / "m" / "1_Pooling.config.json").is_file()
+    assert not [path for path in (tmp_path / "m").iterdir() if path.is_dir()], "no folder was made"
+    assert read_card(tmp_path / "m", "m").tasks == read_card(repo, "m").tasks == ("embeddings",)
+    assert read_card(tmp_path / "m", "m").text_digest == read_card(repo, "m").text_digest
+    for directory in (repo, tmp_path / "m"):
+        listed = OfferedModel(directory, "", read_manifest(directory)).listing().files
+        assert "1_Pooling.config.json" in listed and "modules.json" in listed
+
+
+def test_a_pooling_folder_that_is_a_link_is_not_followed(tmp_path: Path, original: Path) -> None:
+    repo = variant(original, tmp_path / "embedder")
+    (tmp_path / "elsewhere").mkdir()
+    write_json(tmp_path / "elsewhere" / "config.json", {"secret": 1})
+    (repo / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    assert "1_Pooling.config.json" not in OfferedModel(repo, "", None).listing().files

@@ -20,7 +20,8 @@ _NAMES = {GENERATION: "generate text", EMBEDDINGS: "make embeddings", RERANK: "r
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in ENCODERS
+    model_type = config.get("model_type")
+    return isinstance(model_type, str) and model_type in ENCODERS
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:

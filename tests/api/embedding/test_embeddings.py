@@ -193,6 +193,26 @@ async def test_an_error_of_one_text_is_the_error_of_the_call(api: Served) -> Non
     assert not api.mesh.running
 
 
+async def test_a_client_that_leaves_ends_all_texts_of_its_call(api: Served) -> None:
+    started = asyncio.Event()
+
+    async def endless(request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        started.set()
+        await asyncio.Event().wait()
+        yield TokenEvent(0, None)
+
+    api.mesh.script = endless
+    call = asyncio.create_task(post(api, {"input": [[1], [2], [3]]}))
+    await asyncio.wait_for(started.wait(), 10)
+    call.cancel()
+    async with asyncio.timeout(10):
+        while api.mesh.running:
+            await api.mesh.ended.wait()
+            api.mesh.ended.clear()
+    api.mesh.script = script
+    assert (await post(api, {"input": "a"}))[0] == 200
+
+
 async def test_ollama_embeds_texts_and_cuts_long_ones(api: Served) -> None:
     status, made = await post(api, {"model": "exo-mesh-demo", "input": ["a", "b" * 300]}, "/api/embed")
     assert status == 200 and len(made["embeddings"]) == 2 and len(made["embeddings"][0]) == WIDTH
