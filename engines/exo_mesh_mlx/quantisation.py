@@ -30,6 +30,8 @@ def check_quantisation(config: Mapping[str, Any], config_file: Path) -> None:
     if not other:
         return
     method = other.get("quant_method") if isinstance(other, dict) else None
+    if method == "gguf":
+        raise ModelError(f"{config_file.parent}: the mlx engine does not read GGUF; llamacpp, torch and numpy do")
     if method not in METHODS:
         raise ModelError(
             f"{config_file}: quantization_config.quant_method is {json.dumps(method)}; known: {', '.join(METHODS)}"

@@ -17,6 +17,10 @@ from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FIL
 MAX_TEXT_FILES = 64
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
+DEFAULTS = ("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "Q4_0", "Q5_K_M", "Q5_K_S", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32")
+"""Quantisations of GGUF files, the preferred first: that with the best known ratio of quality to size, then larger
+ones. Smaller ones must be asked for, because answers become worse."""
+
 _INDEXES = re.compile(r".*\.index\.json")
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 _QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(UD-)?(I?Q\d\w*|T?BF16|F16|F32|MXFP4\w*)(?=[.\-/])", re.IGNORECASE)
@@ -77,6 +81,17 @@ def weight_files(name: str, files: Mapping[str, FileInfo], named: Collection[str
     if missing is not None:
         raise FetchError(f"{name} has no {missing}, but its {INDEX_FILE} names it", is_final=True)
     return {file: files[file] for file in wanted}
+
+
+def default_quantisation(files: Mapping[str, FileInfo]) -> str:
+    """Chooses a quantisation of a repository that has only GGUF weights: the first of DEFAULTS that it has.
+
+    Returns "" if it has none of them, or other weights.
+    """
+    if any(name.endswith(".safetensors") for name in files):
+        return ""
+    found = {one.upper() for one in _quantisations(name for name in files if is_model_file(name.rpartition("/")[2]))}
+    return next((one for one in DEFAULTS if one in found), "")
 
 
 def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> dict[str, FileInfo]:

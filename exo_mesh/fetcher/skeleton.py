@@ -12,12 +12,19 @@ import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait as wait_for_futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_mesh.domain.spans import Pieces, joined
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
-from exo_mesh.fetcher.choosing import gguf_files, gguf_texts, require_runnable, text_files, weight_files
+from exo_mesh.fetcher.choosing import (
+    default_quantisation,
+    gguf_files,
+    gguf_texts,
+    require_runnable,
+    text_files,
+    weight_files,
+)
 from exo_mesh.fetcher.conversion import TOKENIZER, make_tokenizer
 from exo_mesh.fetcher.download import Context, Download, UsedSource, read_whole
 from exo_mesh.fetcher.gguf_headers import fetch_gguf_headers, make_gguf_texts
@@ -93,6 +100,8 @@ def is_made(target: Path) -> bool:
 
 def make_skeleton(order: SkeletonOrder, writers: Writers, context: Context) -> None:
     """Creates the skeleton. Raises FetchError, and ModelError if the model cannot be used. An error leaves no files."""
+    if not order.quantisation and not order.listing.digest:  # a peer has chosen already
+        order = replace(order, quantisation=default_quantisation(order.listing.files))
     if not order.quantisation:
         require_runnable(order.name, order.listing.files, is_peer=bool(order.listing.digest))
     with _scratch_beside(order.target) as scratch:

@@ -95,7 +95,8 @@ class ModelParts:
         root = settings.store if store.is_here and settings.store is not None else home / "models"
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
         served = ServedModels(registry, membership, server_options(settings, registry), on_reports)
-        catalogue = Catalogue(ModelStore(tuple(places), views_dir=home / "gguf"), membership, shelf, served)
+        views = None if settings.llama_server else home / "gguf"  # else the llama-server has the GGUF files
+        catalogue = Catalogue(ModelStore(tuple(places), views_dir=views), membership, shelf, served)
         exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes, root)
         files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk, is_store=store.is_here)
         rules = FetchRules(

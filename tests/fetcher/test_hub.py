@@ -223,7 +223,7 @@ def test_the_token_goes_to_the_hub_alone_and_into_no_message(tmp_path: Path, hub
     ("without", "config", "more", "says", "remedy"),
     [
         ("*.safetensors*", {}, "pytorch_model.bin", r"only as pickle \(pytorch_model\.bin\)", "safetensors"),
-        ("*.safetensors*", {}, "tiny.Q4_K_M.gguf", r"as GGUF only \(tiny\.Q4_K_M\.gguf\)", "Q4_K_M"),
+        ("*.safetensors*", {}, "tiny.Q2_K.gguf", r"as GGUF only \(tiny\.Q2_K\.gguf\)", "org/other:Q2_K"),
         ("*.safetensors*", {}, "consolidated.safetensors", r"\(consolidated\.safetensors\) are not in", "layout"),
         ("tokenizer.json", {}, "", r"has no tokenizer\.json", "save_pretrained"),
         ("config.json", {}, "", r"has no config\.json", "config.json"),

@@ -10,7 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from exo_mesh.fetcher import gguf_headers
+from exo_mesh.fetcher.choosing import default_quantisation
 from exo_mesh.fetcher.wire import Fetched, FetchFailed
+from exo_mesh.files.listing import FileInfo
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.fetched import pieces_of_layers, read_manifest
 from exo_mesh.weights.gguf import read_gguf
@@ -109,10 +111,24 @@ def test_what_cannot_be_run_is_refused_and_leaves_nothing_unless_only_files_are_
     assert (tmp_path / "models" / "m" / "tiny-Q8_0.gguf").read_bytes() == (odd / "tiny-Q8_0.gguf").read_bytes()
 
 
-def test_a_repository_without_a_quantisation_in_the_name_says_which_there_are(
+def test_a_name_without_a_quantisation_means_the_first_one_of_a_list(
     tmp_path: Path, hub: LoopbackHub, child: FetcherChild, repository: Path
 ) -> None:
     hub.add("org/gguf", repository)
-    answer = child.resolve("org/gguf", tmp_path / "m")
-    assert isinstance(answer, FetchFailed) and "as GGUF only" in answer.message
-    assert answer.remedy == "say which one: org/gguf:F16 or org/gguf:Q8_0"
+    assert not isinstance(child.resolve("org/gguf", tmp_path / "m"), FetchFailed)
+    assert [path.name for path in (tmp_path / "m").glob("*.gguf*")] == ["tiny-Q8_0.gguf.part"]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-F16.gguf"], "Q4_K_M"),
+        (["m-q5_k_m.gguf", "m-q6_k.gguf"], "Q5_K_M"),
+        (["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf", "m-IQ2_XXS.gguf"], "BF16"),
+        (["m-Q2_K.gguf", "mmproj-F16.gguf"], ""),
+        (["m-Q4_K_M.gguf", "model.safetensors"], ""),
+        (["README.md"], ""),
+    ],
+)
+def test_the_default_is_good_and_never_one_that_harms_answers(names: list[str], chosen: str) -> None:
+    assert default_quantisation({name: FileInfo(1) for name in names}) == chosen
