@@ -184,7 +184,7 @@ def _slice(name: str, model_dir: Path) -> dict[str, Any]:
 def _model(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
     """(directory, label) of the named model, or of a random one that is written to `scratch`."""
     if args.model:
-        return model_dir_of(args.model), args.model
+        return model_dir_of(args.model, scratch / "gguf"), args.model
     model = model_of_size(parse_size(args.random))
     return write_checkpoint(scratch / "random", model, repeat=True), f"random Llama of {args.random} weights, bfloat16"
 

@@ -32,6 +32,7 @@ from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError, UnknownModelError
 from exo_mesh.settings.config import SETTINGS, Settings, load_settings
+from exo_mesh.weights.gguf_table import is_model_file
 from exo_mesh.weights.store import model_dir_of
 
 _START_DEADLINE_S = 60.0
@@ -81,15 +82,15 @@ def _home_of(args: argparse.Namespace) -> Path:
 
 
 def model_name(text: str) -> str:
-    """Makes the path of a model directory absolute, since the node may run elsewhere; returns other names unchanged.
+    """Makes the path of a model absolute, since the node may run elsewhere; returns other names unchanged.
 
-    A path begins with ./, ../ or ~. Raises UnknownModelError if it is not a directory.
+    A path begins with ./, ../ or ~. Raises UnknownModelError if it is neither a directory nor a GGUF file.
     """
     if not text.startswith(("./", "../", "~")):
         return text
     path = Path(text).expanduser().absolute()
-    if not path.is_dir():
-        what = "is not a directory" if path.exists() else "does not exist"
+    if not path.is_dir() and not _is_gguf(path):
+        what = "is neither a directory nor a GGUF file" if path.exists() else "does not exist"
         raise UnknownModelError(f"{text} {what} ({path})", param="model")
     return str(path)
 
@@ -162,8 +163,12 @@ def _with_directory(flags: dict[str, list[str]], model: str) -> dict[str, list[s
     """The flags of the node to start, with --models-dir added if `model` is an absolute path."""
     if not model.startswith("/"):
         return flags
-    directory = str(model_dir_of(model))
+    directory = str(Path(model).parent if _is_gguf(Path(model)) else model_dir_of(model))
     return {**flags, "models_dir": [*flags.get("models_dir", []), directory]}
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.is_file() and is_model_file(path.name)
 
 
 def _flag_words(name: str, text: str) -> list[str]:

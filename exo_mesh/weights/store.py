@@ -19,6 +19,7 @@ from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.model_files import HUB_DIR, exists, label, one_line, read_model_file
 from exo_mesh.weights.card_child import read_card_within_limits
 from exo_mesh.weights.fetched import MANIFEST_FILE, with_remedy
+from exo_mesh.weights.gguf_table import is_model_file, without_shard
 from exo_mesh.weights.gguf_views import (
     GgufSource,
     drop_views,
@@ -123,14 +124,16 @@ class ModelStore:
         return known.card
 
     def name_at(self, path: Path) -> str:
-        """The name of the model whose directory is `path`. Raises UnknownModelError if it is not a known model
-        directory."""
+        """The name of the model whose directory, or only GGUF file or first shard, is `path`. Raises UnknownModelError
+        if no model has it."""
         try:
             real = os.path.realpath(path)
         except ValueError:
             real = ""
-        for name, model_dir in self.found().models.items():
-            if os.path.realpath(model_dir) == real:
+        found = self.found()
+        for name, model_dir in found.models.items():
+            source = found.sources.get(model_dir)
+            if os.path.realpath(model_dir if source is None else source.files[0]) == real:
                 return name
         raise UnknownModelError(
             f"{one_line(str(path))} is not a model directory of this node; start the node with --models-dir and that "
@@ -216,12 +219,16 @@ class ModelStore:
             return _Read(name, stamp, None, f"{name}: reading its files failed ({type(exc).__name__})", soon)
 
 
-def model_dir_of(text: str) -> Path:
-    """The directory of the model that a local command names: by its path, or the shipped one by its name. Raises
-    UnknownModelError."""
+def model_dir_of(text: str, views_dir: Path | None = None) -> Path:
+    """The directory of the model that a local command names: by its path, or the shipped one by its name. The directory
+    of a GGUF file is made in views_dir. Raises UnknownModelError, and ModelError for a GGUF file that cannot be
+    used."""
     if not text.startswith(("/", "./", "../", "~")):
         return ModelStore(()).find(text)
     path = Path(text).expanduser().absolute()
+    if views_dir is not None and is_model_file(path.name) and path.is_file():
+        ensure_view(views_dir / without_shard(path.name), GgufSource(path.parent, path.name))
+        return views_dir / without_shard(path.name)
     if not exists(path / "config.json"):
         raise UnknownModelError(f"{path} is not a model directory: it has no config.json", param="model")
     return path

@@ -15,7 +15,7 @@ import pytest
 
 from exo_mesh.client.child_node import ChildNode
 from tests.support.hub import LoopbackHub
-from tests.support.processes import clean_environ, eventually, run
+from tests.support.processes import clean_environ, eventually, run, run_in
 
 pytest.importorskip("gguf")
 
@@ -38,6 +38,12 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
     with LoopbackHub() as hub:
         hub.add("org/demo-GGUF", tmp_path / "gguf")
         yield hub
+
+
+def test_a_file_answers_by_its_path(tmp_path: Path, hub: LoopbackHub) -> None:
+    file = tmp_path / "gguf" / "demo-F16.gguf"
+    asked = run_in(clean_environ(tmp_path / "home"), ["run", str(file), "Count from 7 to 12.", *FLAGS[:-2]])
+    assert asked.stdout == "7, 8, 9, 10, 11, 12\n", asked.stderr
 
 
 def test_a_quantisation_of_the_hub_answers_over_two_peers_and_its_bytes_come_once(

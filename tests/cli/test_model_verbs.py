@@ -116,7 +116,7 @@ def test_run_of_a_directory_that_is_not_there_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    for name, complaint in (("./nope", "does not exist"), ("./file", "is not a directory")):
+    for name, complaint in (("./nope", "does not exist"), ("./file", "is neither a directory nor a GGUF file")):
         code, shown, complaints = say("run", name, "Hi")
         assert (code, shown) == (exit_codes.FAILED, "")
         assert complaints == f"exo-mesh: {name} {complaint} ({tmp_path / name})\n"

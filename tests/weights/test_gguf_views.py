@@ -13,7 +13,7 @@ from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.model_files import VIEW_FILE, open_model_file
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.gguf_views import quantisation_of
-from exo_mesh.weights.store import ModelStore
+from exo_mesh.weights.store import ModelStore, model_dir_of
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.gguf_bytes import TEXT, gguf_bytes, value
 
@@ -113,6 +113,16 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, raw: bytes, says: s
         store_of(tmp_path).card("bad")
     assert str(tmp_path) not in str(caught.value)
     assert not list((tmp_path / "home" / "gguf").iterdir())
+
+
+def test_a_file_is_found_by_its_path(tmp_path: Path, origin: Path) -> None:
+    file = gguf_file(origin, tmp_path / "models" / "tiny-Q8_0.gguf", shards=2)
+    (tmp_path / "link").symlink_to(tmp_path / "models")
+    assert store_of(tmp_path).name_at(tmp_path / "link" / file.name) == "tiny-Q8_0"
+    with pytest.raises(UnknownModelError, match="is not a model directory"):
+        store_of(tmp_path).name_at(tmp_path / "models" / "tiny-Q8_0-00002-of-00002.gguf")
+    view = model_dir_of(str(file), tmp_path / "made")
+    assert read_card(view, "tiny").num_layers == 2 and view.is_relative_to(tmp_path / "made")
 
 
 def test_a_missing_shard_is_named(tmp_path: Path, origin: Path) -> None:
