@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,10 +13,8 @@ from exo_mesh.weights.gguf import BLOCKS, GgufArray, GgufHeader
 from exo_mesh.weights.gguf_table import file_table, read_headers
 from exo_mesh.weights.safetensors import TensorInfo, on_disk
 from exo_mesh_llamacpp.container import Metadata, Value
-from exo_mesh_llamacpp.embedding import HeldEmbedding
 from exo_mesh_llamacpp.gguf_rules import RULES, ArchRules
-from exo_mesh_llamacpp.library import Library
-from exo_mesh_llamacpp.plan import STUB_TOKENS, Embedding, Planned, hole
+from exo_mesh_llamacpp.plan import STUB_TOKENS, Planned, hole
 from exo_mesh_llamacpp.types import KNOWN, Q4_0, GgmlType, fitting
 
 MAX_LAYERS = 10_000
@@ -46,21 +43,14 @@ _LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class GgufModel:
-    """See ModelSource. get_library: opens llama.cpp; called only when rows of a quantised embedding are needed."""
+    """See ModelSource."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        first: str,
-        get_library: Callable[[], Library],
-        rules: ArchRules | None = None,
-    ) -> None:
+    def __init__(self, model_dir: Path, first: str, rules: ArchRules | None = None) -> None:
         """first: the name of the only file, or of the first shard. rules: instead of those of the architecture, to try
         one. Raises ModelError naming the file for a model that this engine does not run."""
         headers = read_headers(model_dir, first)
         self._file = named(model_dir / first)
         self._header: GgufHeader = headers[0]
-        self._library = get_library
         self._table = file_table(headers)
         self._arch = self._header.architecture
         found = rules or RULES.get(self._arch)
@@ -74,6 +64,9 @@ class GgufModel:
         self.hidden_size = self._size("embedding_length")
         self.vocab_size = self._info("token_embd.weight").shape[0]
         self.recurrent = found.recurrent
+        self.embedding_scale = math.sqrt(self.hidden_size) if found.sqrt_scale else 1.0
+        if found.scale_key:
+            self.embedding_scale = self._header.number(self._key(found.scale_key), 1.0) or 1.0
         self._layers = self._sorted_layers()
         self._windows = self._window_flags()
         self.windowed = any(self._windows) or self._key("attention.sliding_window") in self._header.metadata
@@ -149,14 +142,8 @@ class GgufModel:
         matrices = ("token_embd.weight", "output.weight") if self._rules.own_head else ("token_embd.weight",)
         return [*found, *(hole(name, f32, (self.hidden_size, STUB_TOKENS)) for name in matrices)]
 
-    def embedding_bytes(self) -> int:
-        return self._info("token_embd.weight").num_bytes
-
-    def open_embedding(self) -> Embedding:
-        scale = math.sqrt(self.hidden_size) if self._rules.sqrt_scale else 1.0
-        if self._rules.scale_key:
-            scale = self._header.number(self._key(self._rules.scale_key), 1.0) or 1.0
-        return HeldEmbedding(self._planned("token_embd.weight", "token_embd.weight"), self._library(), scale)
+    def embedding(self) -> Planned:
+        return self._planned("token_embd.weight", "token_embd.weight")
 
     # -- checks
 

@@ -11,6 +11,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadProgress, LoadRequest
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh_llamacpp.context import LlamaContext, StageShape
+from exo_mesh_llamacpp.embedding import HeldEmbedding
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.model import LoadedModel, load_layers
@@ -75,7 +76,7 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
         vocab_size=source.vocab_size,
         recurrent=source.recurrent,
         model=model,
-        embedding=source.open_embedding() if shard.is_first else None,
+        embedding=HeldEmbedding(source.embedding(), library, source.embedding_scale) if shard.is_first else None,
         pools=Pools(lambda slots, cells: LlamaContext(model, shape, slots, cells), request.context_limit),
         output_dtype=dtype,
         cell_bytes=sum(source.kv_values[own]) * kind.block_bytes // kind.block,

@@ -16,7 +16,7 @@ from exo_mesh.errors import ModelError
 from exo_mesh_llamacpp.container import ALIGNMENT, lay_out
 from exo_mesh_llamacpp.library import Library
 from exo_mesh_llamacpp.options import LlamaCppOptions
-from exo_mesh_llamacpp.plan import ModelSource, stage_tensors
+from exo_mesh_llamacpp.plan import ModelSource, plain_tensors, stage_tensors
 from exo_mesh_llamacpp.types import BF16, F16, F32
 
 _READ, _MAP = 0, 1
@@ -47,9 +47,12 @@ def load_layers(
     span: tuple[int, int],
     options: LlamaCppOptions,
     progress: LoadProgress,
+    *,
+    with_embedding: bool = False,
 ) -> LoadedModel:
-    """Write the stage's tensors and load them. progress: of bytes. Raises ModelError with the library's reason."""
-    tensors = stage_tensors(source, *span)
+    """Write the stage's tensors and load them. progress: of bytes. with_embedding: for a whole model that takes token
+    ids. Raises ModelError with the library's reason."""
+    tensors = plain_tensors(source) if with_embedding else stage_tensors(source, *span)
     total = sum(tensor.num_bytes for tensor in tensors)
     head, placed, file_bytes = lay_out(
         source.metadata(*span), [(tensor.name, tensor.kind, tensor.shape) for tensor in tensors]
@@ -74,8 +77,9 @@ def load_layers(
     if wide != source.hidden_size:
         library.call.llama_model_free(handle)
         raise ModelError(
-            f"llama.cpp takes {wide} values per token for this model, a hidden state has {source.hidden_size}"
+            f"llama.cpp takes {wide} values per token of this model, not the {source.hidden_size} of a layer"
         )
+
     return LoadedModel(library, handle, total, span[1] - span[0])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import SEEK_CUR
 from typing import BinaryIO, Protocol
 
@@ -43,7 +43,8 @@ class ModelSource(Protocol):
     """A model on disk, from which stages for llama.cpp are made.
 
     kv_values[i]: keys and values of layer i per position. kv_fixed[i]: values of a state of constant size. legal_cuts:
-    layers before which a stage may begin. layer_kinds[i]: equal for layers of equal code and shapes.
+    layers before which a stage may begin. layer_kinds[i]: equal for layers of equal code and shapes. embedding_scale:
+    factor of the rows of the embedding.
     """
 
     num_layers: int
@@ -53,6 +54,7 @@ class ModelSource(Protocol):
     kv_values: tuple[int, ...]
     kv_fixed: tuple[int, ...]
     layer_kinds: tuple[str, ...]
+    embedding_scale: float
     recurrent: bool
     windowed: bool
 
@@ -72,11 +74,8 @@ class ModelSource(Protocol):
     def stub(self) -> list[Planned]:
         """What a stage before the last one has instead of the head, because llama.cpp requires both tensors."""
 
-    def embedding_bytes(self) -> int:
-        """Bytes of the embedding as `open_embedding` holds it."""
-
-    def open_embedding(self) -> Embedding:
-        """Read the embedding. Raises ModelError."""
+    def embedding(self) -> Planned:
+        """The embedding, `[vocab, hidden]`."""
 
 
 def stage_tensors(source: ModelSource, start: int, stop: int) -> list[Planned]:
@@ -87,6 +86,13 @@ def stage_tensors(source: ModelSource, start: int, stop: int) -> list[Planned]:
         for tensor in source.layer(index):
             tensors.append(Planned(f"blk.{index - start}.{tensor.name}", tensor.kind, tensor.shape, tensor.write))
     return tensors
+
+
+def plain_tensors(source: ModelSource) -> list[Planned]:
+    """All tensors of a model that takes token ids: as in a stage of all layers, but with the embedding in its place."""
+    head = {tensor.name: tensor for tensor in stage_tensors(source, 0, source.num_layers)}
+    rows = replace(head.pop("token_embd.weight"), name="output.weight")
+    return [source.embedding(), *({"output.weight": rows} | head).values()]
 
 
 def hole(name: str, kind: GgmlType, shape: tuple[int, ...]) -> Planned:

@@ -28,8 +28,9 @@ class LlamaCppProvider:
 
     def supports(self, architecture: str) -> bool:
         from exo_mesh_llamacpp.families import FAMILIES
+        from exo_mesh_llamacpp.gguf_rules import RULES
 
-        return architecture in FAMILIES
+        return architecture in FAMILIES or architecture in RULES
 
     def version(self) -> str:
         found = packaged_library()

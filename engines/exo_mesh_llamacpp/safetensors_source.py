@@ -12,11 +12,10 @@ import numpy as np
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import TensorInfo, on_disk, read_tensor_table
 from exo_mesh_llamacpp.container import Metadata, Value
-from exo_mesh_llamacpp.embedding import HeldEmbedding
 from exo_mesh_llamacpp.families import Change, TensorPart
 from exo_mesh_llamacpp.hf_config import HfModel, read_hf_model
 from exo_mesh_llamacpp.library import Library
-from exo_mesh_llamacpp.plan import STUB_TOKENS, Embedding, Planned, hole
+from exo_mesh_llamacpp.plan import STUB_TOKENS, Planned, hole
 from exo_mesh_llamacpp.types import BF16, F16, F32, Q4_0, QUANTS, GgmlType, fitting
 from exo_mesh_llamacpp.wire import narrowed_to_bfloat16, widened
 
@@ -54,6 +53,7 @@ class SafetensorsSource:
         self.kv_values = (2 * model.sizes["kv"],) * model.num_layers
         self.kv_fixed = (0,) * model.num_layers
         self.layer_kinds = tuple("window" if window else "full" for window in model.windows)
+        self.embedding_scale = model.embedding_scale
         self.windowed = any(model.windows)
         self._tied = model.tied if model.tied is not None else _HEAD not in self._table
         self._check()
@@ -96,14 +96,7 @@ class SafetensorsSource:
         found = [hole(name, F32, (self.hidden_size, STUB_TOKENS)) for name in matrices]
         return [*found, hole("output_norm.weight", F32, (self.hidden_size,))]
 
-    def embedding_bytes(self) -> int:
-        return self._embedding().num_bytes
-
-    def open_embedding(self) -> Embedding:
-        planned = self._embedding()
-        return HeldEmbedding(planned, self._library(), self._model.embedding_scale)
-
-    def _embedding(self) -> Planned:
+    def embedding(self) -> Planned:
         return self._single(TensorPart("token_embd.weight", _EMBEDDING, ("vocab", "hidden")), _EMBEDDING)
 
     # -- checks

@@ -20,5 +20,5 @@ def open_source(model_dir: Path, options: LlamaCppOptions, get_library: Callable
     if first is not None:
         if options.quant:
             raise InputError(f"quant={options.quant}: a GGUF model keeps the types of its file", param="quant")
-        return GgufModel(model_dir, first, get_library)
+        return GgufModel(model_dir, first)
     return SafetensorsSource(model_dir, options.quant, get_library)

@@ -29,7 +29,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         layer_bytes=tuple(
             sum(tensor.num_bytes for tensor in source.layer(index)) for index in range(source.num_layers)
         ),
-        embed_bytes=source.embedding_bytes(),
+        embed_bytes=source.embedding().num_bytes,
         head_bytes=sum(tensor.num_bytes for tensor in source.head()) + every,
         kv_bytes_per_token=tuple(values * kind.block_bytes // kind.block for values in source.kv_values),
         kv_fixed_bytes=tuple(4 * values for values in source.kv_fixed),

@@ -13,11 +13,12 @@ import numpy as np
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
 from exo_mesh_llamacpp.context import MAX_TOKENS, LlamaContext, StageShape
-from exo_mesh_llamacpp.library import open_library
+from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.loading import LoadedStage
-from exo_mesh_llamacpp.model import LoadedModel
-from exo_mesh_llamacpp.options import parse_options
+from exo_mesh_llamacpp.model import LoadedModel, load_layers
+from exo_mesh_llamacpp.options import LlamaCppOptions, parse_options
+from exo_mesh_llamacpp.plan import ModelSource
 from exo_mesh_llamacpp.pools import Pools
 
 
@@ -52,6 +53,27 @@ def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
         fixed_bytes=0,
         identity={"file": str(file)},
     )
+
+
+class PlainModel:
+    """All layers of a source in the library as one model that takes token ids, for loops that compare speeds."""
+
+    def __init__(self, library: Library, source: ModelSource, options: LlamaCppOptions) -> None:
+        """Raises ModelError."""
+        self._model = load_layers(
+            library, source, (0, source.num_layers), options, lambda done, total: None, with_embedding=True
+        )
+        one_stream = options.unified or source.windowed or source.recurrent
+        kv = options.kv_type(mixed=False)
+        self._shape = StageShape(
+            source.hidden_size, source.vocab_size, kv, options.flash, one_stream, options.num_threads
+        )
+        self._ids = _Tokens(source.hidden_size)
+        self.tokens = self._ids.ids
+
+    def context(self, slots: int, cells: int) -> LlamaContext:
+        """A context that computes the ids in `tokens`."""
+        return _TokenContext(self._model, self._shape, slots, cells, self._ids)
 
 
 class _Tokens:

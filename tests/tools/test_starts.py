@@ -18,6 +18,7 @@ from tools.faults.table import PAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ROOT / "docs" / "reference" / "architectures.md"
+LLAMACPP_ARCHITECTURES = ROOT / "docs" / "reference" / "architectures-llamacpp.md"
 
 CHILDREN = {"tools.bench.copy_child", "tools.tensor_groups.rank"}
 """Modules that a tool starts, and nobody else."""
@@ -29,6 +30,7 @@ def installed(*packages: str) -> pytest.MarkDecorator:
 
 
 needs_mlx, needs_torch = installed("mlx_lm"), installed("torch", "transformers", "safetensors")
+needs_llamacpp = installed("xllamacpp")
 needs_addresses = pytest.mark.skipif(bool(why_no_addresses()), reason=why_no_addresses())
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -91,6 +93,23 @@ def test_torch_architectures_checks_one_and_writes_nothing_unasked() -> None:
 def test_the_speed_of_a_torch_stage_stands_beside_that_of_transformers() -> None:
     shown = start("tools.torch_architectures.speed", "float32", "1", "8", deadline_s=500.0)
     assert "\ntransformers: " in shown and "8 sequences at once" in shown
+
+
+@needs_llamacpp
+@pytest.mark.extended
+def test_llamacpp_architectures_checks_one_and_writes_nothing_unasked() -> None:
+    before = LLAMACPP_ARCHITECTURES.read_text()
+    assert start("tools.llamacpp_architectures", "--few", "llama").split()[:2] == ["llama", "exact"]
+    assert LLAMACPP_ARCHITECTURES.read_text() == before
+
+
+@needs_llamacpp
+@pytest.mark.extended
+def test_bench_measures_a_llamacpp_stage_beside_llamacpp() -> None:
+    briefly = ("--sizes", "5M", "--quants", "q8_0", "--rows", "2", "--prompts", "16", "--turns", "1", "--json")
+    cells = json.loads(start("tools.bench", "against-llama", *briefly))
+    assert [cell["work"] for cell in cells] == ["rows 2", "prompt 16"]
+    assert all(cell["cpu_ms"] > 0 and cell["llama_cpu_ms"] > 0 for cell in cells)
 
 
 @needs_mlx

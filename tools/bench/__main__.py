@@ -12,6 +12,7 @@ python -m tools.bench prefix                what the prefix cache saves and cost
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
+python -m tools.bench against-llama         a stage of the llama.cpp engine beside llama.cpp itself
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
 """
 
@@ -32,6 +33,7 @@ from tools.bench import (
     grammar,
     group,
     idle,
+    llama,
     mlx_server,
     prefix,
     router,
@@ -53,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
     grammar.add_parser(subparsers)
     group.add_parser(subparsers)
     idle.add_parser(subparsers)
+    llama.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
     prefix.add_parser(subparsers)
     router.add_parser(subparsers)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tools.llamacpp_architectures.check import Outcome, check
 from tools.llamacpp_architectures.configs import ARCHITECTURES
+from tools.llamacpp_architectures.table import write
 
 DEADLINE_S = 120
 
@@ -20,19 +21,24 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--experts", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--few", action="store_true", help="try three splits of each architecture")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    parser.add_argument("--write", action="store_true", help="write docs/reference/architectures-llamacpp.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON lines")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="take the outcomes from such a file")
     args = parser.parse_args(argv)
     if args.child:
         print(check(args.names[0], experts=args.experts, few=args.few).json())
         return 0
     outcomes = []
-    for name in args.names or ARCHITECTURES:
+    if args.read:
+        outcomes = [Outcome(**json.loads(line)) for line in args.read.read_text().splitlines()]
+    for name in args.names or ([] if args.read else ARCHITECTURES):
         outcome = try_apart(name, few=args.few)
         outcomes.append(outcome)
         print(f"{name:18s} {outcome.state:8s} {outcome.reason} {' '.join(outcome.different)[:150]}", flush=True)
     if args.json:
         args.json.write_text("".join(f"{outcome.json()}\n" for outcome in outcomes))
+    if args.write:
+        write(outcomes)
     return 0
 
 

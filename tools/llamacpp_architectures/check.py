@@ -79,7 +79,7 @@ def _with_rules(library: Library, arch: str, directory: Path, rules: ArchRules, 
 def _compare(library: Library, arch: str, directory: Path, rules: ArchRules, few: bool) -> Outcome:
     if _has_states(library, directory) and not rules.recurrent:
         return _with_rules(library, arch, directory, replace(rules, recurrent=True), few)
-    source = GgufModel(directory, FILE, lambda: library, rules)
+    source = GgufModel(directory, FILE, rules)
     count = source.num_layers
     whole = LlamaCppStage(lambda request, _: load_whole(directory / FILE, request))
     whole.load(_request(directory, 0, count, count), lambda done, total: None)
@@ -137,14 +137,12 @@ def _request(directory: Path, start: int, stop: int, count: int) -> LoadRequest:
 
 
 def _ring(directory: Path, count: int, cuts: Sequence[int], rules: ArchRules) -> list[StageEngine]:
-    def opened(place: Path, _options: LlamaCppOptions, library: Callable[[], Library]) -> GgufModel:
-        return GgufModel(place, FILE, library, rules)
+    def opened(place: Path, _options: LlamaCppOptions, _library: Callable[[], Library]) -> GgufModel:
+        return GgufModel(place, FILE, rules)
 
     stages: list[StageEngine] = []
     for start, stop in zip((0, *cuts), (*cuts, count), strict=True):
-        stage = LlamaCppStage(
-            partial(load_stage, open_model=lambda place, _, library: GgufModel(place, FILE, library, rules))
-        )
+        stage = LlamaCppStage(partial(load_stage, open_model=lambda place, _, library: GgufModel(place, FILE, rules)))
         stage.load(_request(directory, start, stop, count), lambda done, total: None)
         stages.append(stage)
     return stages

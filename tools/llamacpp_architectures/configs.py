@@ -200,6 +200,29 @@ SPECIAL: dict[str, dict[str, Value]] = {
 """Metadata of single architectures."""
 
 
+_ENCODERS = (
+    *("bert", "dream", "eurobert", "gemma-embedding", "gemma-embedding2", "llada", "llada-moe", "llama-embed"),
+    *("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "rnd1", "t5"),
+)
+_NOT_CAUSAL = "not a causal language model"
+_NO_OUTPUT = "the library gives no name to the output of a layer"
+_SCALED = "the library scales hidden states where they come in"
+
+REASONS: dict[str, str] = {
+    **dict.fromkeys(_ENCODERS, _NOT_CAUSAL),
+    **dict.fromkeys(("mimo2", "nemotron_h", "nemotron_h_moe", "plamo2", "step35"), _NO_OUTPUT),
+    **dict.fromkeys(("gemma", "gemma2"), _SCALED),
+    **dict.fromkeys(("glm4", "glm4moe"), "the library takes no hidden states"),
+    **dict.fromkeys(("deepseek4", "hy_v4", "qwen4exp"), "several hidden states for each token"),
+    "bloom": "the library normalises hidden states where they come in",
+    "cogvlm": "hidden states are taken for those of pictures",
+    "gemma3n": "later layers need token ids",
+    "grok": "the scale of the embedding is not in every file",
+    "llama4": "sequences cannot be moved between caches",
+}
+"""Why architectures are refused, where the library's own words say little."""
+
+
 def metadata_of(arch: str, experts: bool) -> dict[str, Value]:
     """The metadata to begin with."""
     own = {**DENSE, **(EXPERTS if experts else {}), **SPECIAL.get(arch, {})}
