@@ -24,7 +24,7 @@ class HeldEmbedding:
         self._library = library
         self._scale = np.float32(scale)
         self.num_bytes = tensor.num_bytes
-        sink = _Memory(tensor.num_bytes)
+        sink = MemoryFile(tensor.num_bytes)
         tensor.write(cast(BinaryIO, sink))
         self._raw = sink.held.reshape(self._rows, -1)
 
@@ -40,11 +40,11 @@ class HeldEmbedding:
         return values if self._scale == 1 else values * self._scale
 
 
-class _Memory:
-    """A file in memory of known size, as far as `Planned.write` needs one."""
+class MemoryFile:
+    """A file in memory of known size, as far as `Planned.write` needs one. Bytes that are skipped are zeros."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.held = np.empty(num_bytes, np.uint8)
+        self.held = np.zeros(num_bytes, np.uint8)
         self._end = 0
 
     def write(self, data: memoryview | bytes) -> int:
@@ -52,3 +52,8 @@ class _Memory:
         self.held[self._end : self._end + size] = np.frombuffer(data, np.uint8)
         self._end += size
         return size
+
+    def seek(self, offset: int, _whence: int) -> int:
+        """Skip bytes; only that is needed."""
+        self._end += offset
+        return self._end

@@ -26,6 +26,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_log_set": (None, [LogCallback, c_void_p]),
     "llama_version": (c_char_p, []),
     "llama_model_load_from_file": (c_void_p, [c_char_p, ModelParams]),
+    "llama_model_load_from_file_ptr": (c_void_p, [c_void_p, ModelParams]),
     "llama_model_free": (None, [c_void_p]),
     "llama_model_size": (ctypes.c_uint64, [c_void_p]),
     "llama_model_n_embd": (c_int32, [c_void_p]),

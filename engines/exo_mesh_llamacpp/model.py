@@ -1,26 +1,24 @@
-"""Loads the layers of a stage into the library, from a file in memory that exists only while it loads."""
+"""Loads the layers of a stage into the library, as a model of their own."""
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
-from exo_mesh_llamacpp.container import ALIGNMENT, lay_out
+from exo_mesh_llamacpp.container import Placed, lay_out
+from exo_mesh_llamacpp.layouts import ModelParams
 from exo_mesh_llamacpp.library import Library
 from exo_mesh_llamacpp.options import LlamaCppOptions
-from exo_mesh_llamacpp.plan import ModelSource, plain_tensors, stage_tensors
-from exo_mesh_llamacpp.types import BF16, F16, F32
+from exo_mesh_llamacpp.plan import ModelSource, Planned, plain_tensors, stage_tensors
+from exo_mesh_llamacpp.stream import LayerStream, can_stream
 
-_READ, _MAP = 0, 1
-"""LLAMA_LOAD_MODE: read the file, or map it."""
+_READ = 0
+"""LLAMA_LOAD_MODE_NONE: read the file, and do not map it."""
 
 
 @dataclass(slots=True)
@@ -59,20 +57,17 @@ def load_layers(
     )
     progress(0, total)
     done = 0
-    with _scratch_file() as (stream, path):
-        stream.write(head)
-        for tensor, place in zip(tensors, placed, strict=True):
-            stream.seek(place.start)
-            tensor.write(stream)
-            written = stream.tell() - place.start
-            assert written == place.num_bytes, f"{tensor.name}: {written} bytes instead of {place.num_bytes}"
-            done += place.num_bytes
-            progress(done, total)
-        stream.truncate(-(-file_bytes // ALIGNMENT) * ALIGNMENT)
-        stream.flush()
-        # types that the library packs anew for its kernels would be held twice if the file stayed mapped
-        plain = all(tensor.kind.name in (F32.name, F16.name, BF16.name) for tensor in tensors)
-        handle = _load(library, path, _MAP if plain else _READ, options)
+
+    def made(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(done, total)
+
+    parts = list(zip(placed, tensors, strict=True))
+    if can_stream():
+        handle = _load_stream(library, LayerStream(head, parts, file_bytes, made), options)
+    else:
+        handle = _load_file(library, head, parts, file_bytes, made, options)
     wide = library.call.llama_model_n_embd_inp(handle)
     if wide != source.hidden_size:
         library.call.llama_model_free(handle)
@@ -83,27 +78,53 @@ def load_layers(
     return LoadedModel(library, handle, total, span[1] - span[0])
 
 
-def _load(library: Library, path: str, load_mode: int, options: LlamaCppOptions) -> int:
-    params = library.call.llama_model_default_params()
-    params.load_mode = load_mode
+def _load_stream(library: Library, stream: LayerStream, options: LlamaCppOptions) -> int:
+    """Load layers while their bytes are made."""
+    try:
+        handle = library.call.llama_model_load_from_file_ptr(stream.pointer, _params(library, options))
+    finally:
+        stream.close()
+    if stream.error is not None:
+        if handle:
+            library.call.llama_model_free(handle)
+        raise stream.error
+    return _checked(library, handle)
+
+
+def _load_file(
+    library: Library,
+    head: bytes,
+    parts: Sequence[tuple[Placed, Planned]],
+    file_bytes: int,
+    made: Callable[[int], None],
+    options: LlamaCppOptions,
+) -> int:
+    """Load layers from a temporary file, which is gone afterwards."""
+    with tempfile.NamedTemporaryFile(prefix="exo-mesh-layers-", suffix=".gguf", delete=False) as stream:
+        try:
+            stream.write(head)
+            for place, tensor in parts:
+                stream.seek(place.start)
+                tensor.write(cast(BinaryIO, stream))
+                made(place.num_bytes)
+            stream.truncate(file_bytes)
+            stream.flush()
+            handle = library.call.llama_model_load_from_file(stream.name.encode(), _params(library, options))
+        finally:
+            Path(stream.name).unlink(missing_ok=True)
+    return _checked(library, handle)
+
+
+def _params(library: Library, options: LlamaCppOptions) -> ModelParams:
+    params: ModelParams = library.call.llama_model_default_params()
+    params.load_mode = _READ
     params.n_gpu_layers = options.gpu_layers
     library.forget_log()
-    handle = library.call.llama_model_load_from_file(path.encode(), params)
+    return params
+
+
+def _checked(library: Library, handle: int | None) -> int:
+    """The model that the library has loaded. Raises ModelError with its reason if there is none."""
     if not handle:
         raise ModelError(f"llama.cpp cannot load these layers: {library.last_error() or 'no reason given'}")
-    return int(handle)
-
-
-@contextmanager
-def _scratch_file() -> Iterator[tuple[BinaryIO, str]]:
-    """An empty file and the path under which the library can open it; gone afterwards, unless it is mapped."""
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("exo-mesh-layers", os.MFD_CLOEXEC)
-        with os.fdopen(descriptor, "w+b", buffering=0) as stream:
-            yield stream, f"/proc/self/fd/{descriptor}"
-        return
-    with tempfile.NamedTemporaryFile(prefix="exo-mesh-layers-", suffix=".gguf", delete=False) as named:
-        try:
-            yield named, named.name
-        finally:
-            Path(named.name).unlink(missing_ok=True)
+    return handle

@@ -96,8 +96,7 @@ def plain_tensors(source: ModelSource) -> list[Planned]:
 
 
 def hole(name: str, kind: GgmlType, shape: tuple[int, ...]) -> Planned:
-    """A tensor that the library requires but never reads. Its bytes are skipped, so they take no memory where the file
-    is mapped."""
+    """A tensor of zeros that the library requires but never computes with."""
     return Planned(name, kind, shape, lambda out: _skip(out, kind.num_bytes(shape)))
 
 
