@@ -19,6 +19,7 @@ from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.core.preparing import PreparedRequest, PromptOptions, prepare
 from exo_mesh.api.core.recipes import StreamRecipe
 from exo_mesh.api.core.reply import Reply
+from exo_mesh.api.core.reply_ids import SECRET_CHARS, with_secret
 from exo_mesh.api.core.request import NeutralRequest, Prompts
 from exo_mesh.api.core.streaming import stream_answer
 from exo_mesh.api.errors import json_response
@@ -97,7 +98,7 @@ class Answering:
         created = int(self._context.now())
         secret = self._secret(request, wanted, key)
         if wanted.is_id_secret and secret:
-            prepared = replace(prepared, id=f"{prepared.id}_{secret}")
+            prepared = replace(prepared, id=with_secret(prepared.id, secret))
         with self._service.streams.open(self._card(request, wanted.recipe(prepared, created), secret)):
             async with Answer(self._service, prepared, self._context.watchdog) as answer:
                 reply = wanted.reply(answer, created)
@@ -115,7 +116,7 @@ class Answering:
         """The secret with which a caller without a key can read the running answer; "" for callers with a key."""
         if request[CALLER].key_id:
             return ""
-        in_id = (random_hex(10) if key is None else key.secret) if wanted.is_id_secret else ""
+        in_id = (random_hex(SECRET_CHARS // 2) if key is None else key.secret) if wanted.is_id_secret else ""
         return new_secret(request, in_id)
 
     def _card(self, request: web.Request, recipe: StreamRecipe, secret: str) -> StreamCard:

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from exo_mesh.api.core.reply_ids import SECRET_CHARS
 from exo_mesh.errors import InputError
 
 KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"
@@ -42,7 +43,7 @@ class Idempotency:
     @property
     def secret(self) -> str:
         """A secret that only callers with the key know; the same at every peer."""
-        return hashlib.sha256(b"secret" + self.key_hash).hexdigest()[:20]
+        return hashlib.sha256(b"secret" + self.key_hash).hexdigest()[:SECRET_CHARS]
 
     def draw_seed(self, bits: int) -> int:
         """The seed for sampling; the same at every peer, so that a resumed answer continues as it would have."""

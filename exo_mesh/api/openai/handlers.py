@@ -12,6 +12,7 @@ from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.preparing import PreparedRequest
+from exo_mesh.api.core.reply_ids import request_id_of
 from exo_mesh.api.core.request import NeutralRequest
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.openai.checks import check_body
@@ -132,7 +133,7 @@ class OpenAIRoutes:
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/cancel/{id}: cancel a request at any peer, by the reply's id, x-request-id or x-trace-id."""
         given = request.match_info["id"]
-        if not await self._service.cancel(given, request[CALLER].limited_to):
+        if not await self._service.cancel(request_id_of(given), request[CALLER].limited_to):
             return plain_error("not_found", f"no request {given} is running", "id")
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
 

