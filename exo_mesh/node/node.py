@@ -365,6 +365,7 @@ class Node:
         keep(self._models.keep_cards, "model cards")
         keep(self._models.served.keep, "model servers")
         keep(self.inspection.keep_traces, "traces")
+        keep(self.kept_answers.keep_tidy, "kept answers")
         if self.inspection.exporter is not None:
             keep(self.inspection.exporter.keep, "export of traces")
         if self._credentials is not None:

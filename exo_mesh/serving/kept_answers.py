@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,15 +79,23 @@ def owner_of(answer_id: str) -> str:
 
 
 class KeptAnswers:
-    """The answers that this node keeps: at most MAX_ANSWERS and MAX_BYTES, each for keep_s after its last use."""
+    """The answers that this node keeps: at most MAX_ANSWERS and MAX_BYTES, each for keep_s after its last use.
+    on_change: gets the number of answers and of their bytes."""
 
     def __init__(
-        self, keep_s: float, clock: Clock, *, max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_BYTES
+        self,
+        keep_s: float,
+        clock: Clock,
+        *,
+        max_answers: int = MAX_ANSWERS,
+        max_bytes: int = MAX_BYTES,
+        on_change: Callable[[int, int], None] = lambda count, num_bytes: None,
     ) -> None:
         self._keep_s = keep_s
         self._clock = clock
         self._max_answers = max_answers
         self._max_bytes = max_bytes
+        self._on_change = on_change
         self._kept: OrderedDict[str, tuple[float, KeptAnswer]] = OrderedDict()
         """(time of its last use, answer) by id, the longest unused first."""
         self.num_bytes = 0
@@ -100,6 +108,10 @@ class KeptAnswers:
     def is_on(self) -> bool:
         return self._keep_s > 0
 
+    def tidy(self) -> None:
+        """Drop the answers whose time is over."""
+        self._drop_old()
+
     def keep(self, answer: KeptAnswer) -> None:
         """Keep an answer, and drop those that have not been used for longest if there is no room for all. An answer
         that alone is too large is not kept."""
@@ -111,6 +123,7 @@ class KeptAnswers:
         self._drop_old()
         while len(self._kept) > self._max_answers or self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._kept)))
+        self._on_change(len(self._kept), self.num_bytes)
 
     def read(self, key_id: str | None, answer_id: str) -> KeptAnswer | None:
         """A kept answer; this is a use of it."""
@@ -146,3 +159,4 @@ class KeptAnswers:
     def _drop(self, answer_id: str) -> None:
         if answer_id in self._kept:
             self.num_bytes -= self._kept.pop(answer_id)[1].num_bytes
+            self._on_change(len(self._kept), self.num_bytes)

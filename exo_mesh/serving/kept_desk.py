@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from exo_mesh.beat import next_beat
 from exo_mesh.errors import DeadlineError, InputError, MeshError, TransportError, UnknownAnswerError
 from exo_mesh.membership.peers import Peer
 from exo_mesh.printable import quoted
@@ -20,6 +21,9 @@ PART_BYTES = 512 << 10
 
 MAX_CHAIN_BYTES = 64 << 20
 """Most bytes of one conversation."""
+
+TIDY_EVERY_S = 60.0
+"""An answer stays in memory at most this long after its time."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +45,12 @@ class KeptDesk:
     @property
     def is_on(self) -> bool:
         return self._kept.is_on
+
+    async def keep_tidy(self) -> None:
+        """Until cancelled: drop answers whose time is over, also if nobody asks for them."""
+        while True:
+            await next_beat(TIDY_EVERY_S)
+            self._kept.tidy()
 
     def keep(self, answer: KeptAnswer) -> None:
         self._kept.keep(answer)

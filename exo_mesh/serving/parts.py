@@ -75,7 +75,7 @@ class ServingParts:
             stand_ins=stand_ins,
         )
         streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
-        answers = KeptAnswers(settings.keep_responses, clock)
+        answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
         kept = KeptDesk(membership.own.id, lambda: membership.peers, answers)
         return ServingParts(journal, drivers, router, file, streams, kept)
 

@@ -139,6 +139,8 @@ class Metrics:
         )
         self.usable_memory = Gauges("exo_mesh_usable_memory_bytes", "Memory that a new reservation could get here.")
         self.reserved_memory = Gauges("exo_mesh_reserved_memory_bytes", "Memory that plans have reserved here.")
+        self.kept_responses = Gauges("exo_mesh_kept_responses", "Responses that this node keeps for later requests.")
+        self.kept_response_bytes = Gauges("exo_mesh_kept_response_bytes", "Memory that these responses take.")
         self.disk_free = Gauges(
             "exo_mesh_disk_free_bytes", "Free space on the volume of a directory of this node.", ("volume",)
         )
@@ -164,6 +166,11 @@ class Metrics:
         self.health_reasons.clear()
         for code, level in reasons:
             self.health_reasons.labels(code, level).inc()
+
+    def show_kept(self, count: int, num_bytes: int) -> None:
+        """Sets the number of kept responses and their bytes."""
+        self.kept_responses.set(count)
+        self.kept_response_bytes.set(num_bytes)
 
     def placed(self, model: str, outcome: str) -> None:
         """Counts a placement that has ended. outcome: "ready", or the code of its error."""

@@ -67,6 +67,17 @@ def test_an_answer_is_dropped_some_time_after_its_last_use() -> None:
     assert len(kept) == 0 and kept.num_bytes == 0
 
 
+def test_the_number_of_kept_answers_is_reported() -> None:
+    clock, seen = TestClock(), [(0, 0)]
+    kept = KeptAnswers(60, clock, on_change=lambda *counts: seen.append(counts))
+    kept.keep(answer("a"))
+    kept.keep(answer("b"))
+    assert seen[-1] == (2, 2 * answer("").num_bytes)
+    clock.now = 61
+    kept.tidy()
+    assert seen[-1] == (0, 0)
+
+
 def test_nothing_is_kept_when_the_time_is_zero() -> None:
     kept = KeptAnswers(0, TestClock())
     kept.keep(answer("a"))
