@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -85,6 +86,27 @@ def test_the_response_of_a_killed_entry_peer_is_whole_at_another_and_stored_ther
             again = what_is_said(list(numbered(response)))
         assert joined == again == {**stored, "created_at": 0}
         assert joined["status"] == "incomplete" and joined["usage"]["output_tokens"] == 150
+
+
+def read_again(peer: Peer, response_id: str, after: int) -> list[dict[str, Any]]:
+    """The events of a response after one of them, as a client without a key reads them."""
+    url = f"{peer.url}{PATH}/{response_id}?stream=true&starting_after={after}"
+    with urlopen(url, timeout=60) as reply:
+        return [data for _, data in numbered(reply)]
+
+
+def test_a_response_is_read_at_another_peer_while_it_runs_and_afterwards(tmp_path: Path) -> None:
+    with mesh(tmp_path, [SLOW] * 2, engine="dummy") as (owner, other):
+        owner.place()
+        with stream(owner, BODY, PATH) as response:
+            events = numbered(response)
+            had = [next(events)[1] for _ in range(10)]
+            response_id = had[0]["response"]["id"]
+            assert other.api.get(f"{PATH}/{response_id}")["status"] == "in_progress"
+            meanwhile = read_again(other, response_id, 5)
+            had += [data for _, data in events]
+        assert rebuilt(had)["status"] == "incomplete"
+        assert meanwhile == read_again(other, response_id, 5) == had[6:]
 
 
 def test_a_conversation_goes_on_at_any_peer_until_its_owner_is_gone(tmp_path: Path) -> None:
