@@ -17,6 +17,7 @@ from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.api.core.truncating import LEAST_SHARE, prepare_fitting
 from exo_mesh.api.model_names import find_model
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.embedding.tasks import GENERATION, why_not
@@ -125,7 +126,17 @@ async def prepare(
         prepared = _prepared(asked, asker, entry, text, encoded, asked.grammar)
         prepared = _also_as_text(prepared, asked, entry, AnswerBridge(text, is_bare=True))
         return replace(prepared, tokenizer_s=tokenizer_s)
-    return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts, options)
+    if not asked.subject.drops_oldest:
+        return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts, options)
+
+    async def prepare_ending(ending: Conversation) -> PreparedRequest:
+        prepared = await _prepare_conversation(asked, ending, asker, entry, text, limit, texts, options)
+        room = prepared.choices[0].request.max_tokens
+        if ending is not asked.subject and room < min(asked.max_tokens or limit, limit // LEAST_SHARE):
+            raise ContextLengthError("the conversation leaves too little room", param=asked.names.messages)
+        return prepared
+
+    return await prepare_fitting(asked.subject, prepare_ending)
 
 
 async def _prepare_conversation(
@@ -180,6 +191,9 @@ def _prepare_served(
     asked: NeutralRequest, asker: Asker, entry: ModelEntry, text: TextModel, limit: int
 ) -> PreparedRequest:
     """Prepare a request for a model that only a model server has: its template and tokenizer are there."""
+    if isinstance(asked.subject, Conversation) and asked.subject.drops_oldest:
+        message = "this model runs in a model server, where turns cannot be dropped: its tokenizer is there"
+        raise InputError(message, param="truncation")
     most = min(limit, asked.max_tokens or asked.default_tokens or limit)
     encoded = [_Encoded((), most, as_text=one) for one in text_inputs(asked)]
     if isinstance(asked.subject, Prompts) and asked.subject.echo:

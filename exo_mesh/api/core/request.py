@@ -95,6 +95,8 @@ class Conversation:
     continues_last: bool = False
     opens_turn: bool | None = None
     late_system_as_user: bool = False
+    drops_oldest: bool = False
+    """Whether the oldest turns are dropped if the conversation is too long; else it is refused."""
 
     @property
     def images(self) -> tuple[ImageInput, ...]:

@@ -101,7 +101,7 @@ def neutral_response(body: ResponsesBody, items: PlacedItems) -> NeutralRequest:
 
 def neutral_conversation(body: InputTokensBody, items: PlacedItems) -> Conversation:
     """Translate the conversation of a body. Raises InputError that names the wrong field."""
-    refuse_unless("truncation", body.truncation, ("disabled",))
+    refuse_unless("truncation", body.truncation, ("disabled", "auto"))
     tools, choice = choose_tools(body.tool_choice, neutral_tools(body.tools or ())[0])
     first = (Turn("system", body.instructions, "instructions"),) if body.instructions else ()
     placed = [(item, "previous_response_id") for item in items.history]
@@ -114,6 +114,7 @@ def neutral_conversation(body: InputTokensBody, items: PlacedItems) -> Conversat
         _thinking(body),
         dict(body.chat_template_kwargs or {}),
         late_system_as_user=True,
+        drops_oldest=body.truncation == "auto",
     )
 
 
@@ -180,7 +181,7 @@ def repeated_fields(body: ResponsesBody, temperature: float, top_p: float, *, is
         "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
 

@@ -152,7 +152,7 @@ def test_what_no_model_gets_is_refused_by_its_place(item: Json, where: str, word
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "some"}, "truncation"),
         ({"include": ["everything"]}, "include"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -209,6 +209,26 @@ async def test_a_grammar_of_a_custom_tool_is_shown_to_the_model(asking: Asking) 
     form = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
     await asking.response(tools=[{**PATCH, "format": form}])
     assert "must match this grammar (lark)" in asking.prompt()
+
+
+async def test_the_oldest_exchanges_are_dropped_only_if_the_client_asks_for_it(asking: Asking) -> None:
+    asking.mesh.limit = 400
+    items: list[Json] = []
+    for number in range(30):
+        items += [{"role": "user", "content": f"question {number}"}, call(f"c{number}"), output(f"c{number}", "blue")]
+    asked: Json = {"instructions": "Be brief.", "input": [*items, USER], "max_output_tokens": 50}
+    status, param, message = await asking.refusal(**asked)
+    assert (status, param) == (400, "input") and "tokens" in message
+    response = await asking.response(**asked, truncation="auto")
+    assert response["truncation"] == "auto"
+    assert asking.mesh.request.max_tokens == 50 and len(asking.mesh.request.prompt_ids) <= 350
+    prompt = asking.prompt()
+    assert "Be brief." in prompt and "question 29" in prompt and "question 0" not in prompt
+    kept = [number for number in range(30) if f"question {number}<" in prompt]
+    assert kept == list(range(kept[0], 30)) and prompt.count("<|im_start|>tool") == len(kept) > 2
+    longer = len(asking.mesh.request.prompt_ids) / (len(kept) + 2)
+    assert len(asking.mesh.request.prompt_ids) + longer > 300, "no more was dropped than had to be"
+    assert (await asking.refusal(input="word " * 500, truncation="auto"))[0] == 400
 
 
 def test_the_id_of_an_item_names_its_place() -> None:
