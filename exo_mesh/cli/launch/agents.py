@@ -94,6 +94,8 @@ def _codex(target: LaunchTarget) -> AgentSetup:
         "model_providers.exo_mesh.wire_api": '"responses"',
         "model_context_window": str(target.context_tokens),
         "model_auto_compact_token_limit": str(target.compact_tokens),
+        "web_search": '"disabled"',  # OpenAI's servers run it
+        "features.multi_agent": "false",  # its tools have a type of their own
     }
     arguments = tuple(word for name, value in settings.items() for word in ("-c", f"{name}={value}"))
     return AgentSetup({"EXO_MESH_LAUNCH_KEY": target.key}, arguments=arguments)

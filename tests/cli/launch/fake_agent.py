@@ -30,7 +30,9 @@ def codex() -> tuple[str, str, dict[str, Any]]:
     given = dict(word.split("=", 1) for flag, word in zip(sys.argv, sys.argv[1:], strict=False) if flag == "-c")
     provider = f"model_providers.{json.loads(given['model_provider'])}"
     key = os.environ[json.loads(given[f"{provider}.env_key"])]
-    return chat(json.loads(given[f"{provider}.base_url"]), key, json.loads(given["model"]))
+    assert json.loads(given[f"{provider}.wire_api"]) == "responses"
+    body = {"model": json.loads(given["model"]), "max_output_tokens": 16, "input": MESSAGES}
+    return f"{json.loads(given[f'{provider}.base_url'])}/responses", key, body
 
 
 def opencode() -> tuple[str, str, dict[str, Any]]:
