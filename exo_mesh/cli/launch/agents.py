@@ -160,6 +160,22 @@ def _qwen(target: LaunchTarget) -> AgentSetup:
     return AgentSetup(environ, arguments=("--auth-type", "openai", "--model", target.model))
 
 
+def _continue(target: LaunchTarget) -> AgentSetup:
+    """Its configuration is YAML, of which JSON is a part."""
+    model = {
+        "name": target.model,
+        "provider": "openai",
+        "model": target.model,
+        "apiBase": f"{target.url}/v1",
+        "apiKey": target.key,
+        "roles": ["chat", "edit", "apply"],
+        "defaultCompletionOptions": {"contextLength": target.context_tokens, "maxTokens": target.output_tokens},
+    }
+    config = {"name": PROVIDER, "version": "0.0.1", "schema": "v1", "models": [model]}
+    path = str(target.folder / "continue.yaml")
+    return AgentSetup(arguments=("--config", path), files={"continue.yaml": json.dumps(config)})
+
+
 def _crush(target: LaunchTarget) -> AgentSetup:
     model = {
         "id": target.model,
@@ -187,6 +203,7 @@ AGENTS: Mapping[str, Agent] = {
         Agent("opencode", "opencode", "opencode", "npm install -g opencode-ai", 16_000, _opencode),
         Agent("aider", "aider", "aider", "python -m pip install aider-chat", 4_000, _aider),
         Agent("qwen", "Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 20_000, _qwen),
+        Agent("continue", "Continue", "cn", "npm install -g @continuedev/cli", 12_000, _continue),
         Agent("goose", "goose", "goose", "see https://block.github.io/goose", 16_000, _goose),
         Agent("crush", "Crush", "crush", "npm install -g @charmland/crush", 16_000, _crush),
     )

@@ -54,6 +54,11 @@ def qwen() -> tuple[str, str, dict[str, Any]]:
     return chat(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], value_of("--model"))
 
 
+def cn() -> tuple[str, str, dict[str, Any]]:
+    (model,) = json.loads(Path(value_of("--config")).read_text())["models"]
+    return chat(model["apiBase"], model["apiKey"], model["model"])
+
+
 def goose() -> tuple[str, str, dict[str, Any]]:
     url = f"{os.environ['OPENAI_HOST']}/{os.environ['OPENAI_BASE_PATH']}".removesuffix("/chat/completions")
     return chat(url, os.environ["OPENAI_API_KEY"], os.environ["GOOSE_MODEL"])

@@ -93,8 +93,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def machine(root: Path) -> None:
     (root / "bin").mkdir()
-    for name in AGENTS:
-        path = root / "bin" / name
+    for agent in AGENTS.values():
+        path = root / "bin" / agent.program
         path.write_text(f"#!{sys.executable}\n" + FAKE.read_text())
         path.chmod(0o755)
 
@@ -270,3 +270,11 @@ def test_the_users_environment_stays_but_for_what_leads_elsewhere() -> None:
     assert environ["PATH"] == "/bin" and "ANTHROPIC_API_KEY" not in environ
     assert environ["NO_PROXY"] == "a.example,10.0.0.5" and environ["no_proxy"] == "10.0.0.5"
     assert agent_environ({}, AgentSetup({"A": "b"}), "http://[::1]:1")["A"] == "b"
+
+
+def test_the_pages_for_people_name_every_agent() -> None:
+    docs = Path(__file__).resolve().parents[3] / "docs"
+    verb, clients = ((docs / page).read_text() for page in ("reference/cli.md", "tasks/clients.md"))
+    for agent in AGENTS.values():
+        assert f"| `{agent.name}` |" in verb and agent.install.removeprefix("see ") in verb
+        assert f"exo-mesh launch {agent.name}" in clients and f"[{agent.title}]" in clients
