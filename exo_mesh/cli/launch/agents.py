@@ -202,7 +202,7 @@ AGENTS: Mapping[str, Agent] = {
         Agent("codex", "Codex", "codex", "npm install -g @openai/codex", 16_000, _codex),
         Agent("opencode", "opencode", "opencode", "npm install -g opencode-ai", 16_000, _opencode),
         Agent("aider", "aider", "aider", "python -m pip install aider-chat", 4_000, _aider),
-        Agent("qwen", "Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 20_000, _qwen),
+        Agent("qwen", "Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 32_000, _qwen),
         Agent("continue", "Continue", "cn", "npm install -g @continuedev/cli", 12_000, _continue),
         Agent("goose", "goose", "goose", "see https://block.github.io/goose", 16_000, _goose),
         Agent("crush", "Crush", "crush", "npm install -g @charmland/crush", 16_000, _crush),
