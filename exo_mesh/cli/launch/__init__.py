@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(agent, client, model)
         workspace = Workspace.create(root)
         try:
-            if bundle := _certificates(client.url, args.home):
+            if bundle := certificates(client.url, args.home):
                 workspace.write({_BUNDLE: bundle})
             return _run_once(agent, program, client, model, workspace, args.arguments)
         finally:
@@ -133,7 +133,7 @@ def _tell(agent: Agent, client: ApiClient, model: LaunchModel) -> None:
         )
 
 
-def _certificates(url: str, home: str | None) -> str:
+def certificates(url: str, home: str | None) -> str:
     """Certificates in PEM form that the agent is to trust: the system's and the node's; "" if the node has no own."""
     if not url.startswith("https:"):
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.api.scripted_mesh import Served
+import aiohttp
 
 FOLDER = Path(__file__).with_name("sequences")
 Call = tuple[str, dict[str, Any]]
@@ -15,12 +15,15 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass
 class AgentReply:
-    """What an agent makes of a stream: the text, and the calls with their ids."""
+    """What an agent makes of a stream: the text, and the calls with their ids. num_prompt, num_cached: tokens of the
+    prompt, and those of them that came from a cache."""
 
     says: str = ""
     calls: list[Call] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     end: str = ""
+    num_prompt: int = 0
+    num_cached: int = 0
 
 
 def sequence(name: str) -> dict[str, Any]:
@@ -29,11 +32,19 @@ def sequence(name: str) -> dict[str, Any]:
 
 
 class Replay:
-    """One conversation of an agent. The ids of calls in it ($CALL_1, …) are those that the replies gave."""
+    """One conversation of an agent. The ids of calls in it ($CALL_1, …) are those that the replies gave.
 
-    def __init__(self, api: Served, recorded: dict[str, Any]) -> None:
-        self._api = api
+    fields: for every request, in place of those of the sequence. is_scripted: the model writes what the sequence says;
+    else its calls are made up, so that the conversation can go on.
+    """
+
+    def __init__(
+        self, http: aiohttp.ClientSession, recorded: dict[str, Any], *, is_scripted: bool = True, **fields: Any
+    ) -> None:
+        self._http = http
         self._recorded = recorded
+        self._is_scripted = is_scripted
+        self._fields = fields
         self._messages: list[Any] = []
         self._ids: list[str] = []
 
@@ -41,19 +52,22 @@ class Replay:
         """Send the next request of the conversation."""
         self._messages += turn["sends"]
         place = "input" if self._recorded["path"].startswith("/v1/responses") else "messages"
-        body = {**self._recorded["request"], place: self._messages}
+        body = {**self._recorded["request"], **self._fields, place: self._messages}
         text = json.dumps(_marked(body) if self._recorded.get("marks_last_block") else body)
         for number, call_id in reversed(list(enumerate(self._ids, 1))):
             text = text.replace(f"$CALL_{number}", call_id)
         headers = {**self._recorded["headers"], "Content-Type": "application/json"}
-        async with self._api.http.post(self._recorded["path"], data=text, headers=headers) as reply:
+        async with self._http.post(self._recorded["path"], data=text, headers=headers) as reply:
             answer = await reply.text()
             assert reply.status == 200, answer
         events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
         read = {"messages": _chat, "input": _responses}[place] if "anthropic-version" not in headers else _anthropic
         found = read(events)
-        self._ids += found.ids
+        self._ids += found.ids if self._is_scripted else self._made_up(turn)
         return found
+
+    def _made_up(self, turn: dict[str, Any]) -> list[str]:
+        return [f"call_{len(self._ids) + index}" for index in range(len(turn["calls"]))]
 
 
 def _marked(body: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +90,9 @@ def _anthropic(events: list[dict[str, Any]]) -> AgentReply:
         elif event["type"] == "content_block_delta" and event["delta"]["type"] == "text_delta":
             found.says += event["delta"]["text"]
         elif event["type"] == "message_delta":
-            found.end = event["delta"]["stop_reason"]
+            found.end, usage = event["delta"]["stop_reason"], event["usage"]
+            found.num_cached = usage["cache_read_input_tokens"]
+            found.num_prompt = usage["input_tokens"] + found.num_cached
     found.calls = [(name, json.loads(text)) for name, text in arguments.values()]
     assert events[-1]["type"] == "message_stop"
     return found
@@ -94,7 +110,8 @@ def _chat(events: list[dict[str, Any]]) -> AgentReply:
             arguments[call["index"]] = (name, so_far + (call["function"].get("arguments") or ""))
         found.end = choice["finish_reason"] or found.end
     found.calls = [(name, json.loads(text)) for name, text in arguments.values()]
-    assert events[-1]["usage"]["prompt_tokens"], "asked for with stream_options"
+    usage = events[-1]["usage"]  # asked for with stream_options
+    found.num_prompt, found.num_cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
     return found
 
 
@@ -106,6 +123,7 @@ def _responses(events: list[dict[str, Any]]) -> AgentReply:
             found.calls.append((item["name"], json.loads(item["arguments"])))
         elif item["type"] == "message":
             found.says += "".join(part["text"] for part in item["content"])
-    assert events[-1]["type"] == "response.completed"
-    found.end = events[-1]["response"]["status"]
+    assert events[-1]["type"] in ("response.completed", "response.incomplete")
+    found.end, usage = events[-1]["response"]["status"], events[-1]["response"]["usage"]
+    found.num_prompt, found.num_cached = usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
     return found

@@ -58,13 +58,14 @@ async def test_an_agents_conversation_is_answered_and_each_prompt_extends_the_la
 
     mesh.script = answers
     async with served(mesh, ApiOptions(access=OPEN_ADMIN)) as api:
-        replay = Replay(api, recorded)
+        replay = Replay(api.http, recorded)
         for turn in recorded["turns"]:
             writes.append(turn["model_writes"])
             reply = await replay.send(turn)
             assert reply.says.strip() == turn["says"]
             assert reply.calls == [(name, arguments) for name, arguments in turn["calls"]]
             assert reply.end in ENDS["calls" if turn["calls"] else "text"] and len(set(reply.ids)) == len(turn["calls"])
+            assert reply.num_prompt == len(mesh.request.prompt_ids)
     prompts = [tuple(request.prompt_ids) for request in mesh.requests]
     shares = [shared(*pair) for pair in pairwise(prompts)]
     print(f"{agent}: {[len(prompt) for prompt in prompts]} tokens, shares {[round(share, 4) for share in shares]}")

@@ -20,7 +20,7 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.cli.launch import agent_environ
+from exo_mesh.cli.launch import agent_environ, certificates
 from exo_mesh.cli.launch.agents import AGENTS, AgentSetup, LaunchTarget
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
@@ -278,3 +278,15 @@ def test_the_pages_for_people_name_every_agent() -> None:
     for agent in AGENTS.values():
         assert f"| `{agent.name}` |" in verb and agent.install.removeprefix("see ") in verb
         assert f"exo-mesh launch {agent.name}" in clients and f"[{agent.title}]" in clients
+
+
+def test_an_agent_trusts_the_certificate_of_the_node_besides_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.pem"
+    own.write_text("-----BEGIN CERTIFICATE-----\nown\n")
+    monkeypatch.setenv("EXO_MESH_API_CA", str(own))
+    assert certificates("https://node:52415", None).endswith(own.read_text())
+    assert certificates("http://node:52415", None) == ""
+    monkeypatch.delenv("EXO_MESH_API_CA")
+    assert certificates("https://node:52415", str(tmp_path)) == "", "the system's authorities are enough"
