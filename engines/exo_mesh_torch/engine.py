@@ -217,9 +217,7 @@ class TorchStage:
             raise EngineError(defect)
         batches.copy(source, sequence, upto)
         self._max_tokens[sequence] = max_tokens
-        self._images.pop(sequence, None)
-        if kept := [ShownImage(image.spec) for image in self._images.get(source, ()) if image.spec.start < upto]:
-            self._images[sequence] = kept
+        self._share_images(source, sequence, upto)
 
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """See SequenceMover."""
@@ -230,6 +228,14 @@ class TorchStage:
         batches.move(source, sequence, upto)
         self._max_tokens.pop(source, None)
         self._max_tokens[sequence] = max_tokens
+        self._share_images(source, sequence, upto)
+        self._images.pop(source, None)
+
+    def _share_images(self, source: int, sequence: int, upto: int) -> None:
+        """Note the images in the first positions of `source` for a copy of it. Their rows are not needed again."""
+        self._images.pop(sequence, None)
+        if kept := [ShownImage(image.spec) for image in self._images.get(source, ()) if image.spec.start < upto]:
+            self._images[sequence] = kept
 
     def _loaded(self) -> tuple[StageModel, Batches]:
         if self._model is None or self._batches is None:

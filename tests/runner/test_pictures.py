@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Ordered
 
 import pytest
 
@@ -14,6 +15,8 @@ from exo_mesh.errors import EngineError, InputError, OverloadError
 from exo_mesh.pictures import Picture, PictureSpec, PixelBudget, digest_of, pictures_defect, whole_row
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.picture_store import KEEP_S, MAX_WAITING_BYTES, PictureStore
+from exo_mesh.runner.prefix.cache import PrefixCache
+from exo_mesh.runner.scheduler import Sequence
 from exo_mesh.runner.stage import Stage
 from exo_mesh.transport.image_codec import spec_to_proto, specs_from_proto
 from exo_mesh.transport.image_upload import PIECE_BYTES, pieces_of
@@ -154,7 +157,7 @@ def test_a_row_takes_all_of_a_whole_image_or_none_of_it() -> None:
         ([picture(8 * index, 1) for index in range(33)], "33 images"),
     ],
 )
-def test_images_that_do_not_fit_a_prompt_are_refused(pictures: Sequence[Picture], words: str) -> None:
+def test_images_that_do_not_fit_a_prompt_are_refused(pictures: Ordered[Picture], words: str) -> None:
     assert words in str(pictures_defect([one.spec for one in pictures], 30))
     with pytest.raises(ValueError, match=words):
         request("r", PROMPT, pictures=tuple(pictures))
@@ -175,7 +178,7 @@ def test_an_image_survives_the_wire() -> None:
                                    mean=MEAN, std=STD, digest="0" * 64)])  # fmt: skip
 
 
-async def stream(pieces: Sequence[pb.ImagePiece]) -> AsyncIterator[pb.ImagePiece]:
+async def stream(pieces: Ordered[pb.ImagePiece]) -> AsyncIterator[pb.ImagePiece]:
     for piece in pieces:
         yield piece
 
@@ -229,3 +232,16 @@ def test_live_images_are_counted_until_their_request_ends() -> None:
     gc.collect()
     assert budget.held_bytes == 12
     budget.hold(picture(4))
+
+
+@pytest.mark.parametrize(("seed", "reused"), [(0, 199), (1, 0)])
+def test_a_kept_prefix_is_found_by_its_images_and_not_by_their_placeholders(seed: int, reused: int) -> None:
+    def sequence(number: int, image: Picture) -> Sequence:
+        return Sequence(number, [7] * 4 + [300] * 100 + [8] * 96, pictures=(image.spec,))
+
+    cache = PrefixCache(1)
+    first = sequence(1, picture(4, 100))
+    first.computed = 200
+    assert cache.ended(first, 0.0)
+    found = cache.find(sequence(2, picture(4, 100, seed=seed)), 1.0)
+    assert (0 if found is None else found.length) == reused
