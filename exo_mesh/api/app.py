@@ -76,7 +76,7 @@ def build_app(
     The application owns `texts` and closes them; it makes them if none are given.
     """
     options = options or ApiOptions()
-    texts = texts or TextModels(TemplateRenderer())
+    texts = texts or TextModels(TemplateRenderer(), options.image_trail)
     watchdog = Watchdog(min(1.0, options.keep_alive_s / 4, options.stall_limit_s / 4))
     context = ApiContext(service, texts, options, watchdog, now, int(now()))
     table = route_table(context)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.webtools.options import WebToolOptions
@@ -51,6 +52,7 @@ class ApiOptions:
     token for the hub. config: the current settings, for `/config`; config_file: the path of this node's config.toml,
     which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the port at which
     clients of Ollama call; None if there is none. web_tools: the tools that fetch pages from the web.
+    image_trail: follows images, if somebody looks for a mistake.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -74,6 +76,7 @@ class ApiOptions:
     live_interval_s: float = 2.0
     ollama_port: int | None = None
     web_tools: WebToolOptions = field(default_factory=WebToolOptions)
+    image_trail: ImageTrail | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.listening import bound_socket
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
@@ -34,7 +35,7 @@ from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
 from exo_mesh.security.local_token import ListeningMark, take_token
 from exo_mesh.security.secret import exposure
-from exo_mesh.settings.config import ConfigError, LoadedSettings
+from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
 from exo_mesh.settings.places import models_dirs
 from exo_mesh.telemetry.node_logs import LoneLogs, NodeLogs
 from exo_mesh.telemetry.start_phases import StartPhases
@@ -118,6 +119,7 @@ class RunningNode:
                 languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
                 ollama_port=self._ollama_socket.getsockname()[1] if self._ollama_socket is not None else None,
                 web_tools=self._web_tools,
+                image_trail=_image_trail(settings),
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
@@ -344,3 +346,10 @@ def _member_origins(node: Node) -> frozenset[str]:
 def _reachable_host(node: Node) -> str:
     """The host for URLs that other machines use: the host of the first control address."""
     return node.membership.own.addresses[0].rpartition(":")[0]
+
+
+def _image_trail(settings: Settings) -> ImageTrail | None:
+    """The trail of images that the settings ask for; None if they ask for none."""
+    if not settings.image_transport_debug and settings.vision_debug_save_dir is None:
+        return None
+    return ImageTrail(settings.image_transport_debug, settings.vision_debug_save_dir)

@@ -161,6 +161,8 @@ class Settings:
     otlp_service: str = "exo-mesh"
     otlp_attributes: dict[str, str] = field(default_factory=dict)
     hang_debug: int = 0
+    image_transport_debug: bool = False
+    vision_debug_save_dir: Path | None = None
     power_tool: str = "auto"
     sysfs: Path = Path("/sys")
     request_log: str = "logs/requests.jsonl"
@@ -514,6 +516,10 @@ _LOGGING = (
             "otlp_attributes", separator=","),
     Setting("hang_debug", "SECONDS", "log the stacks of a runner without progress at this interval; 0 = never",
             values.whole(0, 86400), toml=(int,)),
+    Setting("image_transport_debug", "", "log a line for each image of a request: its size, pixels and checksum",
+            values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+    Setting("vision_debug_save_dir", "DIR", "write the last 200 images to this directory, as models get them (PPM)",
+            values.path),
 )  # fmt: skip
 
 _TESTS = (

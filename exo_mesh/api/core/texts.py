@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.domain.grammar import GrammarSpec
@@ -35,9 +36,10 @@ _Version = tuple[Path, int]
 class TextModels:
     """A small cache of TextModel by directory, and the threads and processes that open and use them."""
 
-    def __init__(self, templates: TemplateRenderer) -> None:
+    def __init__(self, templates: TemplateRenderer, image_trail: ImageTrail | None = None) -> None:
         """templates: owned and closed by this object."""
         self._templates = templates
+        self._image_trail = image_trail
         self._open: OrderedDict[_Version, TextModel] = OrderedDict()
         self._opening: dict[_Version, asyncio.Task[TextModel]] = {}
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="exo-mesh-text")
@@ -82,7 +84,10 @@ class TextModels:
 
     async def decode_image(self, image: ImageInput, recipe: ImageRecipe) -> ImageDecoded:
         """Decode and resize an image in a child process. Raises InputError that names its place."""
-        return await self._templates.decode_image(image.data, recipe, image.where)
+        found = await self._templates.decode_image(image.data, recipe, image.where)
+        if (trail := self._image_trail) is not None:
+            await self.work(lambda: trail.note(image.where, len(image.data), found))
+        return found
 
     async def work(self, job: Callable[[], T]) -> T:
         """Run blocking text work in a thread. Raises the errors of the work, or DeadlineError."""
