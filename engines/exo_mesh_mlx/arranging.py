@@ -65,8 +65,8 @@ def _tidy(block: KvBlock, wanted: set[int]) -> None:
     leaving += [cache for cache in staying if not is_similar(shortest, cache.length)]
     if len(leaving) + 1 >= len(block.rows):
         leaving = list(block.rows)  # one row has no use for a block
-    for cache in leaving:
-        block.take_out(cache)
+    if leaving:
+        block.take_out(leaving)
 
 
 def _merge(blocks: list[KvBlock]) -> None:
@@ -74,8 +74,7 @@ def _merge(blocks: list[KvBlock]) -> None:
     blocks = sorted((block for block in blocks if not block.num_partial), key=_shortest)
     for one, other in pairwise(blocks):
         if is_similar(_shortest(one), max(_longest(one), _longest(other))) and _has_room(other, len(one.rows)):
-            for cache in list(one.rows):
-                one.take_out(cache)
+            one.take_out(list(one.rows))
 
 
 def _house(caches: Sequence[SequenceCache], blocks: Sequence[KvBlock]) -> None:

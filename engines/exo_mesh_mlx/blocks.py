@@ -69,33 +69,48 @@ class KvBlock:
             cache.block = self
         self.rows += caches
 
-    def take_out(self, cache: Member) -> None:
-        """Copy a row back to the entries of its sequence, which leaves the block."""
-        place, length = self.rows.index(cache), min(self._capacity, _in_steps(cache.length))
-        for slot in self.slots:
-            entry = cache.entries[slot]
-            entry.keys = mx.contiguous(self._keys[slot][place : place + 1, :, :length])
-            entry.values = mx.contiguous(self._values[slot][place : place + 1, :, :length])
-        # Otherwise the copies would refer to the block when it is next written to, and MLX would copy all of it then.
-        mx.eval([array for slot in self.slots for array in (cache.entries[slot].keys, cache.entries[slot].values)])
-        self.drop(cache)
+    def take_out(self, leaving: Sequence[Member]) -> None:
+        """Copy rows back to the entries of their sequences, which leave the block."""
+        self._leave(leaving, keep=True)
 
-    def drop(self, cache: Member) -> None:
+    def drop(self, leaving: Member) -> None:
         """Free the place of a row, whose keys and values are lost."""
-        place, last = self.rows.index(cache), len(self.rows) - 1
-        cache.block = None
-        moved = self.rows.pop()
-        if place < last:
-            self.rows[place] = moved
+        self._leave([leaving], keep=False)
+
+    def _leave(self, leaving: Sequence[Member], *, keep: bool) -> None:
+        """Free places; the last rows move into them. Goes layer by layer, so that little memory is needed besides."""
+        places = [self.rows.index(cache) for cache in leaving]
+        count = len(self.rows) - len(leaving)
+        holes = sorted(place for place in places if place < count)
+        moves = list(zip((place for place in range(count, len(self.rows)) if place not in places), holes, strict=True))
+        shrinks = count <= self._places // 2
         for slot in self.slots:
-            for held in (self._keys, self._values):
-                if place < last:
-                    held[slot][place : place + 1] = held[slot][last : last + 1]
-                if not last:
+            for held, name in ((self._keys, "keys"), (self._values, "values")):
+                if keep:
+                    self._copy_back(slot, held[slot], name, leaving, places)
+                for source, hole in moves:
+                    held[slot][hole : hole + 1] = mx.contiguous(held[slot][source : source + 1])
+                if not count:
                     del held[slot]
-                elif last <= self._places // 2:
-                    held[slot] = mx.contiguous(held[slot][:last])
-        self._places = last if last <= self._places // 2 else self._places
+                elif shrinks:
+                    held[slot] = mx.contiguous(held[slot][:count])
+                    mx.eval(held[slot])
+        for source, hole in moves:
+            self.rows[hole] = self.rows[source]
+        del self.rows[count:]
+        self._places = count if shrinks else self._places
+        for cache in leaving:
+            cache.block = None
+
+    def _copy_back(
+        self, slot: int, array: mx.array, name: str, leaving: Sequence[Member], places: Sequence[int]
+    ) -> None:
+        copies = []
+        for cache, place in zip(leaving, places, strict=True):
+            length = min(self._capacity, _in_steps(cache.length))
+            copies.append(mx.contiguous(array[place : place + 1, :, :length]))
+            setattr(cache.entries[slot], name, copies[-1])
+        mx.eval(copies)  # a copy that is not made yet refers to the whole array, which the next write would copy then
 
     def begin(self, n: int) -> None:
         """Prepare a forward of n tokens for each row: make room, and work out positions and mask once for all

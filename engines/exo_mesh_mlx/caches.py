@@ -93,7 +93,7 @@ class SequenceCache:
     def settle(self) -> None:
         """Move keys and values that are in a block back to the entries."""
         if self.block is not None:
-            self.block.take_out(self)
+            self.block.take_out([self])
 
     def release(self) -> None:
         """Give up keys and values that are in a block, because the sequence ends."""

@@ -227,6 +227,30 @@ def test_a_sequence_that_stays_away_gives_its_place_back(company: Company) -> No
     assert company.mates(1) == {1, 2, 3}
 
 
+def test_a_step_writes_in_place_and_changes_of_company_copy_a_layer_at_a_time(company: Company) -> None:
+    """In bytes over those before: of a step, at most a tenth of the block; else a third."""
+    for sequence in (1, 2, 3, 4):
+        company.join(sequence, 1300 + sequence)
+
+    def peak(*frame: int) -> int:
+        for one in frame:
+            company.tokens[one].append(5)
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        forward([company.engine], [Row(one, len(company.tokens[one]) - 1, 1, 1) for one in frame], [5] * len(frame))
+        return max(0, mx.get_peak_memory() - max(before, mx.get_active_memory()))
+
+    joining = peak(1, 2, 3, 4)
+    block = company.block_of(1)
+    assert block is not None
+    size = block.num_bytes
+    steps = [peak(1, 2, 3, 4), peak(4, 2, 1, 3), *(peak(1, 3) for _ in range(PATIENCE))]
+    leaving = peak(1, 3)
+    assert len(block.rows) == 2 and block.num_bytes == size // 2
+    assert max(steps) < size / 10
+    assert max(joining, leaving) < size / 3
+
+
 def test_a_lone_row_is_in_no_block(company: Company) -> None:
     for sequence in (1, 2):
         company.join(sequence, 30)

@@ -24,6 +24,9 @@ from tools.architectures.splits import (
 )
 from tools.stages import Stages
 
+MARGIN = 1e-4
+"""Largest difference of rows that attend together, relative to the rms of the logits, in float32."""
+
 
 @dataclass
 class Outcome:
@@ -40,6 +43,8 @@ class Outcome:
     rollback: str = ""
     batched: bool = False
     """Whether rows of several sequences go through the model together."""
+    in_blocks: bool = False
+    """Whether they also attend together, in at least some layers."""
     splits: int = 0
     different: dict[str, float] = field(default_factory=dict)
     """The largest difference of each split whose logits differ from mlx-lm's."""
@@ -81,14 +86,16 @@ def _refused(model_dir: Path) -> bool:
 def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone], few: bool) -> None:
     survey = provider.survey(model_dir, {})
     outcome.legal_cuts, outcome.reason = survey.legal_cuts, survey.reason.removeprefix(f"{model_dir} ")
-    stages = Stages(provider, model_dir, outcome.layers)
+    stages = Stages(provider, model_dir, outcome.layers, batch_attention="off")
+    splits = splits_of(survey.legal_cuts, few=few)
     try:
-        splits = splits_of(survey.legal_cuts, few=few)
         for split in splits:
             _run_split(stages, split, outcome, sequences, restored=split in (splits[0], splits[-1]))
         _describe(stages, outcome)
     finally:
         stages.close()
+    for split in {splits[0], splits[-1]}:
+        _run_in_blocks(model_dir, split, outcome, sequences)
     if outcome.different:
         outcome.state, outcome.reason = "failed", "other logits than the whole model"
     else:
@@ -108,6 +115,22 @@ def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[A
         raise RuntimeError(f"split {name}: {exc}") from exc
     outcome.splits += 1
     outcome.different |= {name + what: worst for what, worst in differences.items() if worst}
+
+
+def _run_in_blocks(model_dir: Path, split: Split, outcome: Outcome, sequences: list[Alone]) -> None:
+    """Compares rows that attend together with mlx-lm, within MARGIN instead of bit by bit."""
+    stages = Stages(provider, model_dir, outcome.layers)
+    try:
+        engines = stages.ring(split)
+        if not any(isinstance(engine, MlxStage) and engine.keeper.is_on for engine in engines):
+            return
+        outcome.in_blocks = True
+        logits = np.concatenate([logits[np.isfinite(logits)] for alone in sequences for logits in alone.logits])
+        worst = together_difference(engines, sequences)
+        if not worst <= MARGIN * float(np.sqrt(np.mean(np.square(logits)))):
+            outcome.different["|".join(map(str, split)) + " in blocks"] = worst
+    finally:
+        stages.close()
 
 
 def _describe(stages: Stages, outcome: Outcome) -> None:
