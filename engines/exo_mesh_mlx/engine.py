@@ -222,6 +222,11 @@ class MlxStage:
         self.copy(source, sequence, upto, max_tokens)
         self.remove(source)
 
+    def keep(self, sequence: int) -> None:
+        """See SequenceKeeper."""
+        if held := self._sequences.get(sequence):
+            held.cache.settle()
+
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())
 

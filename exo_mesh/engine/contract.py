@@ -249,6 +249,15 @@ class ImageTaker(Protocol):
         fit the model."""
 
 
+@runtime_checkable
+class SequenceKeeper(Protocol):
+    """Optional part of a stage engine that keeps sequences which decode together in common arrays."""
+
+    def keep(self, sequence: int) -> None:
+        """Note that a sequence gets no more rows, while its KV stays until its end: it should not be in the way of the
+        others, nor take more memory than it needs. Does nothing for an unknown sequence."""
+
+
 @dataclass(frozen=True, slots=True)
 class LibraryMemory:
     """The memory that an engine's library takes in its process, in bytes, by its own count. active: arrays in use.

@@ -31,6 +31,7 @@ from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.engine.contract import (
     ImageTaker,
     SequenceCopier,
+    SequenceKeeper,
     SequenceMover,
     StageEngine,
     StageInput,
@@ -126,8 +127,9 @@ class Stage:
                 case Remove():
                     self._refused.discard(op.sequence)
                     self._engine.remove(op.sequence)
-                case Keep():
-                    pass  # the KV stays until the Remove
+                case Keep():  # the KV stays until the Remove
+                    if isinstance(self._engine, SequenceKeeper):
+                        self._engine.keep(op.sequence)
                 case Retain():
                     self._refused &= set(op.sequences)
                     self.forget(set(self._engine.sequences()) - set(op.sequences))

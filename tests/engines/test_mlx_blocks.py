@@ -251,6 +251,18 @@ def test_a_step_writes_in_place_and_changes_of_company_copy_a_layer_at_a_time(co
     assert max(joining, leaving) < size / 3
 
 
+def test_a_sequence_that_is_only_kept_leaves_its_block(company: Company) -> None:
+    for sequence in (1, 2, 3):
+        company.join(sequence, 30)
+    company.step(1, 2, 3)
+    company.engine.keep(2)
+    assert company.mates(1) == {1, 3}
+    company.engine.copy(2, 4, 29, CONTEXT)
+    company.tokens[4] = company.tokens[2][:29]
+    company.step(1, 3, 4)
+    assert company.mates(4) == {1, 3, 4} and company.block_of(2) is None
+
+
 def test_a_lone_row_is_in_no_block(company: Company) -> None:
     for sequence in (1, 2):
         company.join(sequence, 30)

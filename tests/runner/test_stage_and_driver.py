@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, UnknownOp
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Keep, UnknownOp
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.tensor import Tensor
@@ -209,6 +209,19 @@ async def test_requests_that_outgrow_the_kv_pool_take_turns_and_get_the_same_tex
         assert [event.index for event in events] == list(range(20))
     assert 20 < most <= 30 + len(prompts), "no more than the pool, and a step of each on its way"
     assert ring.kv_rows == 0
+
+
+def test_an_engine_learns_that_a_sequence_is_only_kept() -> None:
+    class Keeping(TinyEngine):
+        kept: tuple[int, ...] = ()
+
+        def keep(self, sequence: int) -> None:
+            self.kept += (sequence,)
+
+    engine = Keeping(True, True)
+    Stage(engine, 0).process(Frame(BALLOT, 1, 0, ops=(Insert(7, 9), Keep(7))))
+    assert engine.kept == (7,) and engine.sequences() == [7]
+    Stage(TinyEngine(True, True), 0).process(Frame(BALLOT, 1, 0, ops=(Insert(7, 9), Keep(7))))
 
 
 def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytest.MonkeyPatch) -> None:
