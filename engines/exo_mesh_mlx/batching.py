@@ -36,8 +36,8 @@ def find_mode(stage: Stage, model: nn.Module, new_cache: NewCache) -> RaggedMode
     switched on. With None the model is unchanged."""
     if not all(value.has_batch_axis for value in (*stage.inputs, *stage.outputs)):
         return None
-    for offsets_as in (Offsets, as_array):
-        for make in (attention_by_row, mixers_by_row):
+    for make in (attention_by_row, mixers_by_row):
+        for offsets_as in (Offsets, as_array):
             mode = make(model, offsets_as)
             try:
                 if all(_goes_together(stage, mode, new_cache, n) for n in TRIED_TOKENS):

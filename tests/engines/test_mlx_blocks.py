@@ -39,6 +39,7 @@ IN_BLOCKS = {
     "gemma3_text": "windows that wrap go row by row beside them",
     "qwen3_next": "recurrent states do",
     "gpt2": "model code computes with an array of offsets",
+    "gemma4": "and here, where layers use the keys and values of others, too",
 }
 NOT_IN_BLOCKS = {
     "deepseek_v3": "model code computes with its latents",
