@@ -27,7 +27,7 @@ from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh_numpy import saving, wire
 from exo_mesh_numpy.decoder import Decoder, RowPiece
 from exo_mesh_numpy.kernels import check_tiles
-from exo_mesh_numpy.kv import KEY_BLOCK, SequenceKv
+from exo_mesh_numpy.kv import KEY_BLOCK, Assembly, SequenceKv
 from exo_mesh_numpy.model_config import ModelConfig
 from exo_mesh_numpy.options import parse_options
 from exo_mesh_numpy.survey import open_model
@@ -43,9 +43,11 @@ class _Loaded:
     weights: StageWeights
     decoder: Decoder
     output_dtype: str
+    assembly: Assembly
 
     def new_kv(self, max_tokens: int) -> SequenceKv:
-        return SequenceKv(len(self.shard), self.config.num_kv_heads, self.config.head_dim, max_tokens)
+        config = self.config
+        return SequenceKv(len(self.shard), config.num_kv_heads, config.head_dim, max_tokens, self.assembly)
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class NumpyStage:
             check_tiles({config.hidden_size, config.intermediate_size, query}, config.head_dim, KEY_BLOCK)
         weights = load_weights(checkpoint, config, shard, progress)
         decoder = Decoder(config, weights, options.mode)
-        self._stage = _Loaded(shard, config, weights, decoder, dtype)
+        self._stage = _Loaded(shard, config, weights, decoder, dtype, Assembly())
         spec = (TensorSpec(HIDDEN, dtype, (config.hidden_size,)),)
         self.capabilities = Capabilities(
             ragged=True,
@@ -114,14 +116,17 @@ class NumpyStage:
             raise EngineError(f"numpy failed in a forward of {len(stage_input.rows)} rows: {exc}") from exc
 
     def remove(self, sequence: int) -> None:
-        self._sequences.pop(sequence, None)
+        if (kv := self._sequences.pop(sequence, None)) is not None:
+            kv.release()
 
     def sequences(self) -> Sequence[int]:
         return list(self._sequences)
 
     def memory_bytes(self) -> int:
         # a copy: heartbeats read this while a frame may insert or remove
-        held = sum(kv.num_bytes for kv in list(self._sequences.values()))
+        sequences = list(self._sequences.values())
+        held = sum(kv.num_bytes for kv in sequences)
+        held += sum({part.serial: part.num_bytes for kv in sequences for part in kv.parts}.values())
         return held + (self._stage.weights.num_bytes if self._stage else 0)
 
     def close(self) -> None:
@@ -139,6 +144,7 @@ class NumpyStage:
         """See SequenceSaver."""
         kv = self._loaded().new_kv(max_tokens)
         saving.restore(kv, saved)
+        self.remove(sequence)
         self._sequences[sequence] = kv
 
     def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
@@ -149,6 +155,7 @@ class NumpyStage:
             raise EngineError(defect)
         kv = self._loaded().new_kv(max_tokens)
         kv.take(held, upto)
+        self.remove(sequence)
         self._sequences[sequence] = kv
 
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
@@ -157,6 +164,7 @@ class NumpyStage:
         defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
         if defect or held is None:
             raise EngineError(defect)
+        self.remove(sequence)
         held.length, held.max_tokens = upto, max_tokens
         self._sequences[sequence] = self._sequences.pop(source)
 
@@ -211,8 +219,7 @@ class NumpyStage:
             if defect or kv is None:
                 work.faults.setdefault(row.sequence, Fault(row.sequence, UNKNOWN_STAGE, "bad_row", defect or ""))
             else:
-                kv.reserve(row.pos0 + row.n)
-                kv.length = row.pos0 + row.n
+                kv.begin_row(row.pos0, row.n)
                 work.pieces.append(RowPiece(kv, row.pos0, row.n, source))
             source += row.n
         return work

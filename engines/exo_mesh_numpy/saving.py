@@ -16,7 +16,7 @@ _NAMES = ("keys", "values")
 
 def save(kv: SequenceKv) -> SavedSequence:
     """Tensors "keys" and "values", float32 `[layers, kv_heads, length, head_dim]`."""
-    stacked = np.stack([layer[:, : kv.length] for layer in kv.layers])
+    stacked = np.stack([kv.values(index, 0, kv.length) for index in range(len(kv.layers))])
     parts = (stacked[:, : kv.num_kv_heads], stacked[:, kv.num_kv_heads :])
     return SavedSequence(kv.length, {name: Tensor.from_numpy(part) for name, part in zip(_NAMES, parts, strict=True)})
 

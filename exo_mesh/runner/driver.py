@@ -353,7 +353,8 @@ class Driver:
                 self._tell(generation, queue_events, 0)
         self._turns.note(self._scheduler.num_waiting, num_turns, now)
         self._copy_ready()
-        self._make_room(now)
+        if self._ops:  # a sequence has begun, maybe
+            self._make_room(now)
         self._send_picture()
         scheduler = self._scheduler
         while (work := scheduler.next_work()) is not None:

@@ -68,6 +68,11 @@ class KvBudget:
         lengths = self._lengths
         return int(self._price * sum(lengths.get(one, 0) for one in list(self._kept)))
 
+    def forget(self) -> None:
+        """Note that the stage holds no sequence any more."""
+        self._lengths = {}
+        self._kept = set()
+
     def computed(self, frame: Frame, free_bytes: int | None = None) -> int:
         """Note a computed frame; returns how many positions the stage can hold, those that it holds now included.
 
@@ -78,7 +83,8 @@ class KvBudget:
                 self._lengths.pop(op.sequence, None)
                 self._kept.discard(op.sequence)
             elif isinstance(op, Keep):
-                self._kept.add(op.sequence)
+                if op.sequence in self._lengths:  # not one that was lost over a change of the plan
+                    self._kept.add(op.sequence)
             elif isinstance(op, Copy):
                 self._lengths[op.sequence] = op.upto
             elif isinstance(op, Retain):

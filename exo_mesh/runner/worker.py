@@ -501,6 +501,7 @@ class Worker:
         self._setup = change.setup
         resumed = 0
         if self.driver is not None:
+            self.driver.prefix.most_sequences = change.setup.plan.pool_sequences
             resumed = self.driver.change(change.setup.plan.ballot, self._limits(), change.kept_from)
         change.done(resumed)
 
@@ -512,6 +513,7 @@ class Worker:
         self._budget.plan(plan.stages[change.setup.index].reserve_bytes, plan.kv_tokens)
         if change.setup.index < change.kept_from:
             self._stage.forget(list(self.engine.sequences()))
+            self._budget.forget()
 
     def _limits(self) -> SchedulerLimits:
         limits = SchedulerLimits(

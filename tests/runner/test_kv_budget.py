@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
-from exo_mesh.domain.frame import Copy, Frame, Insert, Remove, Row
+from exo_mesh.domain.frame import Copy, Frame, Insert, Keep, Op, Remove, Retain, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.runner.kv_budget import LOOK_EVERY, KvBudget
 from exo_mesh.runner.pace import Pace
@@ -97,3 +99,43 @@ def test_positions_of_a_copy_count_as_soon_as_it_is_made() -> None:
     assert budget.computed(Frame(BALLOT, 2, 0, ops=(Copy(2, 1, 80, 1000),))) == before
     engine.lengths[2] = 0
     assert budget.computed(Frame(BALLOT, 3, 0, ops=(Remove(2),))) == before
+
+
+class Copying(Hungry):
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None: ...
+
+
+def applied(budget: KvBudget, *ops: Op) -> KvBudget:
+    budget.computed(Frame(BALLOT, 2, 0, ops=ops))
+    return budget
+
+
+def test_kept_sequences_count_until_they_are_removed() -> None:
+    engine = Copying()
+    budget = budget_of(engine)
+    hold(engine, budget, 1, 100)
+    hold(engine, budget, 2, 50)
+    applied(budget, Keep(1))
+    assert (budget.num_kept, budget.kept_bytes) == (1, 10_000)
+    applied(budget, Copy(3, 2, 40, 99), Keep(3))
+    assert (budget.num_kept, budget.kept_bytes) == (2, 14_000)
+    assert applied(budget, Remove(1)).num_kept == 1
+    assert applied(budget, Retain((2,))).num_kept == 0
+
+
+def test_what_was_lost_over_a_change_of_the_plan_is_not_kept() -> None:
+    engine = Copying()
+    budget = budget_of(engine)
+    hold(engine, budget, 1, 100)
+    applied(budget, Keep(1))
+    budget.forget()
+    engine.lengths.clear()
+    assert applied(budget, Retain((1,)), Keep(1)).num_kept == 0
+    assert budget.tokens == 500
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(None, 500), (0, 0), (20_000, 200), (2**63 - 1, 500)])
+def test_the_limit_of_the_prefix_cache_is_in_positions_of_this_stage(limit: int | None, tokens: int) -> None:
+    reserve_bytes = ENGINE_OVERHEAD_BYTES + WEIGHTS + 50_000
+    assert KvBudget(Copying(), reserve_bytes, 500, limit).most_kept_tokens == tokens
+    assert KvBudget(Hungry(), reserve_bytes, 500, limit).most_kept_tokens == 0, "it cannot copy"

@@ -52,6 +52,14 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
         bench.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_parts() -> Iterator[None]:
+    """NumPy shares short beginnings too, so that these prompts are not merely copied."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exo_mesh_numpy.kv.LEAST_SHARED", 16)
+        yield
+
+
 class PromptTree:
     """Prompts that share beginnings: known ones, cut anywhere, with something new behind them."""
 
