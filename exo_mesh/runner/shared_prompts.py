@@ -67,7 +67,8 @@ class SharedPrompts:
             if sequence.source is None:
                 continue
             if sequence.source.id not in by_id:
-                sequence.source = _source(sequence, by_id.values())
+                # choices of one request take another source; other requests look into the prefix cache again
+                sequence.source = _source(sequence, by_id.values()) if sequence.share_id else None
             source = sequence.source
             if source is None or source.computed >= sequence.num_shared:
                 sequence.source = None
