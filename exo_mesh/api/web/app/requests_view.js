@@ -46,8 +46,15 @@ function KvPools({ stages }) {
   return pools.length > 0 && html`<section class="card"><h2>${t("kv.title")}</h2>
     ${pools.map((pool) => {
       const label = t("kv.used", { used: number(pool.kv_tokens), pool: number(pool.kv_pool_tokens), sequences: number(pool.sequences), evictions: number(pool.evictions) });
-      return html`<p key=${pool.instance}>${pool.instance}</p><${Bar} share=${pool.kv_tokens / pool.kv_pool_tokens} label=${label} /><p class="quiet">${label}</p>`;
+      return html`<p key=${pool.instance}>${pool.instance}</p><${Bar} share=${pool.kv_tokens / pool.kv_pool_tokens} label=${label} /><p class="quiet">${label}${prefixLine(pool.prefix_cache)}</p>`;
     })}</section>`;
+}
+
+/** What the prefix cache keeps, and how often prompts used it; empty where it is off. */
+function prefixLine(cache) {
+  if (!cache?.on) return "";
+  const figures = { tokens: number(cache.tokens), hits: number(cache.hits), lookups: number(cache.hits + cache.misses), saved: number(cache.hit_tokens) };
+  return ` · ${t("kv.prefix", figures)}`;
 }
 
 /** The last requests, fetched again when the totals have changed. */
@@ -68,7 +75,7 @@ function Table({ rows, choose }) {
     <thead><tr><th>${t("requests.ended")}</th><th>${t("chat.model")}</th><th>${t("requests.outcome")}</th><th class="n">${t("requests.tokens")}</th>
       <th class="n">${t("requests.first")}</th><th class="n">${t("requests.took")}</th><th class="n">${t("requests.speed")}</th><th>${t("traces.trace")}</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.request_id}><td>${clock(row.ended_at)}</td><td>${row.model}</td>
-      <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)} + ${number(row.output_tokens)}</td>
+      <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)}${row.cached_tokens ? ` (${t("requests.cached", { n: number(row.cached_tokens) })})` : ""} + ${number(row.output_tokens)}</td>
       <td class="n">${seconds(row.ttft_s)}</td><td class="n">${seconds(row.duration_s)}</td><td class="n">${number(row.tokens_per_s, 1)}</td>
       <td>${row.trace_id ? html`<button type="button" onClick=${() => choose(row.trace_id)}>${t("traces.show")}</button>` : "–"}</td></tr>`)}</tbody>
   </table></div>`;
