@@ -19,7 +19,7 @@ from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, Load
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.proto.runner_pb2 import PrefixFigures
-from exo_mesh.runner.driver import Driver
+from exo_mesh.runner.driver import IDLE_LAP_S, Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
 from exo_mesh.runner.grammars import Grammars
@@ -214,6 +214,7 @@ class Worker:
         self._ballot = setup.plan.ballot
         self._budget: KvBudget | None = None
         self._cuts_back = True
+        self._looked_at = 0.0
 
     def load(self, progress: LoadProgress) -> None:
         """Make the engine and load the shard. Blocks. Raises MeshErrors.
@@ -283,8 +284,9 @@ class Worker:
 
     def look(self) -> None:
         """Let the driver find out whether some machine needs the memory of what is kept. From any thread, often."""
-        driver = self.driver
-        if driver is not None and driver.prefix.tokens and not driver.num_running:
+        driver, now = self.driver, time.perf_counter()
+        if driver is not None and driver.prefix.tokens and now - self._looked_at >= IDLE_LAP_S:
+            self._looked_at = now
             self._wake(driver.look)
 
     def check_alive(self) -> None:
