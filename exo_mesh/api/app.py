@@ -41,6 +41,7 @@ from exo_mesh.api.ollama.port import answer_as_ollama
 from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.peer_routes import PeerRoutes
+from exo_mesh.api.prefix.routes import PrefixRoutes
 from exo_mesh.api.request_log import log_requests
 from exo_mesh.api.responses.handlers import ResponsesRoutes
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
@@ -145,6 +146,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *ResponsesRoutes(context).table(),
         *AnthropicRoutes(context).table(),
         *StreamRoutes(context).table(),
+        *PrefixRoutes(context).table(),
         *OllamaGenerationRoutes(context).table(),
         *OllamaModelRoutes(context).table(),
         *EmbeddingRoutes(context, vectors).table(),

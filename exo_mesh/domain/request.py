@@ -241,6 +241,16 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """From a driver, as a request begins: where its prompt parts from the kept sequence that begins most like it.
+    common: tokens that both begin with; theirs: what follows there, if it is of the same client (is_own)."""
+
+    common: int
+    theirs: tuple[int, ...] = ()
+    is_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """From a driver: the token events of one message, in order."""
 

@@ -27,6 +27,7 @@ from exo_mesh.instances.stage_phases import with_phases
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.health import Health
+from exo_mesh.serving.explanations import Explanation
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings
 from exo_mesh.telemetry.metrics import Metrics
@@ -167,6 +168,9 @@ class Observation:
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
         return [outcome.describe() for outcome in self._serving.journal.history.recent(most, key_id)]
+
+    def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
+        return self._serving.journal.explanations.find(request_id, key_id)
 
     def request_stats(self) -> dict[str, Any]:
         return self._serving.journal.history.stats()

@@ -16,6 +16,7 @@ from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
+from exo_mesh.serving.explanations import Explanation
 from exo_mesh.serving.kept_answers import KeptService
 from exo_mesh.serving.streams import StreamService
 
@@ -42,6 +43,10 @@ class MeshObservation(Protocol):
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
         """The outcomes of requests that entered here, newest first. key_id: only requests with this API key, "" for
         requests without a key, None for all."""
+
+    def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
+        """Where the prompt of a request that entered here parted from what its ring kept; None if that is not known.
+        key_id: as for recent_requests."""
 
     def request_stats(self) -> dict[str, Any]:
         """Statistics of the requests that entered here."""

@@ -256,7 +256,7 @@ class FrameTrace(_message.Message):
     def __init__(self, step: _Optional[int] = ..., is_prefill: bool = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., sent_s: _Optional[float] = ..., lap_s: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ...) -> None: ...
 
 class GenerateEvents(_message.Message):
-    __slots__ = ("ballot", "events", "error_code", "error_message", "prefilled", "trace", "queued", "prompt", "queue_length", "wait_s")
+    __slots__ = ("ballot", "events", "error_code", "error_message", "prefilled", "trace", "queued", "prompt", "queue_length", "wait_s", "prefix")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +267,7 @@ class GenerateEvents(_message.Message):
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     ballot: _plan_pb2.Ballot
     events: _containers.RepeatedCompositeFieldContainer[TokenEvent]
     error_code: str
@@ -277,7 +278,18 @@ class GenerateEvents(_message.Message):
     prompt: _containers.RepeatedCompositeFieldContainer[PromptLogprob]
     queue_length: int
     wait_s: float
-    def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., prefilled: _Optional[int] = ..., trace: _Optional[_Iterable[_Union[FrameTrace, _Mapping]]] = ..., queued: _Optional[int] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprob, _Mapping]]] = ..., queue_length: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    prefix: PrefixReport
+    def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., prefilled: _Optional[int] = ..., trace: _Optional[_Iterable[_Union[FrameTrace, _Mapping]]] = ..., queued: _Optional[int] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprob, _Mapping]]] = ..., queue_length: _Optional[int] = ..., wait_s: _Optional[float] = ..., prefix: _Optional[_Union[PrefixReport, _Mapping]] = ...) -> None: ...
+
+class PrefixReport(_message.Message):
+    __slots__ = ("common", "theirs", "is_own")
+    COMMON_FIELD_NUMBER: _ClassVar[int]
+    THEIRS_FIELD_NUMBER: _ClassVar[int]
+    IS_OWN_FIELD_NUMBER: _ClassVar[int]
+    common: int
+    theirs: _containers.RepeatedScalarFieldContainer[int]
+    is_own: bool
+    def __init__(self, common: _Optional[int] = ..., theirs: _Optional[_Iterable[int]] = ..., is_own: bool = ...) -> None: ...
 
 class RecallRequest(_message.Message):
     __slots__ = ("key_hash",)

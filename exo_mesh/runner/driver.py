@@ -49,6 +49,7 @@ from exo_mesh.runner.generation import (
     end_events,
     error_events,
     prefill_events,
+    prefix_events,
     prompt_events,
     queue_events,
     token_events,
@@ -376,6 +377,9 @@ class Driver:
             known = self.prefix.known(sequence)
             if self._shared.must_follow(sequence, known, self._scheduler.running):
                 return
+        if not generation.is_compared and (report := self.prefix.nearest(sequence)) is not None:
+            generation.is_compared = True
+            self._tell(generation, prefix_events, report)
         reuse = self.prefix.find(sequence, now)
         if reuse is None:
             self._ops.append(Insert(sequence.id, generation.max_positions))

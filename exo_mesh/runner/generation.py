@@ -15,7 +15,15 @@ import numpy as np
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.replay import Kept
-from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, PromptLogprob, StageSpan, TokenEvent
+from exo_mesh.domain.request import (
+    FinishReason,
+    FrameTrace,
+    GenerateRequest,
+    PrefixReport,
+    PromptLogprob,
+    StageSpan,
+    TokenEvent,
+)
 from exo_mesh.errors import MeshError, OverloadError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
@@ -77,6 +85,8 @@ class Generation:
     """Whether the constraint has been asked for the first forced tokens."""
     forced: list[int] = field(default_factory=list)
     """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
+    is_compared: bool = False
+    """Whether the caller was told where the prompt parts from what is kept."""
     cached: int = 0
     """Prompt tokens that were copied from another request instead of computed."""
     late: np.ndarray | None = None
@@ -252,6 +262,12 @@ def prompt_events(ballot: plan_pb2.Ballot, entries: Iterable[PromptLogprob]) -> 
 def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.GenerateEvents:
     """The message with the laps of a traced request since the last such message."""
     return pb.GenerateEvents(ballot=ballot, trace=traces_to_proto(laps))
+
+
+def prefix_events(ballot: plan_pb2.Ballot, report: PrefixReport) -> pb.GenerateEvents:
+    """The message that says where a prompt parts from what is kept."""
+    told = pb.PrefixReport(common=report.common, theirs=report.theirs, is_own=report.is_own)
+    return pb.GenerateEvents(ballot=ballot, prefix=told)
 
 
 def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:

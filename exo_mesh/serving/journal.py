@@ -12,7 +12,7 @@ from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.replay import Kept, Output, ReplayStore
-from exo_mesh.domain.request import GenerateRequest, PromptLogprobs, TextBridge, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, PrefixReport, PromptLogprobs, TextBridge, TokenEvent
 from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage
 from exo_mesh.errors import (
     CancelledRequestError,
@@ -24,6 +24,7 @@ from exo_mesh.errors import (
     SupersededError,
     TransportError,
 )
+from exo_mesh.serving.explanations import Explanations, explain
 from exo_mesh.serving.history import History, RequestOutcome
 from exo_mesh.serving.traces import RequestTrace
 from exo_mesh.tasks import ChangeSignal
@@ -75,6 +76,8 @@ class JournalEntry:
     """How many more events were emitted than the present leg counts from: ids and pieces are not one to one."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache of its first ring."""
+    prefix: PrefixReport | None = None
+    """Where its prompt parts from what its ring keeps, as the driver has said."""
     prefilled: int = 0
     """Prompt tokens that its present ring has computed, as far as the driver has reported it."""
 
@@ -226,6 +229,7 @@ class Journal:
         self._max_live = max_live
         self._used_bytes = used_bytes
         self.history = History() if history is None else history
+        self.explanations = Explanations()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -282,6 +286,9 @@ class Journal:
             cached_tokens=entry.cached_tokens,
         )
         self.history.add(ended)
+        if entry.prefix is not None:
+            told = explain(entry.request, entry.model, entry.prefix, entry.cached_tokens, entry.ttft_s)
+            self.explanations.add(told, entry.request.names)
         _log.info("%s", ended.line)
 
     def describe_live(self) -> list[dict[str, Any]]:

@@ -235,6 +235,7 @@ class RequestRun:
             await self._leave_ring(RunState.REDIALLING, exc)
             return [Progress("recovering")]
         self._redial.heard()
+        self._entry.prefix = self._call.prefix or self._entry.prefix
         self._is_queued = False
         if isinstance(event, Queued):
             self._is_queued = bool(event.place) and not self._entry.emitted

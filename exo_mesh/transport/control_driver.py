@@ -15,7 +15,7 @@ import grpc.aio
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.request import DriverEvent, FrameTrace, GenerateRequest, Prefilled, Queued, Tokens
+from exo_mesh.domain.request import DriverEvent, FrameTrace, GenerateRequest, Prefilled, PrefixReport, Queued, Tokens
 from exo_mesh.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -45,6 +45,9 @@ _DIAL_OPTIONS = [
 
 
 MAX_RETRY_AFTER_S = 30.0
+
+MAX_SHOWN = 16
+"""Most tokens of a kept sequence that a driver may show."""
 
 MOST_READ_A_ROUND = 32
 """Messages of drivers that are processed in one round of the event loop: with a thousand streams, their tokens arrive
@@ -104,6 +107,8 @@ class DriverCall:
         self._next: Tokens | None = None
         """Tokens that arrived in one message with the prompt's log-probabilities."""
         self._error: BaseException | None = None
+        self.prefix: PrefixReport | None = None
+        """Where the prompt parts from what the driver's ring keeps, once the driver has said so."""
 
     async def read(self) -> DriverEvent:
         """The next event. Raises the driver's own error, DriverStreamError if the stream breaks, StageLostError if the
@@ -119,6 +124,9 @@ class DriverCall:
         self._note_turn(message)
         if message.trace:
             self._on_trace([trace_from_proto(frame) for frame in message.trace])
+        if message.HasField("prefix"):
+            told = message.prefix
+            self.prefix = PrefixReport(told.common, tuple(told.theirs[:MAX_SHOWN]), told.is_own)
         if message.error_code:
             error = error_from_code(printable(message.error_code, 64), printable(message.error_message))
             if isinstance(error, OverloadError) and message.wait_s > 0:

@@ -42,6 +42,7 @@ from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import StoreService
 from exo_mesh.security.api_tls import ApiTls
+from exo_mesh.serving.explanations import Explanation, Explanations
 from exo_mesh.serving.kept_answers import KeptAnswers
 from exo_mesh.serving.kept_desk import KeptDesk
 from exo_mesh.serving.live import LiveStreams
@@ -70,6 +71,7 @@ class ScriptedMesh:
     specs: list[InstanceSpec] = field(default_factory=list)
     unusable: dict[str, str] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
+    explanations: Explanations = field(default_factory=Explanations)
     status: str = "ok"
     draining: bool = False
     at_hub: tuple[str, ...] = ("m", "org/at-hub")
@@ -307,6 +309,9 @@ class ScriptedMesh:
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
         return [{"request_id": request.request_id} for request in self.of(key_id)[:most]]
+
+    def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
+        return self.explanations.find(request_id, key_id)
 
     def request_stats(self) -> dict[str, Any]:
         return {"total": len(self.requests)}

@@ -1,12 +1,15 @@
-"""The rules of a request for the prefix cache, in every dialect that has them."""
+"""The rules of a request for the prefix cache in every dialect that has them, and why a prompt was computed again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from exo_mesh.api.core.cache_rules import MAX_NAME_CHARS
+from exo_mesh.domain.request import GenerateRequest, PrefixReport
+from exo_mesh.serving.explanations import MAX_KEPT, Explanations, explain
 from tests.api.scripted_mesh import Served
 
 PATHS = ("/v1/chat/completions", "/v1/messages")
@@ -53,3 +56,35 @@ async def test_a_wrong_rule_is_refused_by_its_name(api: Served, path: str) -> No
     ):
         status, body = await ask(api, path, **fields)
         assert status == 400 and named in body["error"]["message"]
+
+
+def remember(api: Served, request_id: str, key_id: str = "") -> None:
+    prompt = tuple(api.mesh.text.encode_text("It is 14:02 on Monday"))
+    request = GenerateRequest(request_id, prompt, 4, key_id=key_id)
+    theirs = tuple(api.mesh.text.encode_text("9"))
+    api.mesh.explanations.add(explain(request, "exo-mesh-demo", PrefixReport(2, theirs, True), 1, 0.5), ("x-1",))
+
+
+async def test_an_admin_sees_where_a_prompt_parted_from_what_was_kept(api: Served) -> None:
+    remember(api, "r-1")
+    for name in ("r-1", "x-1"):
+        async with api.http.get(f"/v1/requests/{name}/prefix") as reply:
+            found = await reply.json()
+        assert (found["request_id"], found["common_tokens"], found["cached_tokens"]) == ("r-1", 2, 1)
+        assert found["computed_tokens"] == found["prompt_tokens"] - 1
+        shown = found["text_before"] + found["text_here"]
+        assert shown and "It is 14:02 on Monday".startswith(shown)
+        assert found["text_there"] == "9"
+    async with api.http.get("/v1/requests/r-2/prefix") as reply:
+        assert reply.status == 404
+
+
+def test_only_the_key_of_a_request_finds_its_explanation_and_all_is_bounded() -> None:
+    known, request = Explanations(), GenerateRequest("r", tuple(range(100)), 1, key_id="mine")
+    for number in range(3 * MAX_KEPT):
+        known.add(explain(replace(request, request_id=f"r{number}"), "m", PrefixReport(50), 0, None), ())
+    last = f"r{3 * MAX_KEPT - 1}"
+    assert known.find(last, "mine") == known.find(last) is not None
+    assert known.find(last, "other") is known.find(last, "") is known.find("r0") is None
+    found = known.find(last)
+    assert found is not None and (found.before, found.mine) == (tuple(range(34, 50)), tuple(range(50, 66)))

@@ -73,6 +73,7 @@ READ = {
     "/instance/placement",
     "/v1/streams",
     "/v1/streams/{id}",
+    "/v1/requests/{id}/prefix",
     "/v1/responses/{id}",
     "/v1/responses/{id}/input_items",
     "/node_id",

@@ -15,6 +15,7 @@ from exo_mesh.domain.request import (
     FinishReason,
     GenerateRequest,
     Prefilled,
+    PrefixReport,
     Progress,
     Queued,
     RequestEvent,
@@ -69,6 +70,7 @@ class ScriptedCall:
         self._error = asyncio.get_running_loop().create_future()
         self.deadline = math.inf
         self.closed = False
+        self.prefix: PrefixReport | None = None
 
     async def read(self) -> DriverEvent:
         if self._error.done() or self._script[0] is SILENT:

@@ -8,10 +8,12 @@ stage does them in the same order, and no stage is asked.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.frame import Copy, StageReport
+from exo_mesh.domain.request import PrefixReport
 from exo_mesh.proto.runner_pb2 import PrefixFigures
 from exo_mesh.runner.prefix.index import (
     BLOCK_TOKENS,
@@ -36,6 +38,9 @@ HALF_LIFE_S = 600.0
 PRESSED_S = 0.5
 """While a machine is short of memory (level 1), one kept sequence goes in this time: memory is measured as often."""
 
+MOST_SHOWN = 16
+"""Tokens of a kept sequence that its own client may see, to find out why a prompt was computed again."""
+
 MOST_FAILURES = 3
 """Copies in a row that stages could not make before the cache of a ring is switched off."""
 
@@ -53,6 +58,7 @@ class KeptSequence:
     hits: int = 0
     last_stages: int = 0
     scope: bytes = b""
+    client: str = ""
 
     @property
     def length(self) -> int:
@@ -132,6 +138,25 @@ class PrefixCache:
         is_whole = found.length == kept.length and not found.first_stage
         return self.cuts_back and is_whole and sequence.is_kept and not kept.runs
 
+    def nearest(self, sequence: Sequence) -> PrefixReport | None:
+        """Where a new prompt parts from the known sequence that begins most like it; None if the cache is off or the
+        prompt is shorter than a block. Shows tokens only of sequences of the same client."""
+        limit = len(sequence.tokens) - 1
+        if not self.is_on or limit < BLOCK_TOKENS:
+            return None
+        content = content_of(sequence.content(limit))
+        match = self._match(content, sequence.cache_scope)
+        best, common = None, 0
+        for kept in map(self._kept.__getitem__, reversed(match.closest[-MOST_COMPARED:])):
+            length = common_tokens(kept.content, content, match.blocks * BLOCK_TOKENS)
+            if best is None or length > common:
+                best, common = kept, length
+        if best is None:
+            return PrefixReport(0)
+        is_own = bool(sequence.client) and best.client == sequence.client
+        theirs = best.content[common * TOKEN_BYTES : (common + MOST_SHOWN) * TOKEN_BYTES] if is_own else b""
+        return PrefixReport(common, tuple(array("I", theirs)), is_own)
+
     @property
     def shares_running(self) -> bool:
         """Whether a prompt that is being computed can be copied in part."""
@@ -181,11 +206,11 @@ class PrefixCache:
         content = content_of(sequence.content(length))
         if self.cuts_back:
             self._drop_covered(content, sequence)
-            self._put(KeptSequence(sequence.id, content, now, runs=True, scope=sequence.cache_scope))
+            self._put(_kept(sequence.id, content, now, sequence, runs=True))
             return None
         if self._has_whole(content, sequence.cache_scope):
             return None
-        self._put(KeptSequence(new_id, content, now, scope=sequence.cache_scope))
+        self._put(_kept(new_id, content, now, sequence))
         return Copy(new_id, sequence.id, length, length)
 
     def ended(self, sequence: Sequence, now: float) -> bool:
@@ -199,7 +224,7 @@ class PrefixCache:
             return False
         if self.cuts_back:
             self._drop_covered(content, sequence)
-        self._put(KeptSequence(sequence.id, content, now, scope=scope))
+        self._put(_kept(sequence.id, content, now, sequence))
         return True
 
     def _put(self, kept: KeptSequence) -> None:
@@ -324,3 +349,8 @@ class PrefixCache:
     def held(self) -> tuple[int, ...]:
         """The kept sequences."""
         return tuple(kept.id for kept in self._kept.values() if not kept.runs)
+
+
+def _kept(sequence_id: int, content: bytes, now: float, like: Sequence, *, runs: bool = False) -> KeptSequence:
+    """A sequence that is known from now on, of the scope and client of another one."""
+    return KeptSequence(sequence_id, content, now, runs, scope=like.cache_scope, client=like.client)

@@ -312,6 +312,20 @@ async def test_only_requests_of_one_scope_share_what_is_kept() -> None:
     ring.check()
 
 
+async def test_the_caller_learns_where_its_prompt_parts_from_what_is_kept() -> None:
+    ring, told = CachingRing(2, keeping), []
+    await answer(ring, "a", PROMPT, client="me")
+    for client, prompt in (("me", [*PROMPT[:150], 9, 9]), ("other", [*PROMPT[:150], 8, 8]), ("me", [9] * 100)):
+        caller = ring.submit(f"r{len(told)}", prompt, 1, client=client)
+        ring.run()
+        await caller.collect()
+        told += [message.prefix for message in caller.messages if message.HasField("prefix")]
+    own, others, none = told
+    assert (own.common, list(own.theirs), own.is_own) == (150, PROMPT[150:166], True)
+    assert (others.common, list(others.theirs), others.is_own) == (150, [], False)
+    assert (none.common, none.is_own) == (0, False)
+
+
 def ring_for(seed: int) -> CachingRing:
     rng = random.Random(seed)
     make, pool = rng.choice([keeping, recurrent]), rng.choice([350, 700, 10_000])

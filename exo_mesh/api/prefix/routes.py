@@ -1,0 +1,59 @@
+"""GET /v1/requests/{id}/prefix: why the prompt of a request was computed again, and from which token on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.routes import USE, Route, RouteTable
+from exo_mesh.serving.explanations import Explanation
+
+
+class PrefixRoutes:
+    """Each method answers one route. A request of another caller is reported as unknown."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._service = context.service
+        self._texts = context.texts
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "GET", ("/v1/requests/{id}/prefix",), self.explain, USE,
+                "Where the prompt of a request parted from what was kept", errors=(404,),
+            ),
+        ]
+        # fmt: on
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """GET /v1/requests/{id}/prefix: figures of one of the last requests that entered at this node. Texts are shown
+        to admins, and to callers with the API key of the request."""
+        limited_to, request_id = request[CALLER].limited_to, request.match_info["id"]
+        found = self._service.observation.explanation(request_id, limited_to)
+        if found is None:
+            return plain_error("not_found", "nothing is known of the prompt of this request at this node")
+        shown: dict[str, Any] = {
+            "request_id": found.request_id,
+            "model": found.model,
+            "prompt_tokens": found.prompt_tokens,
+            "cached_tokens": found.cached_tokens,
+            "computed_tokens": found.prompt_tokens - found.cached_tokens,
+            "common_tokens": found.common,
+            "nearest_is_own": found.is_own,
+            "first_token_s": found.first_s,
+        }
+        if limited_to is None or found.key_id:
+            shown |= await self._show_texts(found)
+        return json_response(shown)
+
+    async def _show_texts(self, found: Explanation) -> dict[str, str]:
+        """The texts around the first token that differed, here and in the nearest kept sequence."""
+        text = await self._texts.of(self._service, await self._service.model(found.model))
+        parts = {"text_before": found.before, "text_here": found.mine, "text_there": found.theirs}
+        return {name: text.tokenizer.decode(list(ids), skip_special_tokens=False) for name, ids in parts.items()}

@@ -1,0 +1,49 @@
+"""Show why the prompt of a request was computed again: from which token on it differs from what the mesh had kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.printable import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds REQUEST, `--api-url`, `--json`."""
+    parser.add_argument("request", metavar="REQUEST", help="id of a request, as in its reply or its x-request-id")
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Calls `GET /v1/requests/{id}/prefix` at the node where the request entered."""
+    found = ApiClient(args.api_url, args.home).get(f"/v1/requests/{urllib.parse.quote(args.request, safe='')}/prefix")
+    print(json.dumps(found, indent=2) if args.json else describe(found))
+    return exit_codes.OK
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """The answer as sentences."""
+    total, cached, common = found["prompt_tokens"], found["cached_tokens"], found["common_tokens"]
+    first_s = found["first_token_s"]
+    took = "" if first_s is None else f"; its first token came after {first_s:.2f} s"
+    lines = [
+        f"{cached} of the {total} tokens of the prompt came from the prefix cache, {total - cached} were computed{took}"
+    ]
+    if not common:
+        lines.append("nothing that was kept begins with the first 64 tokens of this prompt")
+    elif common >= total - 1:
+        lines.append("all of it was known, but for the last token, which is always computed")
+    else:
+        lines.append(f"the kept sequence that begins most like it has its first {common} tokens, and then differs")
+    if common and "text_before" in found:
+        lines.append(f"  both:         …{printable(found['text_before'])}")
+        lines.append(f"  this request: {printable(found['text_here'])}…")
+        other = f"{printable(found['text_there'])}…" if found["nearest_is_own"] else "(of another caller)"
+        lines.append(f"  what is kept: {other}")
+    return "\n".join(lines)
