@@ -38,6 +38,9 @@ STREAM_SHARE, PROMPT_SHARE = 0.8, 0.5
 """Chunks leave running streams STREAM_SHARE of their speed where the prompt then keeps PROMPT_SHARE of its own: a step
 that reads all weights takes hardly longer with a small chunk than with one row."""
 
+MOST_STEPS = 64
+"""Most decode frames that go before the next chunk of texts for vectors."""
+
 MAX_BATCHES_PER_STAGE = 4
 """Links that are slow beside the stages need more frames than stages; with more than this each row waits for long."""
 
@@ -164,6 +167,15 @@ class Pace:
         if moved_s and len(compute_s) == self._num_stages:
             narrowest_s = max(*compute_s, moved_s - sum(compute_s))
             self._narrowest += SMOOTHING * (min(1.0, narrowest_s / moved_s) - self._narrowest)
+
+    def steps_in(self, tokens: int) -> int:
+        """The number of decode frames that take as long as a chunk of so many tokens delays others; 1 while nothing is
+        known."""
+        turn_s = max(self._step_s, self._lap_s / self._num_batches)
+        if not self._chunks or not turn_s:
+            return 1
+        chunk_s = self._chunks.proportional(tokens) * self._narrowest
+        return max(1, min(MOST_STEPS, round(chunk_s / turn_s)))
 
     def rate(self, rows: int, batches: int) -> float:
         """Tokens a second if `rows` sequences decode in `batches` even frames; 0 while nothing is known.

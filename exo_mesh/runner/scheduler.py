@@ -200,6 +200,9 @@ class Scheduler:
     """Number of the last decode frame."""
     _chunk_turn: int = -1
     """`_turn` when the last chunk of prefill was sent."""
+    _rest: int = 0
+    """Decode frames that go before the next chunk, if that has only texts for vectors: a call has many of them, and a
+    stream would otherwise wait for a chunk at each token."""
     _last_eviction: int = -EVICTION_TURNS
     _kept_from: int = 0
     """Stages from this one on hold the positions of `Sequence.held`."""
@@ -404,14 +407,16 @@ class Scheduler:
         """The next frame's rows, or None if none should be sent before another frame comes round.
 
         A long prompt does not stop running streams: a sequence that has waited for one chunk goes before the next
-        chunk, also where the number of batches has just become smaller.
+        chunk, also where the number of batches has just become smaller. Texts for vectors leave running streams a
+        third of their speed or more.
         """
         decoding: list[Sequence] = []
         ready: list[Sequence] = []
-        prefilling = False
+        prefilling, hurries = False, False
         for sequence in self._running.values():
             if sequence.prefill_left:
                 prefilling = True
+                hurries = hurries or not sequence.embeds
             elif sequence.draws and sequence.source is None and not sequence.awaits_images:
                 decoding.append(sequence)
                 if not sequence.decoding and not sequence.parked:
@@ -422,9 +427,13 @@ class Scheduler:
         batches = self._batches(decoding, prefilling)
         if prefilling and self._has_room_for_chunk(decoding):
             held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
-            if not held_up:
+            streams = bool(ready or self._decodes)
+            rests = streams and not hurries and self._turn - self._chunk_turn < self._rest
+            if not held_up and not rests:
                 self._chunk_turn = self._turn
-                return self._prefill_chunk(beside_streams=bool(decoding))
+                work = self._prefill_chunk(beside_streams=bool(decoding))
+                self._rest = self.pace.steps_in(len(work.token_ids))
+                return work
         if not ready or len(self._decodes) >= batches:
             return None
         work = self._decode_batch(ready, self._share(len(decoding), batches))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits
+from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
 from exo_mesh.runner.scheduler import Sequence as Scheduled
 from exo_mesh.runner.stage import Stage
+from tests.runner.ring_model import RingModel
 from tests.runner.test_stage_and_driver import Caller, Ring, TinyEngine, expected, ids, request
 
 STAGES = 3
@@ -143,6 +145,47 @@ async def test_an_engine_without_hidden_states_is_named_in_the_error() -> None:
 
 def scheduled(number: int, size: int, *, is_whole: bool = True) -> Scheduled:
     return Scheduled(number, [1] * size, draws=False, scores=size, embeds=True, is_whole=is_whole)
+
+
+class Flood(RingModel):
+    """Whenever a text for a vector is done, the next one comes."""
+
+    done = 0
+
+    def _came_round(self, travel: Any) -> None:
+        for row in travel.work.rows:
+            if self.live[row.sequence][0].embeds and row.pos0 + row.n == len(self.live[row.sequence][0].tokens):
+                self.scheduler.remove(row.sequence)
+                self.live[1000 + self.done] = self.live.pop(row.sequence)
+                self.done += 1
+                self.live[1000 + self.done - 1][0].computed = 0
+                again = scheduled(1000 + self.done - 1, 64, is_whole=False)
+                self.live[again.id] = again, 0
+                assert self.scheduler.submit(again)
+        super()._came_round(travel)
+
+
+def tokens_per_s(vectors: int, num_stages: int) -> tuple[float, int]:
+    """The speed of one stream beside so many texts that never end, and how many of them were done in 60 s."""
+
+    def cost(work: Work) -> float:
+        return 0.01 + 0.001 * len(work.token_ids)
+
+    ring = Flood([cost] * num_stages, 0.001)
+    ring.submit(Scheduled(1, [1] * 4), 10**9)
+    for number in range(vectors):
+        ring.submit(scheduled(100 + number, 64, is_whole=False), 0)
+    ring.run(until=60)
+    return len([at for at in ring.drawn[1] if at > 10]) / 50, ring.done
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_a_flood_of_texts_leaves_a_stream_a_third_of_its_speed_or_more(num_stages: int) -> None:
+    alone, _ = tokens_per_s(0, num_stages)
+    beside, done = tokens_per_s(16, num_stages)
+    assert beside > alone / 3
+    _, most = tokens_per_s(16, 1)
+    assert done > most / 2, "the texts are not held up much longer than on one stage"
 
 
 def test_a_text_that_must_be_in_one_row_is_in_one_row() -> None:

@@ -127,6 +127,12 @@ def test_bench_group_finds_a_tiny_group_right(tiny: Path) -> None:
     assert shown["correct"] and shown["stress"]["ended"] == 1
 
 
+@pytest.mark.extended
+def test_bench_vectors_measures_texts_and_a_stream_beside_them() -> None:
+    shown = start("tools.bench", "vectors", "--engine", "numpy", "--stages", "1", "--rounds", "1", "--tokens", "4")
+    assert "calls of 256 texts of 4 tokens" in shown and "beside calls for vectors" in shown
+
+
 @needs_torch
 def test_the_demo_model_is_trained_exported_and_evaluated(tmp_path: Path) -> None:
     checkpoint, model = tmp_path / "checkpoint.pt", tmp_path / "model"

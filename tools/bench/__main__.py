@@ -12,6 +12,7 @@ python -m tools.bench prefix                what the prefix cache saves and cost
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
+python -m tools.bench vectors               how fast a mesh makes vectors of texts, and what a stream notices
 python -m tools.bench against-llama         a stage of the llama.cpp engine beside llama.cpp itself
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
 """
@@ -39,6 +40,7 @@ from tools.bench import (
     router,
     sampling,
     templates,
+    vectors,
 )
 
 
@@ -61,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
     router.add_parser(subparsers)
     sampling.add_parser(subparsers)
     templates.add_parser(subparsers)
+    vectors.add_parser(subparsers)
     try:
         args = parser.parse_all(argv)
         run: Callable[..., int] = args.run
