@@ -54,9 +54,9 @@ model."""
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 """Those that it needs besides for images. They came later, and are in no digest that peers compare."""
 
-LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.([0-9]{1,9})\.")
+LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|h|blocks|blk)\.([0-9]{1,9})\.")
 """Names of the tensors of layer N in checkpoints: `model.layers.N.`, `encoder.layer.N.`, `transformer.h.N.`,
-`blocks.N.`."""
+`blocks.N.`, and `blk.N.` in GGUF files."""
 
 QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gguf", "gptq", "modelopt", "mxfp4", "mxfp8"})
 """Values of `quant_method` in config.json that at least one shipped engine can load. MLX's own format has none."""
@@ -66,9 +66,13 @@ PACKED, GPTQ_ONLY = ".qweight", ".g_idx"
 
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings|tok_embeddings|embed_in|embedding)\.")
+_EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings|tok_embeddings|embed_in|embedding|token_embd)\."
+)
 _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out|head)\.")
-_FINAL_NORM = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm)\.")
+_FINAL_NORM = re.compile(
+    r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm|output_norm|token_embd_norm)\."
+)
 _SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\.")
 _VISION = re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector)\.")
 MAX_LAYERS = 10_000

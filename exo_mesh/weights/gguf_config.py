@@ -9,7 +9,7 @@ from typing import Any
 
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import shown
-from exo_mesh.weights.gguf import GgufHeader
+from exo_mesh.weights.gguf import GgufArray, GgufHeader
 from exo_mesh.weights.gguf_families import ROPE_FACTORS, GgufFamily
 from exo_mesh.weights.gguf_table import gguf_family
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable
@@ -51,20 +51,52 @@ _CONTROL = 3
 def make_config(header: GgufHeader, table: TensorTable, read_tensor: ReadTensor) -> dict[str, Any]:
     """The config of the model. header: of the first file; table: all tensors by their names in the files.
 
-    Raises ModelError for a family that is not supported, and for a value that is missing or cannot be used.
+    For a family that only llama.cpp runs, the config has no more than planning needs, and the name of the architecture
+    in GGUF files as model_type. Raises ModelError for a value that is missing or cannot be used.
     """
-    family = gguf_family(header)
-    return _Maker(header, table, read_tensor, family).config()
+    maker = _Maker(header, table, read_tensor, gguf_family(header))
+    return maker.config() if maker.is_known else maker.outline()
 
 
 class _Maker:
     """Reads the keys of one architecture."""
 
-    def __init__(self, header: GgufHeader, table: TensorTable, read_tensor: ReadTensor, family: GgufFamily) -> None:
-        self._header, self._table, self._read, self._family = header, table, read_tensor, family
+    def __init__(
+        self, header: GgufHeader, table: TensorTable, read_tensor: ReadTensor, family: GgufFamily | None
+    ) -> None:
+        self._header, self._table, self._read = header, table, read_tensor
+        self.is_known = family is not None
+        self._model_type = header.architecture if family is None else family.model_type
+
+    def outline(self) -> dict[str, Any]:
+        """Sizes and special tokens. Of sizes that differ by layer the largest counts."""
+        heads, kv_heads = self._largest("attention.head_count"), self._largest("attention.head_count_kv")
+        hidden = self._size("embedding_length")
+        config: dict[str, Any] = {
+            "model_type": self._model_type,
+            "hidden_size": hidden,
+            "num_hidden_layers": self._size("block_count") - (self._largest("nextn_predict_layers") or 0),
+            "num_attention_heads": heads or 1,
+            "num_key_value_heads": kv_heads or heads or 1,
+            "head_dim": self._size("attention.key_length", max(1, hidden // (heads or 1))),
+            "max_position_embeddings": self._size("context_length"),
+            "vocab_size": self._vocab_size(),
+            "tie_word_embeddings": "output.weight" not in self._table,
+            "quantization_config": {"quant_method": QUANT_METHOD},
+        }
+        return config | self._dtype() | self._special_ids()
+
+    def _largest(self, key: str) -> int:
+        """The value of a key, or the largest of its array; 0 if there is none."""
+        value = self._header.metadata.get(self._key(key), 0)
+        values = value.numbers() if isinstance(value, GgufArray) and value.length <= MAX_FACTORS else (value,)
+        whole = [one for one in values if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31]
+        if len(whole) != len(values):
+            raise ModelError(f"{self._key(key)} is not a size, or has one that is none")
+        return max(whole, default=0)
 
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {"model_type": self._family.model_type}
+        config: dict[str, Any] = {"model_type": self._model_type}
         config |= {name: self._size(key) for name, key in _SIZES.items()}
         config["num_key_value_heads"] = self._size("attention.head_count_kv", config["num_attention_heads"])
         config["head_dim"] = self._head_dim(config)
@@ -75,7 +107,7 @@ class _Maker:
         config |= self._dtype()
         config |= self._special_ids()
         config |= self._rope(config)
-        config |= _OF_FAMILY.get(self._family.model_type, _dense)(self, config)
+        config |= _OF_FAMILY.get(self._model_type, _dense)(self, config)
         config["quantization_config"] = {"quant_method": QUANT_METHOD}
         return config
 
@@ -103,7 +135,7 @@ class _Maker:
         keys, values = self._size("attention.key_length", default), self._size("attention.value_length", default)
         if keys != values:
             raise ModelError(f"{self._key('attention.key_length')} is {keys}, but the length of values is {values}")
-        if (rotated := self.rotated(keys)) != keys and self._family.model_type not in _PARTLY_ROTATED:
+        if (rotated := self.rotated(keys)) != keys and self._model_type not in _PARTLY_ROTATED:
             raise ModelError(f"{self._key('rope.dimension_count')} is {rotated} of {keys}, which is not supported")
         return keys
 

@@ -1,7 +1,7 @@
-"""The model families that are read from GGUF files: their names in both worlds, and how their tensors differ. Pure.
+"""The model families whose GGUF files are read like checkpoints: names in both worlds, and how tensors differ. Pure.
 
 A family is described as the converters that write GGUF files describe it: which tensors they rename, whose rows they
-reorder, and to which norms they add one.
+reorder, and to which norms they add one. Files of other families keep their names; only llama.cpp itself runs them.
 """
 
 from __future__ import annotations

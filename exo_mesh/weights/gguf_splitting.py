@@ -56,18 +56,21 @@ _OF_DEEPSEEK3 = Splitting(_DEEPSEEK3)
 
 SPLITTINGS: Mapping[str, Splitting] = {
     "gpt-2": _GPT2, "phi-2": _GPT2, "mpt": _GPT2, "olmo": _GPT2, "jina-es": _GPT2, "jina-de": _GPT2,
-    "gigachat": _GPT2,
+    "gigachat": _GPT2, "jais": _GPT2, "trillion": _GPT2, "a.x-4.0": _GPT2, "mellum": _GPT2, "granite-docling": _GPT2,
+    "exaone4": _GPT2,
     "llama3": _OF_LLAMA3, "llama-v3": _OF_LLAMA3, "llama-bpe": _OF_LLAMA3, "falcon3": _OF_LLAMA3,
     "falcon-h1": _OF_LLAMA3, "lfm2": _OF_LLAMA3, "pixtral": _OF_LLAMA3, "midm-2.0": _OF_LLAMA3,
     "dbrx": _LIKE_LLAMA3, "smaug-bpe": _LIKE_LLAMA3, "glm4": _LIKE_LLAMA3, "chatglm-bpe": _LIKE_LLAMA3,
     "qwen2": _OF_QWEN2, "stablelm2": _OF_QWEN2, "hunyuan": Splitting((_QWEN2,)),
     "deepseek-r1-qwen": Splitting((_QWEN2,)), "qwen35": Splitting((_QWEN35,), nfc=True),
-    "kormo": Splitting((_QWEN2,)), "megrez": Splitting((_QWEN2,)),
+    "kormo": Splitting((_QWEN2,)), "megrez": Splitting((_QWEN2,)), "bailingmoe": Splitting((_QWEN2,)),
+    "bailingmoe2": Splitting((_QWEN2,)), "llada-moe": Splitting((_QWEN2,)), "grok-2": Splitting((_QWEN2,)),
+    "solar-open": Splitting((_QWEN2,)),
     "smollm": _DIGITS, "starcoder": _DIGITS, "refact": _DIGITS, "codeshell": _DIGITS, "command-r": _DIGITS,
     "exaone": _DIGITS, "minerva-7b": _DIGITS,
     "gpt-4o": _OF_GPT4O, "llama4": _OF_GPT4O, "kanana2": _OF_GPT4O, "minimax-m2": _OF_GPT4O,
     "tekken": Splitting((_TEKKEN,), whole_words=True, begins=True),
-    "deepseek-v3": _OF_DEEPSEEK3, "hunyuan-dense": _OF_DEEPSEEK3,
+    "deepseek-v3": _OF_DEEPSEEK3, "hunyuan-dense": _OF_DEEPSEEK3, "joyai-llm": _OF_DEEPSEEK3,
 }  # fmt: skip
 """{value of tokenizer.ggml.pre: rules}."""
 

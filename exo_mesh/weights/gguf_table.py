@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import label, named
+from exo_mesh.model_files import label, named, shown
 from exo_mesh.weights.gguf import SUFFIX, GgufHeader, read_gguf
 from exo_mesh.weights.gguf_families import ROPE_FACTORS, GgufFamily, checkpoint_name, family_of
 from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable
@@ -91,21 +91,23 @@ def file_table(headers: Sequence[GgufHeader]) -> TensorTable:
     return table
 
 
-def gguf_family(header: GgufHeader) -> GgufFamily:
-    """The family of a model. Raises ModelError if it is not supported."""
+def gguf_family(header: GgufHeader) -> GgufFamily | None:
+    """The family of a model; None for one whose files only llama.cpp reads. Raises ModelError if the file has none."""
     architecture = header.architecture
-    family = family_of(architecture, header.integer(f"{architecture}.expert_count", 0) or 0)
-    if family is None:
-        raise ModelError(f'its architecture "{architecture[:100]}" cannot be read from GGUF')
-    return family
+    if not re.fullmatch(r"[\w.-]{1,64}", architecture):
+        raise ModelError(f"general.architecture is {shown(architecture)}, which is no name of an architecture")
+    return family_of(architecture, header.integer(f"{architecture}.expert_count", 0) or 0)
 
 
 def checkpoint_table(header: GgufHeader, table: TensorTable) -> TensorTable:
-    """The tensors under the names of transformers' checkpoints. header: of the first file.
+    """The tensors under the names of transformers' checkpoints, or under their own if the family is not known. header:
+    of the first file.
 
     Raises ModelError for a tensor that the family does not have.
     """
     family = gguf_family(header)
+    if family is None:
+        return table
     heads = header.integer(f"{header.architecture}.attention.head_count", 0) or 0
     kv_heads = header.integer(f"{header.architecture}.attention.head_count_kv", heads) or heads
     renamed: TensorTable = {}

