@@ -140,7 +140,9 @@ def refuse_surplus(names: NameMap, num_layers: int, tied: bool, ignored: list[st
 def _source(quantisation: Quantisation | None, table: TensorTable, name: str) -> Plain | Packed | Converted:
     info = table[name]
     if needs_conversion(info):
-        return Converted(name, GgufLines(name, info))
+        reader = GgufLines(name, info)
+        reader.check()
+        return Converted(name, reader)
     module = name.removesuffix(".weight")
     scales = table.get(f"{module}.scales")
     if quantisation is None or scales is None or module == name:

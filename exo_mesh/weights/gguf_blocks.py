@@ -36,6 +36,13 @@ def _bits(packed: np.ndarray) -> np.ndarray:
     return np.unpackbits(packed, axis=-1, bitorder="little")
 
 
+def _pairs(packed: np.ndarray, parts: int) -> np.ndarray:
+    """uint8 `[blocks, parts, 4, n]` of bytes `[blocks, parts * n]`: the four 2-bit numbers of each byte, the lowest of
+    all bytes of a part first."""
+    grouped = packed.reshape(len(packed), parts, 1, -1)
+    return (grouped >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+
+
 def _f32(blocks: np.ndarray, out: np.ndarray) -> None:
     out[...] = blocks.view("<f4")
 
@@ -101,11 +108,44 @@ def _q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
     low = _nibbles(blocks[:, :128], 2).reshape(len(out), 2, 4, 32)
-    pairs = blocks[:, 128:192].reshape(len(out), 2, 1, 32)
-    high = (pairs >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    values = (low | (high << 4)).view(np.int8) - np.int8(32)
+    values = (low | (_pairs(blocks[:, 128:192], 2) << 4)).view(np.int8) - np.int8(32)
     factors = _float16(blocks, 208) * blocks[:, 192:208].view(np.int8)
     np.multiply(values.reshape(len(out), 16, 16), factors[..., None], out=out.reshape(len(out), 16, 16))
+
+
+def _q2_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    scales = blocks[:, :16]
+    factors, minima = _float16(blocks, 80) * (scales & 0x0F), _float16(blocks, 82) * (scales >> 4)
+    parts = out.reshape(len(out), 16, 16)
+    np.multiply(_pairs(blocks[:, 16:80], 2).reshape(parts.shape), factors[..., None], out=parts)
+    parts -= minima[..., None]
+
+
+def _q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    low = _pairs(blocks[:, 32:96], 2).reshape(len(out), 8, 32)
+    high = _bits(blocks[:, :32]).reshape(len(out), 32, 8).transpose(0, 2, 1)  # a missing bit takes 4 away
+    values = (low | (high << 2)).view(np.int8) - np.int8(4)
+    packed = blocks[:, 96:108]
+    scales = _nibbles(packed[:, :8], 1).reshape(len(out), 16) | (_pairs(packed[:, 8:], 1).reshape(len(out), 16) << 4)
+    factors = _float16(blocks, 108) * (scales.view(np.int8) - np.int8(32))
+    np.multiply(values.reshape(len(out), 16, 16), factors[..., None], out=out.reshape(len(out), 16, 16))
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+"""The numbers that the 16 codes of IQ4 stand for."""
+
+
+def _iq4_nl(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.multiply(_IQ4[_nibbles(blocks[:, 2:], 1).reshape(out.shape)], _float16(blocks, 0), out=out)
+
+
+def _iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
+    high = (blocks[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & 3
+    packed = blocks[:, 4:8, None]
+    low = np.concatenate([packed & 0x0F, packed >> 4], axis=2).reshape(len(out), 8)
+    factors = _float16(blocks, 0) * ((low | (high << 4)).view(np.int8) - np.int8(32))
+    parts = out.reshape(len(out), 8, 32)
+    np.multiply(_IQ4[_nibbles(blocks[:, 8:], 8).reshape(parts.shape)], factors[..., None], out=parts)
 
 
 READABLE: Mapping[str, Convert] = {
@@ -117,8 +157,12 @@ READABLE: Mapping[str, Convert] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 """{type of a tensor: its conversion}."""

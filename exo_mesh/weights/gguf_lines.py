@@ -27,6 +27,10 @@ class GgufLines:
     name: str
     info: TensorInfo
 
+    def check(self) -> None:
+        """Raises ModelError naming file and tensor if its type cannot be read."""
+        self._block()
+
     @property
     def width(self) -> int:
         return self.info.shape[-1] if self.info.shape else 1
