@@ -30,7 +30,7 @@ from exo_mesh.weights.fetched import (
     with_remedy,
 )
 from exo_mesh.weights.names import is_model_name
-from exo_mesh.weights.tensors import read_tensor_table
+from exo_mesh.weights.tensors import read_stage_tensors, read_tensor_table
 
 USE_FILE = "exo-mesh.used"
 """A file in the directory of a fetched model; its time is the last use of the model."""
@@ -168,7 +168,7 @@ class LocalFiles:
             return {file: ((0, one.size),) for file, one in self.holding(name).files.items()}
         model_dir, card = self.model_dir(name), self._card(name)
         tied = text_config(read_json(model_dir / "config.json")).get("tie_word_embeddings")
-        table = read_tensor_table(model_dir)
+        table = read_stage_tensors(model_dir)
         start, stop = layers
         return pieces_of_layers(table, card.num_layers, start, stop, tied=tied if isinstance(tied, bool) else None)
 

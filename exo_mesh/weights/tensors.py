@@ -6,7 +6,8 @@ from pathlib import Path
 
 from exo_mesh.model_files import exists
 from exo_mesh.weights import safetensors
-from exo_mesh.weights.gguf_table import find_first_file, read_gguf_table
+from exo_mesh.weights.gguf_families import ROPE_FACTORS
+from exo_mesh.weights.gguf_table import file_table, find_first_file, read_gguf_table, read_headers
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE, TensorTable, on_disk
 
 
@@ -26,3 +27,14 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
     """
     first = gguf_file_of(model_dir)
     return safetensors.read_tensor_table(model_dir) if first is None else read_gguf_table(model_dir, first)
+
+
+def read_stage_tensors(model_dir: Path) -> TensorTable:
+    """As read_tensor_table, with the tensors of GGUF files that are part of the config in checkpoints: every stage of
+    an engine that runs the file itself loads them. Raises ModelError."""
+    table = read_tensor_table(model_dir)
+    first = gguf_file_of(model_dir)
+    if first is None:
+        return table
+    own = file_table(read_headers(model_dir, first))
+    return table | {name: own[name] for name in ROPE_FACTORS if name in own}

@@ -57,6 +57,8 @@ def write_gguf(file: Path, metadata: Mapping[str, Value], shapes: Mapping[str, t
 def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     noise = rng.standard_normal(tuple(reversed(shape)), np.float32)
+    if name.startswith("rope_freqs"):
+        return (1 + np.abs(noise)).astype(np.float32)
     if name.endswith("ssm_a"):
         return (-0.5 - np.abs(noise)).astype(np.float32)
     if ("norm" in name and name.endswith(".weight")) or name.endswith("ssm_d"):

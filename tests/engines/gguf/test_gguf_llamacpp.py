@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exo_mesh_llamacpp import provider as llamacpp
+from exo_mesh_llamacpp.container import Value
 from exo_mesh_llamacpp.stage import LlamaCppStage
 from exo_mesh_llamacpp.whole import load_whole
 from exo_mesh_numpy import provider as numpy_engine
@@ -17,16 +18,20 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine, Surveyor
 from exo_mesh.errors import InputError, ModelError
+from exo_mesh.weights.fetched import pieces_of_layers
+from exo_mesh.weights.gguf import read_gguf
 from exo_mesh.weights.gguf_layout import make_texts
+from exo_mesh.weights.tensors import read_stage_tensors
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.gguf_twin import write_gguf_twin
+from tools.llamacpp_architectures.random_model import write_gguf
 from tools.stages import forward, insert
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(not llamacpp.availability().available, reason="xllamacpp is not installed")
 
 LAYERS = 4
-TOKENS = np.random.default_rng(8).integers(0, 299, (4, 128))
+TOKENS = np.random.default_rng(8).integers(0, 256, (4, 128))
 MIXED = 2e-5
 TYPES = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0")
 
@@ -147,3 +152,32 @@ def test_a_file_is_not_quantised_again(tmp_path: Path) -> None:
     directory = twin(tmp_path)
     with pytest.raises(InputError, match="quant=q8_0"):
         llamacpp.create().load(request(directory, 0, LAYERS, quant="q8_0"), lambda done, total: None)
+
+
+def with_rope_factors(directory: Path) -> Path:
+    """A Llama whose frequencies are divided by factors of the file, as in Llama 3."""
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (64, 256), "output_norm.weight": (64,)}
+    shapes["rope_freqs.weight"] = (8,)
+    for layer in range(LAYERS):
+        shapes |= {f"blk.{layer}.{name}.weight": (64,) for name in ("attn_norm", "ffn_norm")}
+        shapes |= {f"blk.{layer}.{name}.weight": (64, 64) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
+        shapes |= {f"blk.{layer}.{name}.weight": (64, 96) for name in ("ffn_gate", "ffn_up")}
+        shapes[f"blk.{layer}.ffn_down.weight"] = (96, 64)
+    numbers = {"block_count": LAYERS, "embedding_length": 64, "feed_forward_length": 96, "context_length": 512}
+    numbers |= {"attention.head_count": 4, "attention.head_count_kv": 4, "rope.dimension_count": 16, "vocab_size": 256}
+    metadata: dict[str, Value] = {"general.architecture": "llama", "tokenizer.ggml.model": "none"}
+    metadata |= {f"llama.{key}": value for key, value in numbers.items()}
+    metadata["llama.attention.layer_norm_rms_epsilon"] = 1e-5
+    write_gguf(directory / "tiny.gguf", metadata, shapes)
+    return directory
+
+
+def test_factors_of_the_frequencies_are_in_every_stage(tmp_path: Path) -> None:
+    directory = with_rope_factors(tmp_path)
+    want = script(whole(directory))
+    np.testing.assert_array_equal(script(stages(directory, (1, 3))), want)
+    header = read_gguf(directory / "tiny.gguf")
+    factors = header.table["rope_freqs.weight"]
+    for start, stop in ((0, 1), (1, 3), (3, 4)):
+        needed = pieces_of_layers(read_stage_tensors(directory), LAYERS, start, stop, tied=True)
+        assert any(first <= factors.start and factors.stop <= last for first, last in needed["tiny.gguf"])
