@@ -25,6 +25,10 @@ from exo_mesh_llamacpp.wire import ACTIVATION_DTYPES
 OpenSource = Callable[[Path, LlamaCppOptions, Callable[[], Library]], ModelSource]
 
 
+IDLE_SHARE, IDLE_BYTES = 16, 32 * 2**20
+"""Contexts without sequences are kept as long as they take less than a sixteenth of the weights, or 32 MiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
     """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
@@ -55,6 +59,8 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
     if request.rank is not None:
         raise EngineError("the llamacpp engine cannot be a rank of a tensor group")
     library = open_library(chosen_library(request.options))
+    if options.gpu_layers > 0 and not library.has_gpu():
+        raise InputError(f"gpu_layers={options.gpu_layers}: {library.build} has no GPU", param="gpu_layers")
     source = open_model(request.model_dir, options, lambda: library)
     shard = request.shard
     if source.num_layers != shard.num_layers:
@@ -70,6 +76,7 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
         threads=options.num_threads,
     )
     kind, own = KV_TYPES[kv], slice(shard.start, shard.stop)
+    cell_bytes = sum(source.kv_values[own]) * kind.block_bytes // kind.block
     return LoadedStage(
         shard=shard,
         hidden_size=source.hidden_size,
@@ -77,9 +84,19 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
         recurrent=source.recurrent,
         model=model,
         embedding=HeldEmbedding(source.embedding(), library, source.embedding_scale) if shard.is_first else None,
-        pools=Pools(lambda slots, cells: LlamaContext(model, shape, slots, cells), request.context_limit),
+        pools=Pools(
+            lambda slots, cells: LlamaContext(model, shape, slots, cells),
+            request.context_limit,
+            max(model.num_bytes // IDLE_SHARE, IDLE_BYTES) // max(1, cell_bytes),
+        ),
         output_dtype=dtype,
-        cell_bytes=sum(source.kv_values[own]) * kind.block_bytes // kind.block,
+        cell_bytes=cell_bytes,
         fixed_bytes=4 * sum(source.kv_fixed[own]),
-        identity={"build": library.build, "kv": kv, "flash": str(options.flash), "layers": str(shard)},
+        identity={
+            "build": library.build,
+            "kv": kv,
+            "flash": str(options.flash),
+            "quant": options.quant,
+            "layers": str(shard),
+        },
     )

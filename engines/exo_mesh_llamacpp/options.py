@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from exo_mesh.errors import InputError
 from exo_mesh_llamacpp.types import KV_TYPES, QUANTS
@@ -21,7 +22,7 @@ class LlamaCppOptions:
 
     quant: the type that matrices of a checkpoint are quantised to while loading; "" keeps theirs. kv: the type of keys
     and values; "" for the default. flash: flash attention. unified: one pool of cells for all sequences. threads: 0 for
-    the cores that this process may use. gpu_layers: layers that the library puts on its GPU; -1 for all.
+    the default. gpu_layers: layers that the library puts on its GPU; -1 for all.
     """
 
     quant: str = ""
@@ -37,7 +38,7 @@ class LlamaCppOptions:
 
     @property
     def num_threads(self) -> int:
-        return self.threads or available_cores()
+        return self.threads or default_threads()
 
 
 def parse_options(options: Mapping[str, str]) -> LlamaCppOptions:
@@ -60,9 +61,19 @@ def parse_options(options: Mapping[str, str]) -> LlamaCppOptions:
     return parsed
 
 
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def default_threads() -> int:
+    """The cores that this process may use, less one: the library's threads wait for each other by spinning, so a
+    thread that shares its core with other work holds up all of them."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return max(1, len({_core_of(cpu) for cpu in usable}) - 1)
+
+
+def _core_of(cpu: int) -> str:
+    """A name for the core of a CPU; the same for hyper-threads of one core."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return str(cpu)
 
 
 def _one_of(options: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

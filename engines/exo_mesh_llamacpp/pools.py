@@ -69,8 +69,10 @@ class Held:
 class Pools:
     """All sequences of a stage. make_context: see MakeContext. context_limit: of the instance."""
 
-    def __init__(self, make_context: MakeContext, context_limit: int) -> None:
+    def __init__(self, make_context: MakeContext, context_limit: int, idle_limit: int = FIRST_CELLS) -> None:
+        """idle_limit: positions that contexts without sequences may keep room for, until they are used again."""
         self._make = make_context
+        self._idle_limit = max(idle_limit, FIRST_CELLS)
         self._largest = -(-max(1, context_limit) // 256) * 256
         self._pools: dict[int, Pool] = {}
         self._slots: dict[int, int] = {}
@@ -158,10 +160,13 @@ class Pools:
         pool, slot = place
         pool.context.cut(slot, 0)
         pool.taken.discard(slot)
-        if not pool.taken and (pool.cells > FIRST_CELLS or pool.context.slots > 1):
+        if not pool.taken and self._idle_cells() > self._idle_limit:
             pool.context.free()
             self._slots[pool.cells] = pool.context.slots
             del self._pools[pool.cells]
+
+    def _idle_cells(self) -> int:
+        return sum(pool.cells * pool.context.slots for pool in self._pools.values() if not pool.taken)
 
     def _with_room(self, cells: int) -> Pool:
         """The pool of that size, with a free slot."""

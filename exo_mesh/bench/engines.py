@@ -28,7 +28,10 @@ from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import model_dir_of
 
-VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {"torch": ({"dtype": "float32"}, {"dtype": "bfloat16"})}
+VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {
+    "torch": ({"dtype": "float32"}, {"dtype": "bfloat16"}),
+    "llamacpp": ({}, {"quant": "q8_0"}, {"quant": "q4_0"}),
+}
 """Options to measure an engine with; other engines are measured with their defaults only."""
 
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}

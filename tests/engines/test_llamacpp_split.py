@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from exo_mesh_llamacpp import provider as llamacpp
 from exo_mesh_llamacpp.context import MAX_TOKENS
 from exo_mesh_llamacpp.pools import FIRST_CELLS, _moves
 from exo_mesh_llamacpp.states import of_one_stream, of_streams
-from exo_mesh_numpy import provider as numpy_engine
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
@@ -110,11 +110,16 @@ def test_quantised_weights_compute_nearly_the_same(llama_dir: Path) -> None:
     assert 0 < worst["f16"] < 0.02 < worst["q8_0"] < 0.25 < worst["q4_0"] < 3, worst
 
 
-@pytest.mark.parametrize("order", [(llamacpp, numpy_engine), (numpy_engine, llamacpp)], ids=["before", "after"])
-def test_a_ring_with_numpy_computes_what_numpy_computes(
-    model_dir: Path, order: tuple[EngineProvider, EngineProvider]
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("other", ["numpy", "torch", "mlx"])
+def test_a_ring_with_another_engine_computes_what_that_engine_computes(
+    model_dir: Path, other: str, first: bool
 ) -> None:
-    want = script([stage(model_dir, 0, LAYERS, numpy_engine)])
+    for package in {"torch": ("torch", "transformers"), "mlx": ("mlx_lm",)}.get(other, ()):
+        pytest.importorskip(package)
+    engine: EngineProvider = import_module(f"exo_mesh_{other}").provider
+    want = script([stage(model_dir, 0, LAYERS, engine, "float32")])
+    order = (llamacpp, engine) if first else (engine, llamacpp)
     mixed = [stage(model_dir, 0, 2, order[0], "float32"), stage(model_dir, 2, LAYERS, order[1], "float32")]
     assert difference(script(mixed), want) <= MIXED
 
@@ -221,6 +226,7 @@ def test_a_sequence_without_a_number_leaves_the_others_alone(llama_dir: Path) ->
         ({"threads": "0"}, "threads"),
         ({"gpu_layers": "-1"}, "gpu_layers"),
         ({"flash": "maybe"}, "flash"),
+        ({"gpu_layers": "4"}, "has no GPU"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_refused(llama_dir: Path, options: dict[str, str], says: str) -> None:
