@@ -19,8 +19,8 @@ MAX_ID_CHARS = 128
 PART_BYTES = 512 << 10
 """Most bytes of an answer in one message between peers."""
 
-MAX_CHAIN_BYTES = 64 << 20
-"""Most bytes of one conversation."""
+MAX_CHAIN_BYTES = 32 << 20
+"""Most bytes of one conversation: twice the longest body of a request."""
 
 TIDY_EVERY_S = 60.0
 """An answer stays in memory at most this long after its time."""

@@ -34,7 +34,7 @@ TEXT_FILES_S = 60.0
 """Deadline for reading text files: a tokenizer may have 20 MB, and the link may be Wi-Fi."""
 
 KEPT_S = 30.0
-"""Deadline for reading a kept conversation: it may have 64 MB."""
+"""Deadline for reading a kept conversation: it may have 32 MB."""
 
 SURVEY_S = 120.0
 """Deadline for a peer that first has to import an engine's library and trace a model to find its legal cuts."""

@@ -36,6 +36,12 @@ from exo_mesh.api.responses.writers import (
 from exo_mesh.errors import TransportError
 
 
+class _Output(msgspec.Struct):
+    """The only part of a response that a later request needs; the rest, such as its tools, may be long."""
+
+    output: list[dict[str, Any]]
+
+
 class StoredResponse(msgspec.Struct):
     """A response with the input of its request. References in the input are not resolved: the item stays where it
     is."""
@@ -51,8 +57,7 @@ class StoredResponse(msgspec.Struct):
 
     def output(self) -> list[Item]:
         """The items of the reply."""
-        found: list[Item] = msgspec.json.decode(self.response)["output"]
-        return found
+        return msgspec.json.decode(self.response, type=_Output).output
 
 
 def stored_bytes(items: Sequence[Item], finished: FinishedResponse) -> bytes:
