@@ -106,23 +106,26 @@ class KeptDesk:
         return [peer for peer in self._peers() if peer.id.startswith(owner)] if owner != self.owner else []
 
     async def _of_peers(self, key_id: str | None, answer_id: str, *, only_one: bool = False) -> list[KeptAnswer]:
-        """What the peers have of a conversation, newest first; the longest if several have some."""
+        """What the first peer that has some of a conversation sends, newest first; [] if no peer has any. Raises the
+        error of the owner if it cannot be asked."""
         request = pb.ReadKeptRequest(key_id=key_id, id=answer_id, only_one=only_one)
-        peers = self._owners(answer_id)
-        answers = await asyncio.gather(*(_read(peer, request) for peer in peers), return_exceptions=True)
-        found: list[KeptAnswer] = []
+        tasks = [asyncio.create_task(_read(peer, request), name="kept answer") for peer in self._owners(answer_id)]
         failures: list[MeshError] = []
-        for peer, answer in zip(peers, answers, strict=True):
-            if isinstance(answer, list):
-                found = max(found, answer, key=len)
-            elif isinstance(answer, MeshError):
-                _log.debug("peer %s does not send its kept answer: %s", peer.info.name, answer)
-                failures.append(answer)
-            else:
-                raise answer
-        if not found and failures and owner_of(answer_id):
+        try:
+            for next_answer in asyncio.as_completed(tasks):
+                try:
+                    if found := await next_answer:
+                        return found
+                except MeshError as exc:
+                    _log.debug("a peer does not send a kept answer: %s", exc)
+                    failures.append(exc)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if failures and owner_of(answer_id):
             raise failures[0]
-        return found
+        return []
 
     # answers to other peers
 

@@ -120,6 +120,15 @@ def test_langchain_uses_responses_stored_or_sent(url: str) -> None:
     }
 
 
+def test_pydantic_ai_uses_responses(url: str) -> None:
+    assert python_client("pydantic_ai_responses", url) == {
+        "answer": ANSWER,
+        "typed": PERSON,
+        "thought": ["thinking", "text"],
+        "counted": [COUNTED, "3, 4, 5"],
+    }
+
+
 def test_litellm_completes_responds_and_writes_messages(url: str) -> None:
     assert python_client("litellm_routes", url) == {
         "completion": ["length", 5],

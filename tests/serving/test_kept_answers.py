@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -187,6 +188,19 @@ async def test_an_answer_without_an_owner_in_its_id_is_found_anywhere() -> None:
     assert await nodes.desks[0].read("", f"resp_{HASH}") is not None
     nodes.wires[1].broken = TransportError("no way")
     assert await nodes.desks[0].read("", f"resp_{HASH}") is not None
+
+
+async def test_a_peer_that_is_silent_holds_up_nobody() -> None:
+    nodes = Nodes.of(3)
+    never = asyncio.Event()
+
+    async def silent(request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
+        await never.wait()
+        yield pb.KeptPart()
+
+    nodes.desks[2].keep(answer(f"resp_{HASH}"))
+    nodes.wires[1].read_kept = silent  # type: ignore[method-assign]
+    assert await asyncio.wait_for(nodes.desks[0].read("", f"resp_{HASH}"), 5) is not None
 
 
 async def test_an_owner_that_does_not_answer_is_an_error_and_not_an_absence() -> None:
