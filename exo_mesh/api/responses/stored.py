@@ -36,7 +36,7 @@ from exo_mesh.api.responses.writers import (
 from exo_mesh.errors import TransportError
 
 
-class _Output(msgspec.Struct):
+class _StoredOutput(msgspec.Struct):
     """The only part of a response that a later request needs; the rest, such as its tools, may be long."""
 
     output: list[dict[str, Any]]
@@ -57,7 +57,7 @@ class StoredResponse(msgspec.Struct):
 
     def output(self) -> list[Item]:
         """The items of the reply."""
-        return msgspec.json.decode(self.response, type=_Output).output
+        return msgspec.json.decode(self.response, type=_StoredOutput).output
 
 
 def stored_bytes(items: Sequence[Item], finished: FinishedResponse) -> bytes:

@@ -116,7 +116,12 @@ def test_a_file_of_text_is_read() -> None:
         ({"type": "web_search_call", "id": "ws_1"}, "input[0]", "web_search_call"),
         ({"type": 1, **USER}, "input[0].type", "expected"),
         ({**USER, "colour": 1}, "input[0].colour", "does not support"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input[0].content[0]", "images"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+            "input[0].content[0].image_url",
+            "data",
+        ),
+        ({"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}, "input[0].content[0]", "user"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "input[0].content[0]", "input_audio"),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0].file_id", "text"),
         (
