@@ -16,7 +16,7 @@ from exo_mesh.api.webtools.page_text import read_page, tidy_text
 from exo_mesh.text.process_limits import limit_cpu, limit_process
 
 MAX_MEMORY_BYTES = 256 << 20
-LIMIT_S = 5.0
+LIMIT_S = 3.0
 _META = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 

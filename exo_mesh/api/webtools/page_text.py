@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
 
 _VOID = frozenset(
@@ -60,6 +61,7 @@ _BLOCKS = frozenset(
     ]
 )
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_MAIN = frozenset({"main", "article"})
 _LEAST_MAIN_CHARS = 200
 """With less text in <main> or <article> than this, the whole page counts."""
 _MAX_TITLE_CHARS = 300
@@ -95,10 +97,12 @@ class _PageReader(HTMLParser):
         self.main: list[str] = []
         self.everything: list[str] = []
         self._open: list[str] = []
+        self._num_open: Counter[str] = Counter()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in _VOID:
             self._open.append(tag)
+            self._num_open[tag] += 1
         self._break(tag)
         if tag == "li":
             self._add("- ")
@@ -110,14 +114,18 @@ class _PageReader(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._break(tag)
-        if tag in self._open:  # an end tag ends everything inside of it, too
-            while self._open.pop() != tag:
-                pass
+        if not self._num_open[tag]:
+            return
+        ended = ""
+        while ended != tag:  # an end tag ends everything inside of it, too
+            ended = self._open.pop()
+            self._num_open[ended] -= 1
 
     def handle_data(self, data: str) -> None:
-        if "title" in self._open and "svg" not in self._open and sum(map(len, self.title)) < _MAX_TITLE_CHARS:
-            self.title.append(data)
-        elif "pre" in self._open:
+        if self._num_open["title"] and not self._num_open["svg"]:
+            if len(self.title) < _MAX_TITLE_CHARS:
+                self.title.append(data)
+        elif self._num_open["pre"]:
             self._add(data)
         else:
             self._add(re.sub(r"\s+", " ", data))
@@ -127,15 +135,17 @@ class _PageReader(HTMLParser):
             self._add("\n" if tag in ("br", "li", "tr", "td", "th", "dt", "dd") else "\n\n")
 
     def _add(self, text: str) -> None:
-        inside = set(self._open)
-        if inside & _UNSEEN or "title" in inside:
+        if self._is_inside(_UNSEEN):
             return
         self.everything.append(text)
-        if inside & _AROUND:
+        if self._is_inside(_AROUND):
             return
         self.kept.append(text)
-        if inside & {"main", "article"}:
+        if self._is_inside(_MAIN):
             self.main.append(text)
+
+    def _is_inside(self, tags: frozenset[str]) -> bool:
+        return any(self._num_open[tag] for tag in tags)
 
 
 def _tidy(pieces: list[str]) -> str:

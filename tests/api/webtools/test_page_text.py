@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from exo_mesh.api.webtools.page_child import PageQuestion, decoded
@@ -61,3 +62,11 @@ async def test_a_page_that_exhausts_its_reader_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr("exo_mesh.api.webtools.reading.WALL_LIMIT_S", 0.01)
     with pytest.raises(InputError, match="too long"):
         await PageReaders().read(PAGE.encode(), PageQuestion(is_html=True, charset="", max_chars=500))
+
+
+@pytest.mark.extended
+async def test_a_page_that_is_written_to_exhaust_a_parser_is_stopped_by_the_system() -> None:
+    hostile = b"<a " * 300_000  # the parser looks for the end of each tag, up to the end of the page
+    with pytest.raises(InputError, match=r"too much time or memory|too long"):
+        await PageReaders().read(hostile, PageQuestion(is_html=True, charset="", max_chars=500))
+    assert not [one for one in psutil.Process().children(recursive=True) if "page_child" in " ".join(one.cmdline())]
