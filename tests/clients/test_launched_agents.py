@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,15 +67,17 @@ def links(folder: Path, tried: Tried) -> str:
     program = os.environ.get(tried.variable)
     if program is None:
         pytest.skip(f"{tried.variable} is not set: the program of {tried.name} is needed")
-    folder.mkdir()
-    (folder / AGENTS[tried.name].program).symlink_to(Path(program).resolve())
+    folder.mkdir(exist_ok=True)
+    link = folder / AGENTS[tried.name].program
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(program).resolve())
     return f"{folder}:{os.environ['PATH']}"
 
 
 async def launch(tried: Tried, url: str, root: Path) -> tuple[int, str]:
     """(exit code, all that is printed) of one launched agent, in an empty project and home."""
     for name in ("home", "project"):
-        (root / name).mkdir()
+        (root / name).mkdir(exist_ok=True)
     environ = {name: os.environ[name] for name in ("LANG", "PYTHONPATH") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "exo_mesh.cli.main", "launch", tried.name, "--api-url", url, "--", *tried.words),
@@ -118,3 +120,15 @@ async def test_a_launched_agent_runs_a_tool_and_gives_its_result_to_the_model(tr
         assert min(shared(*pair) for pair in pairwise(prompts)) >= LEAST_SHARE
     left = {path.name for path in (tmp_path / "home").rglob("*") if "exo-mesh" in path.parts and path.is_file()}
     assert not left, "the run is undone"
+
+
+async def test_two_conversations_of_claude_code_share_their_instructions_and_tools(tmp_path: Path) -> None:
+    """It would begin its system prompt with a line that differs per conversation, if `launch` did not turn that off.
+    What comes after the question, a list of its agents, is not shared."""
+    mesh = ScriptedMesh(write_text_model(tmp_path / "m", TEMPLATE), answer=ANSWER, limit=400_000)
+    async with served(mesh, ApiOptions(access=AccessPolicy())) as api:
+        for question in ("What is in this project?", "Which day is it?"):
+            tried = replace(TRIED[0], words=("-p", question))
+            assert (await launch(tried, api.url, tmp_path))[0] == 0
+    first, second = (tuple(request.prompt_ids) for request in mesh.requests)
+    assert shared(first, second) >= 0.9

@@ -79,6 +79,7 @@ def _claude(target: LaunchTarget) -> AgentSetup:
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
         "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(max(1, 100 * target.compact_tokens // window)),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line that differs per conversation; it would begin each prompt
     }
     others = tuple(f"CLAUDE_CODE_USE_{cloud}" for cloud in ("BEDROCK", "VERTEX", "FOUNDRY"))
     return AgentSetup(environ, ("ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN", *others))
