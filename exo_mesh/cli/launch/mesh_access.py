@@ -13,6 +13,8 @@ from exo_mesh.errors import InputError, MeshError, PlacementError
 NO_KEY = "unused"
 """The key for an open mesh, which ignores it; agents do not start without one."""
 _PREVIEW_S = 60.0
+UNKNOWN_CONTEXT = 32_768
+"""Assumed for a model of a model server that does not say how long its context is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ def find_launch_model(client: ApiClient, wanted: str) -> LaunchModel:
     if entry["instance_ids"]:
         placed = client.get("/state")["view"]["instances"]
         limits = [one["context_limit"] for one in placed if one["id"] in entry["instance_ids"]]
-        return LaunchModel(name, min([limit, *limits]) or limit, is_loaded=True)
+        return LaunchModel(name, min([limit, *limits]) or UNKNOWN_CONTEXT, is_loaded=True)
     if entry["status"] == "served":
-        return LaunchModel(name, limit, is_loaded=False)
+        return LaunchModel(name, limit or UNKNOWN_CONTEXT, is_loaded=False)
     query = urllib.parse.urlencode({"model": name})
     previews: list[dict[str, Any]] = client.get(f"/instance/previews?{query}", _PREVIEW_S)["previews"]
     possible = [preview["context_limit"] for preview in previews if "refused" not in preview]

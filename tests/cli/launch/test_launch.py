@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -22,6 +22,8 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli.launch import agent_environ, certificates
 from exo_mesh.cli.launch.agents import AGENTS, AgentSetup, LaunchTarget
+from exo_mesh.cli.launch.mesh_access import UNKNOWN_CONTEXT, LaunchModel, find_launch_model
+from exo_mesh.errors import PlacementError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
@@ -290,3 +292,42 @@ def test_an_agent_trusts_the_certificate_of_the_node_besides_the_systems(
     assert certificates("http://node:52415", None) == ""
     monkeypatch.delenv("EXO_MESH_API_CA")
     assert certificates("https://node:52415", str(tmp_path)) == "", "the system's authorities are enough"
+
+
+class Listing:
+    """A client of a node with one model."""
+
+    def __init__(self, **entry: Any) -> None:
+        self.entry = {"id": "org/model", "context_length": 8192, "instance_ids": [], "status": "downloaded", **entry}
+        self.instances = [{"id": "i1", "context_limit": 4096}, {"id": "i2", "context_limit": 2048}]
+        self.previews: list[dict[str, Any]] = []
+
+    def get(self, path: str, *_: float) -> Any:
+        if path.startswith("/instance/previews?model=org%2Fmodel"):
+            return {"previews": self.previews}
+        return {"/v1/models": {"data": [self.entry]}, "/v1/models/org/model": self.entry}.get(path) or {
+            "view": {"instances": self.instances}
+        }
+
+
+@pytest.mark.parametrize(
+    ("entry", "context"),
+    [
+        ({"instance_ids": ["i1"]}, 4096),
+        ({"instance_ids": ["i1", "i2"]}, 2048),
+        ({"status": "served"}, 8192),
+        ({"status": "served", "context_length": 0}, UNKNOWN_CONTEXT),
+    ],
+)
+def test_the_context_of_an_agent_is_that_of_the_smallest_instance(entry: dict[str, Any], context: int) -> None:
+    for name in ("", "org/model"):
+        assert find_launch_model(cast(Any, Listing(**entry)), name).context_tokens == context
+
+
+def test_a_model_that_is_not_loaded_must_fit_and_gets_the_context_that_fits() -> None:
+    listing = Listing()
+    listing.previews = [{"refused": {"message": "it needs 9 GB"}}, {"context_limit": 1024}]
+    assert find_launch_model(cast(Any, listing), "org/model") == LaunchModel("org/model", 1024, is_loaded=False)
+    listing.previews = listing.previews[:1]
+    with pytest.raises(PlacementError, match="it needs 9 GB"):
+        find_launch_model(cast(Any, listing), "org/model")
