@@ -10,10 +10,12 @@ import msgspec
 
 from exo_mesh.api.core.renderer_process import renderer_environment
 from exo_mesh.api.webtools.page_child import LIMIT_S, PageAnswer, PageQuestion
-from exo_mesh.errors import InputError, NotReadyError
+from exo_mesh.errors import InputError, NotReadyError, OverloadError
 
 MAX_READERS = 2
 """Child processes at once; further pages wait for their turn."""
+MAX_PAGES = 8
+"""Pages that are read or wait for it, at most MAX_PAGES / MAX_READERS * WALL_LIMIT_S; further ones get a 429."""
 WALL_LIMIT_S = 2 * LIMIT_S
 """More than the limit of CPU time, because the machine may be busy."""
 
@@ -23,11 +25,18 @@ class PageReaders:
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(MAX_READERS)
+        self._num_pages = 0
 
     async def read(self, body: bytes, question: PageQuestion) -> PageAnswer:
-        """The title and text of a page. Raises InputError if it cannot be read, and NotReadyError."""
-        async with self._slots:
-            return await _ask(body, question)
+        """The title and text of a page. Raises InputError if it cannot be read, NotReadyError and OverloadError."""
+        if self._num_pages >= MAX_PAGES:
+            raise OverloadError(f"{MAX_PAGES} pages are being read already; try again later")
+        self._num_pages += 1
+        try:
+            async with self._slots:
+                return await _ask(body, question)
+        finally:
+            self._num_pages -= 1
 
 
 async def _ask(body: bytes, question: PageQuestion) -> PageAnswer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exo_mesh.api.webtools.addresses import AddressRules, is_public, unwrapped
 from exo_mesh.errors import InputError
@@ -91,3 +93,20 @@ def test_a_url_that_the_tools_do_not_call_is_refused_with_the_reason(url: str, w
 def test_a_url_of_the_web_is_accepted_without_its_fragment() -> None:
     assert str(AddressRules().check_url("https://a.example/x?y=1#part")) == "https://a.example/x?y=1"
     assert AddressRules(ports=frozenset({8443})).check_url("https://a.example:8443/").port == 8443
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_inside_of_another_one_is_judged_like_the_address_alone(inner: ipaddress.IPv4Address) -> None:
+    number = int(inner)
+    mapped, nat64 = ipaddress.IPv6Address(0xFFFF << 32 | number), ipaddress.IPv6Address(0x64FF9B << 96 | number)
+    six_to_four = ipaddress.IPv6Address(0x2002 << 112 | number << 80 | 1)
+    assert {is_public(unwrapped(one)) for one in (mapped, nat64, six_to_four)} == {is_public(inner)}
+
+
+@given(st.text(max_size=40), st.sampled_from(["", "http://", "https://", "http://a.example/", "http://["]))
+def test_any_text_is_a_url_or_refused(text: str, before: str) -> None:
+    try:
+        url = AddressRules().check_url(before + text)
+    except InputError:
+        return
+    assert url.scheme in ("http", "https") and url.raw_host and url.port in (80, 443) and not url.user

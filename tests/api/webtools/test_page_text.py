@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psutil
 import pytest
 
 from exo_mesh.api.webtools.page_child import PageQuestion, decoded
 from exo_mesh.api.webtools.page_text import read_page
-from exo_mesh.api.webtools.reading import PageReaders
-from exo_mesh.errors import InputError
+from exo_mesh.api.webtools.reading import MAX_PAGES, PageReaders
+from exo_mesh.errors import InputError, OverloadError
 from tests.api.webtools.web_server import PAGE
 
 
@@ -62,6 +64,16 @@ async def test_a_page_that_exhausts_its_reader_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr("exo_mesh.api.webtools.reading.WALL_LIMIT_S", 0.01)
     with pytest.raises(InputError, match="too long"):
         await PageReaders().read(PAGE.encode(), PageQuestion(is_html=True, charset="", max_chars=500))
+
+
+async def test_more_pages_than_the_limit_are_refused_and_the_others_are_read() -> None:
+    readers, question = PageReaders(), PageQuestion(is_html=False, charset="", max_chars=500)
+    reading = [asyncio.create_task(readers.read(b"a page", question)) for _ in range(MAX_PAGES)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadError):
+        await readers.read(b"one more", question)
+    assert {answer.text for answer in await asyncio.gather(*reading)} == {"a page"}
+    assert (await readers.read(b"one more", question)).text == "one more"
 
 
 @pytest.mark.extended
