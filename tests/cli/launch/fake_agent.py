@@ -84,7 +84,7 @@ try:
         status = reply.status
 except urllib.error.HTTPError as error:
     status = error.code
-report = {"status": status, "key": key, "argv": sys.argv[1:], "environ": dict(os.environ)}
+report = {"status": status, "key": key, "argv": sys.argv[1:], "environ": dict(os.environ), "tty": os.isatty(0)}
 Path(os.environ["REPORT"] + ".new").write_text(json.dumps(report))
 os.rename(os.environ["REPORT"] + ".new", os.environ["REPORT"])
 if sys.argv[-1] == "WAIT":

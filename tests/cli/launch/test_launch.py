@@ -10,6 +10,7 @@ import os
 import signal
 import stat
 import sys
+import termios
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,13 @@ class Desk:
     def num_keys(self) -> int:
         return len(self.keys.read())
 
-    async def start(self, *words: str, **environ: str) -> asyncio.subprocess.Process:
+    async def start(self, *words: str, terminal: int | None = None, **environ: str) -> asyncio.subprocess.Process:
+        """Start the verb; terminal: the descriptor of one that becomes its controlling terminal."""
+        ends = {
+            "stdin": asyncio.subprocess.DEVNULL if terminal is None else terminal,
+            "stdout": asyncio.subprocess.PIPE if terminal is None else terminal,
+            "stderr": asyncio.subprocess.PIPE if terminal is None else terminal,
+        }
         passed = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
         shown = {**passed, "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "REPORT": str(self.report_file)}
         return await asyncio.create_subprocess_exec(
@@ -67,9 +74,9 @@ class Desk:
             *(word for flag in (["--home", str(self.home)], ["--api-url", self.api.url]) for word in flag),
             *words,
             env={**shown, "HOME": str(self.root), **environ},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            start_new_session=terminal is not None,
+            preexec_fn=None if terminal is None else take_terminal,
+            **ends,
         )
 
     async def launch(self, *words: str, **environ: str) -> tuple[int, str, str]:
@@ -85,6 +92,11 @@ class Desk:
         await until(self.report_file.exists)
         found: dict[str, Any] = json.loads(self.report_file.read_text())
         return found
+
+
+def take_terminal() -> None:
+    """Make standard input the controlling terminal of this session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -172,6 +184,21 @@ async def test_a_signal_ends_the_agent_and_the_run_is_undone(closed_desk: Desk, 
         await process.communicate()
     assert process.returncode != 0 and closed_desk.runs == []
     assert closed_desk.keys.check(report["key"]) is None and closed_desk.num_keys == 1
+
+
+async def test_ctrl_c_ends_the_agent_and_the_run_is_undone(open_desk: Desk) -> None:
+    """The terminal sends SIGINT to the agent itself."""
+    keyboard, terminal = os.openpty()
+    try:
+        process = await open_desk.start("aider", "--", "WAIT", terminal=terminal)
+        assert (await open_desk.report())["tty"] is True
+        os.write(keyboard, b"\x03")
+        async with asyncio.timeout(DEADLINE_S):
+            await process.wait()
+    finally:
+        os.close(terminal)
+        os.close(keyboard)
+    assert process.returncode == 128 + signal.SIGINT and open_desk.runs == []
 
 
 async def test_after_a_kill_the_next_launch_revokes_the_key_and_removes_the_files(closed_desk: Desk) -> None:
