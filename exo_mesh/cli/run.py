@@ -134,12 +134,14 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     else:
         yield client
         return
-    with _own_node(_with_directory(flags, args.model), args.model, own) as client:
+    with own_node(_with_directory(flags, args.model), args.model, own) as client:
         yield client
 
 
 @contextlib.contextmanager
-def _own_node(flags: dict[str, list[str]], model: str, own: Settings) -> Iterator[ApiClient]:
+def own_node(flags: dict[str, list[str]], model: str, own: Settings) -> Iterator[ApiClient]:
+    """A client of a node that is started with these flags and stopped at the end. model: gets a short time to be found
+    at a peer. own: what the flags mean, with the other settings."""
     from exo_mesh.client.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]

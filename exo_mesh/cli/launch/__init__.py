@@ -7,13 +7,14 @@ is changed, and all that was made for the run is removed when the agent ends. Wo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
 import ssl
 import sys
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from exo_mesh.cli import exit_codes
@@ -22,10 +23,10 @@ from exo_mesh.cli.launch.mesh_access import LaunchModel, find_launch_model, revo
 from exo_mesh.cli.launch.running import run_agent, unwinding
 from exo_mesh.cli.launch.workspace import Workspace, remove_abandoned
 from exo_mesh.cli.parser import Parser, add_api_flags
-from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.trust import certificate_of
 from exo_mesh.errors import InputError, MeshError
-from exo_mesh.settings.config import home_of
+from exo_mesh.settings.config import home_of, load_settings
 from exo_mesh.telemetry.tables import columns
 
 _FOLDER = "launch"
@@ -51,15 +52,15 @@ def run(args: argparse.Namespace) -> int:
         print(_listed())
         return exit_codes.OK
     agent = AGENTS[args.agent]
-    client = ApiClient(args.api_url, args.home)
-    root = (Path(args.home) if args.home else home_of(os.environ)) / _FOLDER
     if args.print:
+        client = ApiClient(args.api_url, args.home)
         print(_shown(agent, client, find_launch_model(client, args.model), args.arguments))
         return exit_codes.OK
     program = shutil.which(agent.program)
     if program is None:
         raise InputError(f"{agent.title} is not installed: there is no {agent.program} on the PATH; {agent.install}")
-    with unwinding():
+    root = (Path(args.home) if args.home else home_of(os.environ)) / _FOLDER
+    with unwinding(), _node(args) as client:
         _clean_up(root, client)
         model = find_launch_model(client, args.model)
         _tell(agent, client, model)
@@ -70,6 +71,26 @@ def run(args: argparse.Namespace) -> int:
             return _run_once(agent, program, client, model, workspace, args.arguments)
         finally:
             workspace.remove()
+
+
+@contextlib.contextmanager
+def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
+    """A client of the node at --api-url; if none was named and none answers, of a node that is started for this run."""
+    client = ApiClient(args.api_url, args.home)
+    try:
+        client.get("/healthz")
+    except NoNodeError:
+        if args.api_url or os.environ.get("EXO_MESH_API_URL"):
+            raise
+    else:
+        yield client
+        return
+    from exo_mesh.cli.run import own_node  # with the chat, whose imports take a while
+
+    flags = {"home": [args.home]} if args.home else {}
+    print("exo-mesh: no node answers on this machine; starting one for this run", file=sys.stderr)
+    with own_node(flags, args.model, load_settings(flags, os.environ).settings) as client:
+        yield client
 
 
 def _run_once(
