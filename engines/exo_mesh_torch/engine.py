@@ -281,10 +281,8 @@ class TorchStage:
             defect = row_defect(row, lengths.get(row.sequence), self._max_tokens.get(row.sequence, 0))
             if not defect and not 0 <= min(ids) <= max(ids) < model.vocab_size:
                 defect = f"a token id is outside 0..{model.vocab_size - 1}"
-            if not defect and (image := cut_image(self._images.get(row.sequence, ()), row.pos0, row.n)):
-                defect = f"the row has only a part of the image at position {image.start}, whose tokens go together"
-            if not defect and model.is_first and self._lacks_rows(row):
-                defect = "the rows of an image are no longer here: they are used once"
+            if not defect and self._images:
+                defect = self._image_defect(row)
             if not defect and row.pos0 and not batches.can_cut(row.sequence, row.pos0):
                 held = lengths[row.sequence]
                 if row.pos0 < held and held == batches.length(row.sequence):
@@ -295,10 +293,15 @@ class TorchStage:
                 lengths[row.sequence] = row.pos0 + row.n
         return faults
 
-    def _lacks_rows(self, row: Row) -> bool:
-        """Whether a row has tokens of an image whose rows were used before."""
+    def _image_defect(self, row: Row) -> str | None:
+        """The reason why a row cannot be computed with the images of its sequence, or None."""
+        model, _ = self._loaded()
         images = self._images.get(row.sequence, ())
-        return any(image.rows is None and overlaps([image], row.pos0, row.n) for image in images)
+        if (spec := cut_image(images, row.pos0, row.n)) is not None:
+            return f"the row has only a part of the image at position {spec.start}, whose tokens go together"
+        if model.is_first and any(one.rows is None and overlaps([one], row.pos0, row.n) for one in images):
+            return "the rows of an image are no longer here: they are used once"
+        return None
 
     def _groups(self, indices: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
         """Groups of rows that are computed together: of one length, each of another sequence, all begun or all not."""
@@ -307,7 +310,7 @@ class TorchStage:
         groups: dict[tuple[int, bool, int, bool], list[int]] = {}
         for i in indices:
             row = rows[i]
-            has_image = overlaps(self._images.get(row.sequence, ()), row.pos0, row.n)
+            has_image = bool(self._images) and overlaps(self._images.get(row.sequence, ()), row.pos0, row.n)
             alone = i if row.n > MAX_JOINED_TOKENS or has_image else -1
             groups.setdefault((row.n, row.pos0 > 0, alone, row.num_hidden > 0), []).append(i)
         return list(groups.values())

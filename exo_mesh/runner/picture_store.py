@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -17,6 +18,9 @@ KEEP_S = 60.0
 MAX_WAITING_BYTES = 4 * MAX_REQUEST_PIXEL_BYTES
 """Most bytes of pixels that wait for requests; the oldest are dropped."""
 
+MAX_UPLOADS = 8
+"""Most images that are received at a time; others wait."""
+
 MAX_IMAGE_BYTES = MAX_PIXELS * CHANNELS
 
 
@@ -26,10 +30,16 @@ class PictureStore:
     def __init__(self, budget: PixelBudget | None = None, clock: Clock = monotonic) -> None:
         self._budget = budget or PixelBudget()
         self._clock = clock
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._waiting: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
     async def receive(self, pieces: AsyncIterator[pb.ImagePiece]) -> None:
-        """Assemble the pixels of one image. Raises InputError if they are not what the first piece said."""
+        """Assemble the pixels of one image. Raises InputError if they are not what the first piece said. The caller has
+        a deadline."""
+        async with self._uploads:
+            await self._receive(pieces)
+
+    async def _receive(self, pieces: AsyncIterator[pb.ImagePiece]) -> None:
         digest, num_bytes, pixels, found = "", 0, bytearray(), hashlib.sha256()
         async for piece in pieces:
             if not digest:

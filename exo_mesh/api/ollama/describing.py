@@ -78,6 +78,8 @@ def capabilities_of(entry: ModelEntry) -> list[str]:
         able.append("tools")
     if entry.profile is not None and entry.profile.supports_thinking:
         able.append("thinking")
+    if entry.profile is not None and entry.profile.supports_image_input:
+        able.append("vision")
     return able
 
 

@@ -87,3 +87,9 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def input_modalities(model: dict[str, Any]) -> str:
+    """What the messages of a model may contain: "text, image"; "?" if no peer knows it."""
+    modalities = (model.get("capabilities") or {}).get("modalities") or {}
+    return ", ".join(modalities.get("input") or ()) or "?"

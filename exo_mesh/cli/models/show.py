@@ -62,6 +62,7 @@ def _lines(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[st
         ("size", f"{facts.size_text(model['num_bytes'])} in {model['num_layers'] or '?'} layers"),
         ("quant", facts.quantisation(model)),
         ("tasks", ", ".join(task.replace("_", " ") for task in model.get("tasks", ())) or "?"),
+        ("takes", facts.input_modalities(model)),
         ("context", f"{facts.context_text(model)} tokens"),
         ("peers", facts.holders(model, names)),
         ("layers", facts.held_layers(model, state, downloads)),
