@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import signal
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ import numpy as np
 from PIL import Image
 
 from exo_mesh.engine.registry import load_registry
-from tests.support.peers import Peer, mesh
+from tests.mesh.test_continuation import deltas, stream
+from tests.support.peers import Peer, mesh, text_of
+from tests.support.processes import eventually
 from tests.support.vision_models import library_answer, write_vision_model
 
 pytestmark = [
@@ -102,3 +107,28 @@ def test_a_killed_stage_changes_nothing_in_an_answer(pair: list[Peer], models: P
                 next(process for process in victim.runners() if process.pid == pid).kill()
     assert "".join(pieces) == want
     assert victim.runners()
+
+
+def test_an_answer_about_images_goes_on_at_another_peer_after_its_entry_peer_was_killed(
+    models: Path, tmp_path: Path
+) -> None:
+    body = {
+        "model": "gemma3", "messages": [{"role": "user", "content": of_openai([picture(1), picture(2, 24, 36)])}],
+        "temperature": 0, "max_tokens": 150, "ignore_eos": True,
+    }  # fmt: skip
+    with mesh(tmp_path, [["--models-dir", str(models)]] * 3, engine="torch") as (entry, *others):
+        others[0].place(model="gemma3", min_peers=2, exclude_peers=[entry.id])
+        whole = text_of(others[0].api.post("/v1/chat/completions", body, 60.0))
+        assert eventually(lambda: bool(entry.instances()), 10)
+        key, had = {"Idempotency-Key": "a1b2"}, ""
+        with stream(entry, {**body, "stream": True}, **key) as response:
+            try:
+                for _, text in deltas(response):
+                    had += text
+                    if had and entry.child.alive:
+                        os.kill(entry.child.pid, signal.SIGKILL)
+            except (HTTPException, ConnectionError):
+                pass  # the entry peer has gone
+        assert had and whole.startswith(had)
+        with stream(others[1], {**body, "stream": True}, **key) as response:
+            assert "".join(text for _, text in deltas(response)) == whole

@@ -6,22 +6,26 @@ import gc
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Ordered
 
+import grpc
 import pytest
 
 from exo_mesh.domain.frame import PIXELS, Frame, ShowImage
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import StageInput, StageOutput
-from exo_mesh.errors import EngineError, InputError, OverloadError
+from exo_mesh.errors import EngineError, InputError, OverloadError, PeerVersionError
 from exo_mesh.pictures import Picture, PictureSpec, PixelBudget, digest_of, pictures_defect, whole_row
 from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.proto import driver_pb2_grpc
+from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.picture_store import KEEP_S, MAX_WAITING_BYTES, PictureStore
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.scheduler import Sequence
 from exo_mesh.runner.stage import Stage
+from exo_mesh.transport.codec import FrameAssembler, encode_frame
 from exo_mesh.transport.image_codec import spec_to_proto, specs_from_proto
-from exo_mesh.transport.image_upload import PIECE_BYTES, pieces_of
+from exo_mesh.transport.image_upload import PIECE_BYTES, UploadedCall, pieces_of
 from tests.runner.test_change_of_plan import CountingEngine, LosingRing
-from tests.runner.test_stage_and_driver import Caller, Ring, expected, ids, request
+from tests.runner.test_stage_and_driver import BALLOT, Caller, Ring, expected, ids, request
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 PROMPT = list(range(1, 31))
@@ -245,3 +249,48 @@ def test_a_kept_prefix_is_found_by_its_images_and_not_by_their_placeholders(seed
     assert cache.ended(first, 0.0)
     found = cache.find(sequence(2, picture(4, 100, seed=seed)), 1.0)
     assert (0 if found is None else found.length) == reused
+
+
+async def test_an_upload_is_checked_over_a_real_connection() -> None:
+    server = grpc.aio.server()
+    service = DriverService.__new__(DriverService)
+    service._pictures = PictureStore()
+    driver_pb2_grpc.add_DriverServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    large = picture(4, side=1300)
+    wrong = [pb.ImagePiece(digest=large.spec.digest, num_bytes=3, pixels=b"abc")]
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = driver_pb2_grpc.DriverStub(channel)
+            await stub.PutImage(pieces_of(large))
+            with pytest.raises(grpc.aio.AioRpcError, match="not the 3 that were announced"):
+                await stub.PutImage(iter(wrong))
+    finally:
+        await server.stop(None)
+    assert service._pictures.pictures((large.spec,))[0].pixels == large.pixels
+
+
+async def test_a_driver_of_an_older_version_refuses_images_with_the_reason() -> None:
+    server = grpc.aio.server()
+    driver_pb2_grpc.add_DriverServicer_to_server(driver_pb2_grpc.DriverServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = UploadedCall(driver_pb2_grpc.DriverStub(channel), pb.GenerateRequest(), TWO)
+            with pytest.raises(PeerVersionError, match="takes no images"):
+                await call.read()
+    finally:
+        await server.stop(None)
+
+
+def test_a_frame_with_an_image_survives_the_wire() -> None:
+    one = picture(4, side=2000)
+    op = ShowImage(3, one.spec)
+    frame = Frame(BALLOT, 1, 0, ops=(op,), tensors={PIXELS: Tensor("uint8", (2000, 2000, 3), one.pixels)})
+    assembler, got = FrameAssembler(), None
+    for message in encode_frame(frame):
+        got = assembler.feed(message)
+    assert got is not None and got.ops == (op,)
+    assert bytes(got.tensors[PIXELS].data) == one.pixels
