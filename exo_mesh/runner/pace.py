@@ -24,6 +24,10 @@ FORGET_AFTER = 500
 TOLERANCE = 0.01
 """Schedules whose predicted rates differ by less than this count as equal."""
 
+LONE_TOLERANCE = 0.1
+"""The same on a ring of one stage. Two frames there only hide the time between frames, and usually take longer to
+compute than one; but once there are two, the larger size is not measured again for long."""
+
 POINTS_PER_DOUBLING = 2
 """Sizes that differ by less than about a third share one point of a curve."""
 
@@ -204,7 +208,7 @@ class Pace:
         if rows not in self._chosen:
             counts = range(1, min(rows, MAX_BATCHES_PER_STAGE * self._num_stages) + 1)
             rates = {count: self.rate(rows, count) for count in counts}
-            enough = (1 - TOLERANCE) * max(rates.values())
+            enough = (1 - (LONE_TOLERANCE if self._num_stages == 1 else TOLERANCE)) * max(rates.values())
             fast = (count for count in counts if rates[count] >= enough)
             self._chosen[rows] = min(fast, key=lambda count: abs(count - usual))
         self._num_batches = self._chosen[rows]

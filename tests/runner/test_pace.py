@@ -274,9 +274,17 @@ def test_slow_first_steps_of_a_size_do_not_split_the_rows_of_one_stage() -> None
     pace = Pace(1)
     for _ in range(20):
         pace.decoded(4, 0.042, [0.040], 0.0)
-    for step_s in (0.099, 0.071):  # buffers are allocated, and the requests of all other rows arrive
-        pace.decoded(8, step_s + 0.002, [step_s], 0.0)
+    for step_s in (0.099, 0.091):  # buffers are allocated, and the requests of all other rows arrive
+        pace.decoded(8, step_s + 0.004, [step_s], 0.0)
     assert pace.batches(8) == 1
+
+
+def test_one_stage_gets_two_frames_where_most_of_a_lap_is_between_frames() -> None:
+    pace = Pace(1)
+    for rows in (4, 8):
+        for _ in range(20):
+            pace.decoded(rows, 0.006 + rows * 0.0005, [rows * 0.0005], 0.0)
+    assert pace.batches(8) > 1
 
 
 def test_a_size_that_is_no_longer_tried_is_forgotten() -> None:
