@@ -44,6 +44,7 @@ ASKING = {
     "status": [],
     "topology": [],
     "preview": ["m"],
+    "explain": ["r-1"],
     "ps": [],
     "top": [],
     "models": [],
