@@ -166,6 +166,12 @@ def run_stories(bench: Bench, first: int, count: int) -> Counter[str]:
     return happened
 
 
+def check_happenings(happened: Counter[str], count: int) -> None:
+    """So many schedules had all that may go wrong in them."""
+    assert happened["hit"] >= count
+    assert count < 10 or all(happened[one] > count // 20 for one in ("evicted", "lost", "forgotten"))
+
+
 def stories(way: Way, count: int) -> int:
     slower = 1 if way.engine in FAST_ENGINES else LIBRARY_COST
     return max(2, count // (slower * (5 if way.architecture == "qwen3_next" else 1)))
@@ -179,12 +185,11 @@ def test_each_request_gets_what_it_gets_alone(way: Way, bench_of: Benches) -> No
 @pytest.mark.extended
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_each_request_gets_what_it_gets_alone_in_many_schedules(way: Way, bench_of: Benches) -> None:
-    happened = run_stories(bench_of(way), SEED + 100, stories(way, 50))
-    assert min(happened[one] for one in ("hit", "evicted", "lost", "forgotten")) > 2
+    check_happenings(run_stories(bench_of(way), SEED + 100, stories(way, 50)), stories(way, 50))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_each_request_gets_what_it_gets_alone_in_thousands_of_schedules(way: Way, bench_of: Benches) -> None:
-    happened = run_stories(bench_of(way), SEED + 1000, 2000 if way == DUMMY else stories(way, 500))
-    assert min(happened[one] for one in ("hit", "evicted", "lost", "forgotten")) > 20
+    count = 2000 if way == DUMMY else stories(way, 500)
+    check_happenings(run_stories(bench_of(way), SEED + 1000, count), count)
