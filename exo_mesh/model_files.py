@@ -35,11 +35,11 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
 """Files of sentence-transformers: the steps from text to vector, the prompts, and the most tokens of a text."""
 
-POOLING_PATH = "1_Pooling/config.json"
-"""How hidden states become a vector: the only file of a model in a folder that is used."""
-
 POOLING_FILE = "1_Pooling.config.json"
-"""The name under which fetched models have that file: directly in the directory, as all their files."""
+SCORE_FILE = "1_LogitScore.config.json"
+FOLDER_FILES = {"1_Pooling/config.json": POOLING_FILE, "1_LogitScore/config.json": SCORE_FILE}
+"""How hidden states become a vector, and logits a score: the only files of a model in folders that are used. Fetched
+models have them under these names, directly in the directory, as all their files."""
 
 VIEW_FILE = "exo-mesh.view"
 """A file in a directory that a node made for GGUF files elsewhere: the real paths of the files that are linked there.
@@ -53,11 +53,26 @@ HUB_DIR = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
 
 
 def place_of(model_dir: Path, name: str) -> Path:
-    """The path of a text file of a model; of POOLING_FILE in the place that it has in this directory."""
-    in_folder = model_dir / POOLING_PATH
-    if name == POOLING_FILE and in_folder.parent.is_dir() and not in_folder.parent.is_symlink():
-        return in_folder
+    """The path of a text file of a model; of one of FOLDER_FILES in the place that it has in this directory."""
+    folder = model_dir / name.removesuffix(".config.json")
+    if name in FOLDER_FILES.values() and folder.is_dir() and not folder.is_symlink():
+        return folder / "config.json"
     return model_dir / name
+
+
+def read_steps(model_dir: Path) -> tuple[str, ...] | None:
+    """The steps from text to vector or score in modules.json, by the last part of their class names; None without that
+    file. Raises ModelError."""
+    file = model_dir / MODULES_FILE
+    try:
+        steps = json.loads(read_json_text(file))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"{named(file)} is not valid JSON: {exc}") from exc
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise ModelError(f"{named(file)} is not a JSON list of objects")
+    return tuple(str(step.get("type", "")).rpartition(".")[2] for step in steps)
 
 
 def label(model_dir: Path) -> str:

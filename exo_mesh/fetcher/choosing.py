@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from exo_mesh.errors import FetchError
 from exo_mesh.fetcher.conversion import older_form
 from exo_mesh.files.listing import FileInfo
-from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, POOLING_PATH
+from exo_mesh.model_files import FOLDER_FILES, MAX_JSON_BYTES, MAX_TOKENIZER_BYTES
 from exo_mesh.printable import quoted
 from exo_mesh.weights.gguf_table import is_model_file
 from exo_mesh.weights.names import CODE_SUFFIX, is_text_file, suffix_of
@@ -55,7 +55,7 @@ def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> dict[str, F
     chosen = {
         name: info
         for name, info in files.items()
-        if (is_text_file(name) or name == POOLING_PATH or (with_code and suffix_of(name) == CODE_SUFFIX))
+        if (is_text_file(name) or name in FOLDER_FILES or (with_code and suffix_of(name) == CODE_SUFFIX))
         and (name == INDEX_FILE or not _INDEXES.fullmatch(name))
         and (name != INDEX_FILE or SINGLE_FILE not in files)
     }

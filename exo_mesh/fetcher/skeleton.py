@@ -40,7 +40,7 @@ from exo_mesh.fetcher.writing import (
     sync_directory,
 )
 from exo_mesh.files.listing import FileInfo, Listing
-from exo_mesh.model_files import POOLING_FILE, POOLING_PATH, label, shown
+from exo_mesh.model_files import FOLDER_FILES, label, shown
 from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
 from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
 from exo_mesh.weights.gguf import SUFFIX as GGUF_SUFFIX
@@ -237,7 +237,7 @@ def _fetch_text(scratch: Path, name: str, info: FileInfo, order: SkeletonOrder, 
             problem = exc
             continue
         if not info.sha256 or sha256_of(content) == info.sha256:
-            (scratch / (POOLING_FILE if name == POOLING_PATH else name)).write_bytes(content)
+            (scratch / FOLDER_FILES.get(name, name)).write_bytes(content)
             return
         problem = FetchError(f"{name} of {order.name} does not match its sha256")
     raise problem or FetchError(f"no source has {name} of {order.name}")

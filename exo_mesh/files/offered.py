@@ -14,7 +14,7 @@ from typing import BinaryIO
 from exo_mesh.domain.spans import Spans
 from exo_mesh.errors import ModelError
 from exo_mesh.files.listing import FileInfo, Listing
-from exo_mesh.model_files import HUB_DIR, POOLING_FILE, label, open_model_file, place_of
+from exo_mesh.model_files import FOLDER_FILES, HUB_DIR, label, open_model_file, place_of
 from exo_mesh.weights.fetched import MANIFEST_FILE, Manifest, read_manifest
 from exo_mesh.weights.names import (
     CODE_SUFFIX,
@@ -79,7 +79,7 @@ class OfferedModel:
             fetched = self.manifest.files[name]
             return OfferedFile(path, fetched.size, fetched.sha256, tuple(fetched.present))
         suffix = suffix_of(name)
-        if name == POOLING_FILE:
+        if name in FOLDER_FILES.values():
             return _whole(place_of(self.model_dir, name))
         if is_text_file(name) or suffix == CODE_SUFFIX or (suffix in WEIGHT_SUFFIXES and not self.manifest):
             return _whole(path)
@@ -93,7 +93,7 @@ class OfferedModel:
                 names.add(entry.name)
                 if len(names) > MAX_FILES:
                     break
-        names.add(POOLING_FILE)
+        names.update(FOLDER_FILES.values())
         found = {name: file for name in sorted(names) if (file := self.file(name))}
         listed = {name: FileInfo(file.size, file.sha256) for name, file in found.items()}
         made = tuple(self.manifest.made) if self.manifest else ()

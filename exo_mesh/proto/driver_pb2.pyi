@@ -82,18 +82,20 @@ class TextInput(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., stops: _Optional[_Iterable[bytes]] = ..., begun: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
 
 class Embed(_message.Message):
-    __slots__ = ("pooling", "normalise", "dimensions", "whole", "second")
+    __slots__ = ("pooling", "normalise", "dimensions", "whole", "second", "choice")
     POOLING_FIELD_NUMBER: _ClassVar[int]
     NORMALISE_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     SECOND_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     pooling: str
     normalise: bool
     dimensions: int
     whole: bool
     second: int
-    def __init__(self, pooling: _Optional[str] = ..., normalise: bool = ..., dimensions: _Optional[int] = ..., whole: bool = ..., second: _Optional[int] = ...) -> None: ...
+    choice: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, pooling: _Optional[str] = ..., normalise: bool = ..., dimensions: _Optional[int] = ..., whole: bool = ..., second: _Optional[int] = ..., choice: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("start", "num_tokens", "rows", "columns", "height", "width", "mean", "std", "digest", "is_whole")

@@ -551,7 +551,9 @@ class Driver:
         for row in frame.rows:
             stop += row.num_logits
             if row.num_logits and (generation := self._live.get(row.sequence)) is not None:
-                if row.pos0 < generation.sequence.scores:
+                if generation.vector is not None:
+                    self._pool_one(generation, row, None, logits[stop - row.num_logits : stop])
+                elif row.pos0 < generation.sequence.scores:
                     self._score(generation, row, logits[stop - row.num_logits : stop])
                 else:
                     self._draw_one(generation, logits[stop - 1])
@@ -562,18 +564,28 @@ class Driver:
         for row in frame.rows:
             stop += row.num_hidden
             if row.num_hidden and (generation := self._live.get(row.sequence)) is not None:
-                try:
-                    if hidden is None:
-                        raise EngineError("the engine of the last stage does not give hidden states of this model")
-                    vector = generation.pool(row, hidden[stop - row.num_hidden : stop])
-                except MeshError as exc:
-                    self._end(row.sequence, exc)
-                    continue
-                if vector is not None:
-                    self.prompts += 1
-                    self._tell_laps(generation)
-                    self._tell(generation, vector_events, vector)
-                    self._end(row.sequence, None)
+                states = None if hidden is None else hidden[stop - row.num_hidden : stop]
+                self._pool_one(generation, row, states)
+
+    def _pool_one(
+        self, generation: Generation, row: Row, states: np.ndarray | None, logits: np.ndarray | None = None
+    ) -> None:
+        """Take what a row gave for a vector or a score, and send the result once it is complete."""
+        try:
+            if logits is not None:
+                vector = generation.judge(row, logits)
+            elif states is not None:
+                vector = generation.pool(row, states)
+            else:
+                raise EngineError("the engine of the last stage does not give hidden states of this model")
+        except MeshError as exc:
+            self._end(row.sequence, exc)
+            return
+        if vector is not None:
+            self.prompts += 1
+            self._tell_laps(generation)
+            self._tell(generation, vector_events, vector)
+            self._end(row.sequence, None)
 
     def _score(self, generation: Generation, row: Row, logits: np.ndarray) -> None:
         """Send the log-probabilities of the prompt, and the end if nothing is to be drawn."""

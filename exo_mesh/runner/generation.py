@@ -24,7 +24,7 @@ from exo_mesh.domain.request import (
     StageSpan,
     TokenEvent,
 )
-from exo_mesh.errors import MeshError, OverloadError
+from exo_mesh.errors import InputError, MeshError, OverloadError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.runner.constraint import Constraint
@@ -149,6 +149,7 @@ class Generation:
             embeds=old.embeds,
             is_whole=old.is_whole,
             second=old.second,
+            judges=old.judges,
             cache_scope=old.cache_scope,
             pictures=old.pictures,
         )
@@ -192,6 +193,16 @@ class Generation:
         sequence.scored = stop
         return None if sequence.wants_scores else self.vector.result()
 
+    def judge(self, row: Row, logits: np.ndarray) -> bytes | None:
+        """As `pool`, for a score from logits, `[num_logits, vocab]`. Raises InputError for a token that the model does
+        not have."""
+        assert self.request.embed is not None, "the request wants a score"
+        choice = self.request.embed.choice
+        if max(choice) >= logits.shape[1]:
+            raise InputError(f"token {max(choice)} is not one of the model's {logits.shape[1]}")
+        scores = logits[:, choice[:1]] - (logits[:, choice[1:]] if choice[1:] else 0)
+        return self.pool(row, scores)
+
     def draw(self, logits: np.ndarray) -> Drawn:
         """Draw the next token from float32 `[vocab]` logits, and add the tokens that must follow it.
 
@@ -232,6 +243,7 @@ def _prepare_vector(sequence: Sequence, spec: EmbedSpec) -> None:
     """Set what a sequence wants of its prompt: hidden states, of all tokens or of one."""
     num_tokens = len(sequence.tokens)
     sequence.embeds, sequence.is_whole, sequence.second = True, spec.whole, spec.second
+    sequence.judges = bool(spec.choice)
     sequence.is_kept = False  # texts seldom begin alike, and an encoder keeps nothing
     sequence.scores = 1 if spec.pooling == "first" else num_tokens
     sequence.scored = num_tokens - 1 if spec.pooling in ("last", "score") else 0

@@ -85,6 +85,8 @@ class Sequence:
     """Whether all tokens must be in one row, because each of them sees all others."""
     second: int = 0
     """See Row; of a sequence in one row."""
+    judges: bool = False
+    """Whether logits are wanted in place of hidden states."""
     cache_scope: bytes = b""
     """Only sequences of the same scope share KV."""
     pictures: tuple[PictureSpec, ...] = ()
@@ -137,7 +139,7 @@ class Sequence:
         """The row of the next n positions, with the number of logits or hidden states that are wanted of them."""
         stop = self.computed + n
         wanted = stop - max(self.computed, self.scored) if self.wants_scores and self.computed < self.scores else 0
-        if self.embeds:
+        if self.embeds and not self.judges:
             return Row(self.id, self.computed, n, num_hidden=max(0, wanted), second=self.second)
         return Row(self.id, self.computed, n, max(0, wanted))
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import msgspec
-
 from exo_mesh.domain.embedding.spec import Pooling
-from exo_mesh.domain.embedding.tasks import is_classifier, is_encoder
+from exo_mesh.domain.embedding.tasks import LOGIT_SCORE, is_classifier, is_encoder
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.model_files import (
     LENGTH_FILE,
     MODULES_FILE,
     POOLING_FILE,
     PROMPTS_FILE,
+    SCORE_FILE,
     exists,
     named,
     place_of,
-    read_json_text,
+    read_steps,
     shown,
 )
 from exo_mesh.text.template import read_json
@@ -48,7 +47,8 @@ class EmbeddingSettings:
 
     max_tokens: of a text; None: the model's context limit. prompts: texts that are put before an input, by name.
     default_prompt: the name of the prompt for inputs without one; "" for none. num_scores: outputs of the classifier;
-    0 for a model that makes vectors.
+    0 for a model that makes vectors. choice: see EmbedSpec; its prompt is made with the chat template, of messages with
+    the roles query and document.
     """
 
     pooling: Pooling = "mean"
@@ -57,6 +57,7 @@ class EmbeddingSettings:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     num_scores: int = 0
+    choice: tuple[int, ...] = ()
 
     def prompt(self, name: str | None, param: str) -> str:
         """The text of a prompt; of the default one without a name. Raises InputError for an unknown name."""
@@ -76,34 +77,41 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
     whole = is_encoder(config)
     classifies = is_classifier(config)
     prompts, default = _prompts(directory / PROMPTS_FILE)
-    pooling: Pooling = "score" if classifies else _pooling(directory)
+    steps = read_steps(directory)
+    if steps and LOGIT_SCORE in steps and not classifies:
+        choice = _choice(directory)
+        return EmbeddingSettings("score", False, _max_tokens(directory, config, whole), prompts, default, 1, choice)
+    pooling: Pooling = "score" if classifies else _pooling(directory, steps)
     most = _max_tokens(directory, config, whole)
     return EmbeddingSettings(pooling, whole, most, prompts, default, _num_scores(config) if classifies else 0)
 
 
-def _pooling(directory: Path) -> Pooling:
+def _choice(directory: Path) -> tuple[int, ...]:
+    """The tokens whose logits make a score."""
+    file = place_of(directory, SCORE_FILE)
+    config = read_json(file)
+    choice = config.get("true_token_id"), config.get("false_token_id")
+    if not _is_token(choice[0]) or not (choice[1] is None or _is_token(choice[1])):
+        raise ModelError(f"{named(file)}: true_token_id and false_token_id are {shown(choice)}, not token ids")
+    return tuple(one for one in choice if one is not None)
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _pooling(directory: Path, steps: Sequence[str] | None) -> Pooling:
     """The pooling of modules.json; without that file the mean, as sentence-transformers chooses it."""
     modules = directory / MODULES_FILE
-    if not exists(modules):
+    if steps is None:
         return "mean"
-    for step in _steps(modules):
-        kind = str(step.get("type", "") if isinstance(step, dict) else "").rpartition(".")[2]
+    for kind in steps:
         if kind not in _STEPS:
             raise ModelError(f"{named(modules)}: the step {shown(kind)} is not supported; known: {', '.join(_STEPS)}")
     file = place_of(directory, POOLING_FILE)
     if not exists(file):
         raise ModelError(f"{named(modules)} names 1_Pooling, but its config.json is missing")
     return _mode(file, read_json(file))
-
-
-def _steps(file: Path) -> list[Any]:
-    try:
-        steps = msgspec.json.decode(read_json_text(file))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"{named(file)}: cannot be read: {exc}") from exc
-    if not isinstance(steps, list):
-        raise ModelError(f"{named(file)}: is not a JSON list")
-    return steps
 
 
 def _mode(file: Path, config: Mapping[str, Any]) -> Pooling:

@@ -97,6 +97,7 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
                 dimensions=embed.dimensions,
                 whole=embed.whole,
                 second=embed.second,
+                choice=embed.choice,
             )
         )
     message.images.extend(spec_to_proto(picture.spec) for picture in request.pictures)
@@ -171,7 +172,8 @@ def _embed(message: pb.Embed) -> EmbedSpec:
     if message.pooling not in get_args(Pooling):
         raise ValueError(f'"{printable(message.pooling, 40)}" is not a kind of pooling')
     pooling = cast(Pooling, message.pooling)
-    return EmbedSpec(pooling, message.normalise, message.dimensions, message.whole, message.second)
+    choice = tuple(message.choice)
+    return EmbedSpec(pooling, message.normalise, message.dimensions, message.whole, message.second, choice)
 
 
 def _vector(values: bytes) -> bytes:

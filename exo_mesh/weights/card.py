@@ -21,6 +21,7 @@ from exo_mesh.model_files import (
     MODULES_FILE,
     POOLING_FILE,
     PROMPTS_FILE,
+    SCORE_FILE,
     exists,
     label,
     named,
@@ -28,6 +29,7 @@ from exo_mesh.model_files import (
     place_of,
     read_in_pieces,
     read_json_text,
+    read_steps,
     shown,
     size_of,
 )
@@ -45,6 +47,7 @@ TEXT_FILES = (
     "config.json",
     MODULES_FILE,
     POOLING_FILE,
+    SCORE_FILE,
     PROMPTS_FILE,
     LENGTH_FILE,
 )
@@ -150,7 +153,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         legal_cuts=tuple(range(1, num_layers)),
         digest=_digest(config, table),
         text_digest=_text_digest(model_dir),
-        tasks=find_tasks(config, has_modules=exists(model_dir / MODULES_FILE)),
+        tasks=find_tasks(config, read_steps(model_dir)),
     )
 
 

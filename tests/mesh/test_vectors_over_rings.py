@@ -25,6 +25,7 @@ from tests.support.ring import Ring
 pytestmark = pytest.mark.extended
 
 NAME = "embedder"
+JUDGE, YES, NO = "judge", 100, 200
 LAYERS = 6
 TEXTS = ["a", "The quick brown fox", "a much longer text that goes on for some time " * 6, "Grüße, 🦎"]
 
@@ -45,6 +46,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     prompts = {"prompts": {"query": "Query: ", "document": ""}, "default_prompt_name": None}
     (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    judge = write_checkpoint(root / JUDGE, TinyModel("qwen3", layers=LAYERS, tied=True, seed=4))
+    steps = [{"type": f"sentence_transformers.base.modules.{step}"} for step in ("Transformer", "LogitScore")]
+    (judge / "modules.json").write_text(json.dumps(steps))
+    (judge / "1_LogitScore").mkdir()
+    (judge / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": YES, "false_token_id": NO}))
+    template = "{% for message in messages %}{{ message.role }}={{ message.content }};{% endfor %}query document:"
+    (judge / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return root
 
 
@@ -85,6 +93,24 @@ def test_a_mesh_gives_the_vectors_of_the_whole_model(three: list[Peer], models: 
         three[1].api.post("/v1/chat/completions", {"model": NAME, "messages": [{"role": "user", "content": "Hi"}]})
     await_all(three, Peer.idle)
     three[0].api.delete(f"/instance/{placed['id']}")
+
+
+def test_a_language_model_gives_the_scores_of_its_logits(three: list[Peer], models: Path) -> None:
+    three[0].place(model=JUDGE, min_peers=2)
+    body = {"model": JUDGE, "query": "why", "documents": TEXTS, "raw_scores": True}
+    results = three[2].api.post("/v1/rerank", body, 60)["results"]
+    tokenizer = Tokenizer.from_file(str(models / JUDGE / "tokenizer.json"))
+    whole = Ring(exo_mesh_numpy.provider, models / JUDGE, LAYERS, ())
+    for result in results:
+        prompt = f"query=why;document={TEXTS[result['index']]};query document:"
+        ids = np.array(tokenizer.encode(prompt).ids)
+        whole.insert(1, max_tokens=512)
+        (logits,) = whole.forward([Row(1, 0, len(ids), 1)], ids)
+        whole.remove(1)
+        assert result["relevance_score"] == pytest.approx(float(logits[YES] - logits[NO]), abs=1e-4)
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True) and len(set(scores)) == len(TEXTS)
+    whole.close()
 
 
 def test_a_call_survives_the_kill_of_a_stage(three: list[Peer], models: Path) -> None:

@@ -202,3 +202,29 @@ def test_a_text_that_must_be_in_one_row_is_in_one_row() -> None:
     rows = [row for frame in frames for row in frame]
     assert sorted((row.sequence, row.pos0, row.n) for row in rows) == [(1, 0, 5), (2, 0, 20), (3, 0, 3), (4, 0, 2)]
     assert [sum(row.n for row in frame) for frame in frames] == [7, 20, 3]
+
+
+@pytest.mark.parametrize("chunk", [2, 512])
+@pytest.mark.parametrize("choice", [(7,), (7, 9), (9, 7)])
+async def test_a_score_is_the_difference_of_two_logits_after_the_prompt(choice: tuple[int, ...], chunk: int) -> None:
+    """TinyEngine's logits are 1 for the sum of all ids and the number of stages, and 0 for any other token."""
+    ring = HiddenRing(prefill_chunk=chunk)
+    prompts = [[1, 3], [1, 1, 1, 3], [2, 2], [4]]
+    callers = [
+        submit(ring, wanted(f"r{i}", prompt, pooling="score", choice=choice)) for i, prompt in enumerate(prompts)
+    ]
+    stream = submit(ring, request("s", [5, 6]))
+    ring.run()
+    for caller, prompt in zip(callers, prompts, strict=True):
+        likely = sum(prompt) + STAGES
+        assert await vector_of(caller) == [float(likely == choice[0]) - float(likely in choice[1:])]
+    assert ids(await stream.collect()) == expected([5, 6], 8, STAGES)
+    assert ring.kv_rows == 0
+
+
+async def test_a_choice_that_the_model_does_not_have_is_refused() -> None:
+    ring = HiddenRing()
+    caller = submit(ring, wanted("r", [1, 2], pooling="score", choice=(50,)))
+    ring.run()
+    await caller.collect()
+    assert (caller.error, ring.kv_rows) == ("invalid_request", 0)

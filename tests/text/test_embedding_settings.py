@@ -129,18 +129,19 @@ def test_a_classifier_gives_as_many_scores_as_it_has_labels(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "has_modules", "tasks"),
+    ("config", "steps", "tasks"),
     [
-        (LLAMA, False, ("text_generation", "embeddings")),
-        (LLAMA, True, ("embeddings",)),
-        ({**LLAMA, "architectures": ["LlamaModel"]}, False, ("embeddings",)),
-        (BERT, False, ("embeddings",)),
-        ({**BERT, "architectures": ["BertForSequenceClassification"]}, False, ("rerank",)),
-        ({"model_type": ["x"], "architectures": 7}, False, ("text_generation", "embeddings")),
+        (LLAMA, None, ("text_generation", "embeddings")),
+        (LLAMA, ["Transformer", "LogitScore"], ("rerank",)),
+        (LLAMA, STEPS, ("embeddings",)),
+        ({**LLAMA, "architectures": ["LlamaModel"]}, None, ("embeddings",)),
+        (BERT, None, ("embeddings",)),
+        ({**BERT, "architectures": ["BertForSequenceClassification"]}, [], ("rerank",)),
+        ({"model_type": ["x"], "architectures": 7}, None, ("text_generation", "embeddings")),
     ],
 )
-def test_the_tasks_of_a_model_follow_from_its_config(config: Any, has_modules: bool, tasks: tuple[str, ...]) -> None:
-    assert find_tasks(config, has_modules=has_modules) == tasks
+def test_the_tasks_of_a_model_follow_from_its_config(config: Any, steps: Any, tasks: tuple[str, ...]) -> None:
+    assert find_tasks(config, steps) == tasks
 
 
 def test_a_refused_task_is_named_with_those_that_work() -> None:
@@ -184,3 +185,17 @@ def test_the_longer_text_is_cut_and_the_special_tokens_stay(
     tokens = [bert.tokenizer.id_to_token(one) for one in ids]
     assert (tokens.count("hello"), tokens.count("world")) == left
     assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]"
+
+
+def test_a_language_model_that_judges_has_the_tokens_of_its_answers(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA, mode("mean_tokens"), ["Transformer", "LogitScore"])
+    (tmp_path / "1_LogitScore").mkdir()
+    score = tmp_path / "1_LogitScore" / "config.json"
+    score.write_text('{"true_token_id": 9, "false_token_id": 2}')
+    settings = read_embedding_settings(tmp_path)
+    assert (settings.pooling, settings.choice, settings.num_scores, settings.whole) == ("score", (9, 2), 1, False)
+    score.write_text('{"true_token_id": 9, "false_token_id": null}')
+    assert read_embedding_settings(tmp_path).choice == (9,)
+    score.write_text('{"true_token_id": "yes"}')
+    with pytest.raises(ModelError, match="not token ids"):
+        read_embedding_settings(tmp_path)

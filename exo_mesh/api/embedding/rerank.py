@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, without_fields
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.embedding.embeddings import floats
 from exo_mesh.api.embedding.schema import EmbeddingUsage, RerankBody, RerankReply, RerankResult
-from exo_mesh.api.embedding.vectors import MAX_TEXTS, Vectors
+from exo_mesh.api.embedding.vectors import CHARS_PER_TOKEN, MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.domain.embedding.spec import EmbedSpec
@@ -55,15 +56,24 @@ class RerankRoutes:
         body = decode_body(await read_body(request, self._context.options.body_silence_s), RerankBody, _cleaned)
         documents = _texts_of(body)
         model = await self._vectors.model(request, body.model, RERANK)
+        if not (model.settings.whole or model.settings.choice):
+            message = f"{model.name} is a language model with a classifier, whose scores exo-mesh cannot compute"
+            raise InputError(message, param="model")
         if (num_scores := model.settings.num_scores) != 1:
             message = f"{model.name} gives {num_scores} scores for a text, not one, so it cannot rerank"
             raise InputError(message, param="model")
         cuts = body.truncate is not False
-        pairs = [
-            await self._vectors.encode(model, body.query, f"documents[{index}]", text, truncate=cuts)
-            for index, text in enumerate(documents)
-        ]
-        spec = EmbedSpec("score", normalise=False, whole=model.settings.whole)
+        choice = model.settings.choice
+        if choice:
+            pairs = await self._judged(model, body, documents, cuts=cuts)
+        else:
+            if body.instruction:
+                raise InputError(f"{model.name} takes no instruction", param="instruction")
+            pairs = [
+                await self._vectors.encode(model, body.query, f"documents[{index}]", text, truncate=cuts)
+                for index, text in enumerate(documents)
+            ]
+        spec = EmbedSpec("score", normalise=False, whole=model.settings.whole, choice=choice)
         found = await self._vectors.vectors(request, model, pairs, spec, prefix="rerank-")
         scores = [floats(vector)[0] for vector in found]
         if not body.raw_scores:
@@ -80,6 +90,33 @@ class RerankRoutes:
         return json_response(
             RerankReply(id=request[REQUEST_ID], model=model.name, results=results, usage=usage, meta=meta)
         )
+
+    async def _judged(
+        self, model: EmbeddingModel, body: RerankBody, documents: list[str], *, cuts: bool
+    ) -> list[EncodedText]:
+        """The prompts with which a language model judges documents. A document that is too long is cut, or refused."""
+        template = model.text.template
+        if template is None or "document" not in template.source or "query" not in template.source:
+            raise InputError(f"{model.name} has no chat template with the roles query and document", param="model")
+        task = body.instruction or model.settings.prompt(None, "instruction")
+        before = [*([{"role": "system", "content": task}] if task else []), {"role": "query", "content": body.query}]
+
+        async def prompt_of(document: str) -> str:
+            messages = [*before, {"role": "document", "content": document}]
+            return await self._context.texts.render(model.text, messages, variables={}, add_generation_prompt=True)
+
+        room = model.limit - len(await self._ids(model, await prompt_of("")))
+        pairs = []
+        for index, document in enumerate(documents):
+            if cuts:
+                ids = await self._ids(model, document[: CHARS_PER_TOKEN * model.limit])
+                document = model.text.decode(ids[: max(1, room)]) if len(ids) > room else document
+            encoded = EncodedText(tuple(await self._ids(model, await prompt_of(document))))
+            pairs.append(self._vectors.checked(model, encoded, f"documents[{index}]"))
+        return pairs
+
+    async def _ids(self, model: EmbeddingModel, text: str) -> list[int]:
+        return await self._context.texts.work(partial(model.text.encode_prompt, text))
 
 
 def _texts_of(body: RerankBody) -> list[str]:

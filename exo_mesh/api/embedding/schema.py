@@ -55,7 +55,8 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/rerank. documents: texts, or objects with a text. top_n: how many results to return, the best first.
 
     return_documents: add each document to its result. raw_scores: the outputs of the classifier, and not
-    probabilities. truncate: cut pairs that are too long, the default; false refuses them.
+    probabilities. truncate: cut pairs that are too long, the default; false refuses them. instruction: the task, for
+    models with a chat template.
     """
 
     query: str
@@ -64,6 +65,7 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None
     raw_scores: bool | None = None
+    instruction: str | None = None
     truncate: bool | None = None
     user: str | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 GENERATION, EMBEDDINGS, RERANK = "text_generation", "embeddings", "rerank"
@@ -15,6 +15,9 @@ ENCODERS = frozenset({"bert", "camembert", "distilbert", "modernbert", "nomic_be
 """Values of `model_type` whose layers see a whole text at once."""
 
 CLASSIFIER = "ForSequenceClassification"
+
+LOGIT_SCORE = "LogitScore"
+"""The step of sentence-transformers that makes a score of a language model's logits."""
 
 _NAMES = {GENERATION: "generate text", EMBEDDINGS: "make embeddings", RERANK: "rerank documents"}
 
@@ -29,11 +32,12 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
     return _class_of(config).endswith(CLASSIFIER)
 
 
-def find_tasks(config: Mapping[str, Any], *, has_modules: bool) -> tuple[str, ...]:
-    """The tasks of a model. has_modules: it has a modules.json of sentence-transformers, so it is for vectors alone."""
-    if is_classifier(config):
+def find_tasks(config: Mapping[str, Any], steps: Sequence[str] | None) -> tuple[str, ...]:
+    """The tasks of a model. steps: of its modules.json of sentence-transformers, with which a model is for vectors or
+    scores alone; None without such a file."""
+    if is_classifier(config) or (steps and LOGIT_SCORE in steps):
         return (RERANK,)
-    if is_encoder(config) or has_modules or _class_of(config).endswith("Model"):
+    if is_encoder(config) or steps is not None or _class_of(config).endswith("Model"):
         return (EMBEDDINGS,)
     return DECODER_TASKS
 

@@ -92,3 +92,46 @@ async def test_a_language_model_does_not_rerank(api: Served) -> None:
     status, made = await post(api, {"query": "q", "documents": ["a"]})
     assert (status, made["error"]["param"]) == (400, "model")
     assert "cannot rerank documents; it can generate text and make embeddings" in made["error"]["message"]
+
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{# the roles are system, query and document #}{% if add_generation_prompt %}<answer>{% endif %}"
+)
+
+
+@pytest.fixture
+def judge(mesh: ScriptedMesh) -> ScriptedMesh:
+    """The files of a language model that judges."""
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 256}
+    (mesh.directory / "config.json").write_text(json.dumps(config))
+    steps = [{"type": "sentence_transformers.base.modules.Transformer"}, {"type": "x.logit_score.LogitScore"}]
+    (mesh.directory / "modules.json").write_text(json.dumps(steps))
+    (mesh.directory / "1_LogitScore.config.json").write_text('{"true_token_id": 9, "false_token_id": 2}')
+    text = json.loads((mesh.directory / "tokenizer_config.json").read_text())
+    (mesh.directory / "tokenizer_config.json").write_text(json.dumps({**text, "chat_template": TEMPLATE}))
+    mesh.limit = 60
+    return mesh
+
+
+async def test_a_language_model_judges_by_its_template(judge: ScriptedMesh, api: Served) -> None:
+    body = {"query": "what", "documents": ["yes", "y" * 200], "instruction": "Judge."}
+    status, made = await post(api, body)
+    assert status == 200, made
+    first, second = sorted(api.mesh.requests, key=lambda one: one.request_id)
+    assert api.mesh.text.decode(first.prompt_ids) == "<system>Judge.<query>what<document>yes<answer>"
+    assert len(second.prompt_ids) <= 60 and api.mesh.text.decode(second.prompt_ids).endswith("y<answer>")
+    assert first.embed == EmbedSpec("score", normalise=False, choice=(9, 2))
+    status, made = await post(api, {**body, "truncate": False})
+    assert (status, made["error"]["param"]) == (400, "documents[1]")
+
+
+async def test_a_template_without_the_roles_of_a_judge_is_refused(judge: ScriptedMesh, api: Served) -> None:
+    (judge.directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    status, made = await post(api, {"query": "q", "documents": ["a"]})
+    assert status == 400 and "no chat template with the roles query and document" in made["error"]["message"]
+
+
+async def test_a_cross_encoder_takes_no_instruction(api: Served) -> None:
+    status, made = await post(api, {"query": "q", "documents": ["a"], "instruction": "Judge."})
+    assert (status, made["error"]["param"]) == (400, "instruction")
