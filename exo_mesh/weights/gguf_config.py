@@ -162,8 +162,7 @@ class _Maker:
         known = sorted({*self._turn_ends(), *(end for end in ends if end is not None)})
         if any(not 0 <= one < 2**31 for one in known):
             raise ModelError(f"its ids of tokens that end a text are {shown(known)}")
-        if known:
-            ids["eos_token_id"] = known[0] if len(known) == 1 else known
+        ids["eos_token_id"] = (known[0] if len(known) == 1 else known) if known else None
         for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # null: the library has defaults
             token_id = self._header.integer(f"tokenizer.ggml.{key}_token_id")
             ids[name] = token_id if token_id is not None and 0 <= token_id < self._vocab_size() else None

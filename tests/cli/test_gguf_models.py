@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli.run import _with_directory
 from exo_mesh.client.child_node import ChildNode
 from tests.support.hub import LoopbackHub
-from tests.support.processes import clean_environ, eventually, run, run_in
+from tests.support.processes import clean_environ, eventually, run
 
 pytest.importorskip("gguf")
 
@@ -41,9 +42,17 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
 
 
 def test_a_file_answers_by_its_path(tmp_path: Path, hub: LoopbackHub) -> None:
-    file = tmp_path / "gguf" / "demo-F16.gguf"
-    asked = run_in(clean_environ(tmp_path / "home"), ["run", str(file), "Count from 7 to 12.", *FLAGS[:-2]])
-    assert asked.stdout == "7, 8, 9, 10, 11, 12\n", asked.stderr
+    home, file = tmp_path / "home", tmp_path / "gguf" / "demo-F16.gguf"
+    home.mkdir()
+    assert _with_directory({}, str(file)) == {"models_dir": [str(file.parent)]}, "for a node that run itself starts"
+    flags = ["--name", "alpha", *FLAGS[:-2], "--models-dir", str(file.parent)]
+    node = ChildNode(flags, home / "log", clean_environ(home))
+    try:
+        here = ["--api-url", node.wait_ready(60)["api_url"]]
+        asked = run(["run", str(file), "Count from 7 to 12.", *here], home)
+        assert asked.stdout == "7, 8, 9, 10, 11, 12\n", asked.stderr
+    finally:
+        node.stop()
 
 
 def test_a_quantisation_of_the_hub_answers_over_two_peers_and_its_bytes_come_once(
