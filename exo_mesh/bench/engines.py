@@ -70,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
         "engines", help="speed and memory of the engines on this machine", description=__doc__
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", metavar="NAME", help="a model on this machine, or its directory")
+    what.add_argument("--model", metavar="NAME", help="a model on this machine, its directory, or a GGUF file")
     what.add_argument("--random", metavar="SIZE", default="150M", help="a random Llama with this many weights (150M)")
     parser.add_argument("--engines", metavar="A,B", help="only these engines (default: all that compute)")
     parser.add_argument("--prompt", type=count(16384), default=128, metavar="N", help="tokens of the prompt (128)")

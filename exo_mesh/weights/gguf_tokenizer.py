@@ -17,7 +17,9 @@ from exo_mesh.weights.gguf import GgufHeader
 from exo_mesh.weights.gguf_splitting import SPLITTINGS, normalizer, pre_tokenizer
 
 MAX_TOKENS = 1_000_000
-MAX_MERGES = 2_000_000
+MAX_MERGES = 1_000_000
+"""Most merges. The largest known vocabularies have about 520,000."""
+
 MAX_PIECE = 256
 """Characters of a token of SentencePiece that is made of merges; each of its cuts is a possible merge."""
 

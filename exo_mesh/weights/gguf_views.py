@@ -216,6 +216,8 @@ def main(argv: Sequence[str]) -> int:
         answer: dict[str, object] = {"made": write_texts(Path(directory), first, Path(out))}
     except ModelError as exc:
         answer = {"unusable": str(exc)}
+    except MemoryError:
+        answer = {"unusable": f"{first}: its header takes more than {MEMORY_BYTES // 10**9} GB of memory to read"}
     sys.stdout.write(json.dumps(answer))
     return 0
 
