@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BF16_TOLERANCE = 0.1
 """What a batch may move bfloat16 logits by, relative to their rms: a rounding of 2^-9 in each of some ten steps."""
 
+F16_TOLERANCE = 0.01
+"""The same for keys and values in float16."""
+
 
 def _break_json(name: str) -> Damage:
     return Damage(f"{name} is not JSON", lambda path: _write(path / name), (name,))
@@ -49,6 +52,11 @@ def ours(name: str, path: str) -> Sequence[Subject]:
                 tolerance=BF16_TOLERANCE,
                 damages=(),
             ),
+        ],
+        "llamacpp": [
+            Subject(path, {"kv": "f32", "threads": "1"}),
+            Subject(path, {"kv": "f16", "unified": "on", "threads": "1"}, tolerance=F16_TOLERANCE, damages=()),
+            Subject(path, {"kv": "f16", "flash": "on", "threads": "1"}, tolerance=F16_TOLERANCE, damages=()),
         ],
         "numpy": [Subject(path), Subject(path, {"mode": "deterministic"}, damages=())],
     }
