@@ -65,6 +65,10 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
     shard = request.shard
     if source.num_layers != shard.num_layers:
         raise EngineError(f"{shard} does not fit: {request.model_dir} has {source.num_layers} layers")
+    for cut in (shard.start, shard.stop):
+        if cut not in (0, source.num_layers, *source.legal_cuts):
+            # the library would compute something else, or abort
+            raise EngineError(f"{shard}: no stage of this model may begin at layer {cut}")
     kv = options.kv_type(mixed=bool(request.activation_dtype))
     model = load_layers(library, source, (shard.start, shard.stop), options, progress)
     shape = StageShape(

@@ -1,7 +1,7 @@
 """Where sequences lie: contexts of several sizes, each with room for sequences of at most so many positions.
 
 The library reserves the memory of a context when it is made. So a short sequence goes to a context of short ones, and
-moves to a larger one when it outgrows it; a context that is full of sequences is made again with twice the slots.
+moves to a larger one when it outgrows it; a context that is full of sequences is made again with more slots.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from exo_mesh_llamacpp.context import LlamaContext
 FIRST_CELLS = 512
 """Positions of the smallest sequences' room. A multiple of 256, to which the library rounds."""
 
-FACTOR = 4
-"""Each size is this many times the one before: sequences of similar length compute together, which reads the weights
-once for all of them."""
+FACTOR = 2
+"""Each size is this many times the one before."""
+
+LARGER = 4
+"""A sequence takes a free slot of a context up to this many times as large as it needs: that memory is reserved anyway,
+and sequences of one context compute together, which reads the weights once for all of them."""
 
 MAX_SLOTS = 256
 """LLAMA_MAX_SEQ."""
@@ -38,8 +41,8 @@ GATHER_PAUSE = 16
 
 @dataclass(slots=True)
 class Pool:
-    """The context for sequences of up to `cells` positions. taken: the slots in use. scattered: how
-    often which slots computed together that are not side by side. pause: passes until slots may move again."""
+    """The context for sequences of up to `cells` positions. taken: the slots in use. scattered: how often which slots
+    computed together that are not side by side. pause: passes until slots may move again."""
 
     cells: int
     context: LlamaContext
@@ -169,18 +172,24 @@ class Pools:
         return sum(pool.cells * pool.context.slots for pool in self._pools.values() if not pool.taken)
 
     def _with_room(self, cells: int) -> Pool:
-        """The pool of that size, with a free slot."""
+        """A pool of that size or somewhat larger, with a free slot."""
+        larger = [pool for pool in self._pools.values() if pool.taken and cells < pool.cells <= LARGER * cells]
+        for other in sorted(larger, key=lambda pool: -pool.cells):
+            if other.free_slot is not None:
+                return other
         pool = self._pools.get(cells)
         if pool is None:
             pool = self._pools[cells] = Pool(cells, self._make(max(1, self._slots.get(cells, 1) // 2), cells))
         elif pool.free_slot is None:
-            self._double(pool)
+            self._widen(pool)
         return pool
 
-    def _double(self, pool: Pool) -> None:
+    def _widen(self, pool: Pool) -> None:
+        """Make a pool again with half as many slots more."""
         if pool.context.slots >= MAX_SLOTS:
             raise EngineError(f"more than {MAX_SLOTS} sequences of up to {pool.cells} positions")
-        larger = self._make(min(MAX_SLOTS, 2 * pool.context.slots), pool.cells)
+        slots = pool.context.slots
+        larger = self._make(min(MAX_SLOTS, slots + max(1, slots // 2)), pool.cells)
         for held in self._in(pool):
             slot = held.place[1] if held.place else 0
             if held.length and not larger.restore(slot, pool.context.save(slot)):

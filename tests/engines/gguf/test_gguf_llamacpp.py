@@ -17,7 +17,7 @@ from exo_mesh_numpy import provider as numpy_engine
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine, Surveyor
-from exo_mesh.errors import InputError, ModelError
+from exo_mesh.errors import EngineError, InputError, ModelError
 from exo_mesh.weights.fetched import pieces_of_layers
 from exo_mesh.weights.gguf import read_gguf
 from exo_mesh.weights.gguf_layout import make_texts
@@ -154,10 +154,11 @@ def test_a_file_is_not_quantised_again(tmp_path: Path) -> None:
         llamacpp.create().load(request(directory, 0, LAYERS, quant="q8_0"), lambda done, total: None)
 
 
-def with_rope_factors(directory: Path) -> Path:
-    """A Llama whose frequencies are divided by factors of the file, as in Llama 3."""
+def random_file(directory: Path, arch: str) -> Path:
+    """A model of the tensors of Llama; its frequencies are divided by factors of the file, as in Llama 3."""
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (64, 256), "output_norm.weight": (64,)}
-    shapes["rope_freqs.weight"] = (8,)
+    if arch == "llama":
+        shapes["rope_freqs.weight"] = (8,)
     for layer in range(LAYERS):
         shapes |= {f"blk.{layer}.{name}.weight": (64,) for name in ("attn_norm", "ffn_norm")}
         shapes |= {f"blk.{layer}.{name}.weight": (64, 64) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
@@ -165,15 +166,15 @@ def with_rope_factors(directory: Path) -> Path:
         shapes[f"blk.{layer}.ffn_down.weight"] = (96, 64)
     numbers = {"block_count": LAYERS, "embedding_length": 64, "feed_forward_length": 96, "context_length": 512}
     numbers |= {"attention.head_count": 4, "attention.head_count_kv": 4, "rope.dimension_count": 16, "vocab_size": 256}
-    metadata: dict[str, Value] = {"general.architecture": "llama", "tokenizer.ggml.model": "none"}
-    metadata |= {f"llama.{key}": value for key, value in numbers.items()}
-    metadata["llama.attention.layer_norm_rms_epsilon"] = 1e-5
+    metadata: dict[str, Value] = {"general.architecture": arch, "tokenizer.ggml.model": "none"}
+    metadata |= {f"{arch}.{key}": value for key, value in numbers.items()}
+    metadata[f"{arch}.attention.layer_norm_rms_epsilon"] = 1e-5
     write_gguf(directory / "tiny.gguf", metadata, shapes)
     return directory
 
 
 def test_factors_of_the_frequencies_are_in_every_stage(tmp_path: Path) -> None:
-    directory = with_rope_factors(tmp_path)
+    directory = random_file(tmp_path, "llama")
     want = script(whole(directory))
     np.testing.assert_array_equal(script(stages(directory, (1, 3))), want)
     header = read_gguf(directory / "tiny.gguf")
@@ -181,3 +182,14 @@ def test_factors_of_the_frequencies_are_in_every_stage(tmp_path: Path) -> None:
     for start, stop in ((0, 1), (1, 3), (3, 4)):
         needed = pieces_of_layers(read_stage_tensors(directory), LAYERS, start, stop, tied=True)
         assert any(first <= factors.start and factors.stop <= last for first, last in needed["tiny.gguf"])
+
+
+def test_a_stage_that_begins_where_layers_repeat_otherwise_is_refused(tmp_path: Path) -> None:
+    """In SmolLM3 every fourth layer has no rotary embedding, and llama.cpp counts from the first layer of a stage."""
+    directory = random_file(tmp_path, "smollm3")
+    assert isinstance(llamacpp, Surveyor)
+    assert llamacpp.survey(directory, {}).legal_cuts == ()
+    with pytest.raises(EngineError, match="may begin at layer 1"):
+        stages(directory, (1,))
+    for stage in stages(directory, ()):
+        stage.close()
