@@ -12,6 +12,11 @@ STEP: int = KVCache.step
 """Positions by which a block grows, as a cache of mlx-lm does."""
 
 
+SPARE = 0.25
+"""Free places of a block, relative to those in use, above which it shrinks. The next sequence needs one soon, but their
+memory may be wanted elsewhere. One place may always be free."""
+
+
 class Member(Protocol):
     """A sequence, as blocks see it. entries: its caches. length: positions that they hold. block: where its keys and
     values are, or None."""
@@ -83,7 +88,7 @@ class KvBlock:
         count = len(self.rows) - len(leaving)
         holes = sorted(place for place in places if place < count)
         moves = list(zip((place for place in range(count, len(self.rows)) if place not in places), holes, strict=True))
-        shrinks = count <= self._places // 2
+        shrinks = self._places - count > max(1, SPARE * count)
         for slot in self.slots:
             for held, name in ((self._keys, "keys"), (self._values, "values")):
                 if keep:
