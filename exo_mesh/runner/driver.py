@@ -115,6 +115,8 @@ class Driver:
         self._signed_at = 0.0
         self._shared = SharedPrompts()
         self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
+        self._retained: set[int] = set()
+        """Sequences that stages hold over a change of the plan, and that have not begun again."""
         self._returned_at = 0.0
         self._knows_stages = False
         """Whether all stages of this plan have reported their limits of the prefix cache."""
@@ -181,6 +183,7 @@ class Driver:
         self._last_step = 0
         self._pictures.restart()
         resumed = self._scheduler.rewind(limits, self._pace, kept_from, held)
+        self._retained = set(held)
         self._ops = [Retain((*held, *self.prefix.held)), *map(Keep, self.prefix.held)]
         self.reassure()  # by which entry peers learn of the ballot
         self.pump()
@@ -344,6 +347,7 @@ class Driver:
             self.evictions += 1
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
+            self._retained.discard(sequence.id)
             if not generation.index:  # not one that has been running before
                 self.waits.add(now - generation.submitted_at)
             if not self._shared.must_wait(sequence, self._scheduler.running):
@@ -476,7 +480,8 @@ class Driver:
         self._shared.forget(sequence_id)
         self.prefix.lose(sequence_id)
         self._pictures.forget(sequence_id)
-        if self._scheduler.remove(sequence_id):
+        if self._scheduler.remove(sequence_id) or sequence_id in self._retained:
+            self._retained.discard(sequence_id)
             self._ops.append(Remove(sequence_id))
         self._last_sequence += 1
         generation.begin_anew(self._last_sequence)
@@ -715,6 +720,9 @@ class Driver:
         if self._scheduler.remove(sequence_id):
             is_kept = is_sound and is_whole and self.prefix.ended(generation.sequence, time.perf_counter())
             self._ops.append(Keep(sequence_id) if is_kept else Remove(sequence_id))
+        elif sequence_id in self._retained:
+            self._retained.discard(sequence_id)
+            self._ops.append(Remove(sequence_id))
         if error is not None:
             self._tell_laps(generation)
             self._fail(generation, error)

@@ -186,3 +186,20 @@ async def test_frames_of_the_old_ballot_are_dropped_by_a_stage_that_goes_on() ->
     assert sent[0].faults[0].sequence == 9, "its KV is gone"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_request_that_is_cancelled_before_its_next_turn_leaves_nothing_at_the_survivors() -> None:
+    """Stages hold it over the change of the plan, but it waits for its place when it ends."""
+    ring = LosingRing(3)
+    callers = [Caller() for _ in range(2)]
+    for number, caller in enumerate(callers):
+        ring.driver.submit(request(f"r{number}", [number, 7, 8], 5), caller.mailbox)
+    for _ in range(3):
+        ring.lap()
+    ring.limits = replace(ring.limits, max_running=1)
+    ring.lose(0)
+    assert ring.driver.num_waiting == 1
+    waiting = next(iter(ring.driver._scheduler.waiting)).id - 1
+    ring.driver.cancel(f"r{waiting}", callers[waiting].mailbox)
+    await texts(ring, [callers[1 - waiting]])
+    assert ring.kv_rows == 0

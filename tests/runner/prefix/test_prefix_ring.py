@@ -350,6 +350,30 @@ async def test_every_answer_is_the_same_in_random_schedules() -> None:
     assert hits > 200
 
 
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_any_number_of_requests_leaves_no_more_than_the_pool(count: int) -> None:
+    rng, ring = random.Random(count), CachingRing(1, keeping, max_tokens=3000)
+    known = [PROMPT]
+    for number in range(count):
+        base = rng.choice(known[-20:])
+        prompt = (base[: rng.randrange(len(base))] + [rng.randrange(3, VOCAB) for _ in range(rng.randrange(70, 90))])[
+            :250
+        ]
+        known.append(prompt)
+        await answer(ring, f"r{number}", prompt, 1)
+    del known[:]
+    ring.check()
+    cache = ring.cache
+    assert cache.evictions > count / 4 and cache.hits > count / 20
+    assert sum(index.num_blocks for index in cache._indexes.values()) <= 3000 // 64
+    driver = ring.driver
+    assert not (driver._by_request or driver._news or driver._ops or driver.laps._sent or cache._dropped)
+    cache._drop_all()
+    driver.pump()
+    ring.run()
+    assert ring.kv_rows == 0 and not cache._indexes and not cache._kept and cache.tokens == 0
+
+
 @pytest.mark.slow
 async def test_every_answer_is_the_same_in_thousands_of_random_schedules() -> None:
     first = int(os.environ.get("EXO_MESH_TEST_SEED", "1000"))
