@@ -23,7 +23,8 @@ export function ChatView() {
   const [listShown, showList] = useState(false);
   const [settingsShown, showSettings] = useState(false);
   const [note, setNote] = useState(null); // {text, isGood}
-  const { list, loaded } = useModels();
+  const { list: all, loaded } = useModels();
+  const list = all.filter((one) => one.tasks?.includes("text_generation") ?? true); // others cannot chat
   const conversation = opened();
   const answer = answerOf(conversation.id);
   const isRunning = Boolean(conversation.running);
