@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import torch
 from exo_mesh.engine.contract import KvKind
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.weights.card import read_json
+from exo_mesh.weights.gguf import BLOCK_SIZES
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh_torch.batches import Batch
 from exo_mesh_torch.caches import CachePlan, StageCache
@@ -100,7 +102,8 @@ def _behind_deep_layers(trace: TorchTrace, checkpoint: TorchCheckpoint) -> Torch
 
 
 def stored_dtype(checkpoint: TorchCheckpoint) -> str:
-    """The dtype of most floating-point elements; of quantised weights, of their scales."""
+    """The dtype of most floating-point elements; of quantised weights, of their scales. Blocks of GGUF files, whose
+    scales are within them, count as bfloat16."""
     counts = _count_floats(checkpoint.table)
     if not counts:
         return "bfloat16"
@@ -112,6 +115,8 @@ def _count_floats(table: TensorTable) -> Counter[str]:
     for info in table.values():
         if info.dtype in _FLOATS:
             counts[_FLOATS[info.dtype]] += info.num_bytes // (4 if info.dtype == "F32" else 2)
+        elif BLOCK_SIZES.get(info.dtype, (1, 1))[0] > 1:
+            counts["bfloat16"] += math.prod(info.shape)
     return counts
 
 

@@ -108,6 +108,8 @@ def test_a_survey_has_the_bytes_that_a_stage_holds(tmp_path: Path) -> None:
     directory = lay_out(tmp_path / "twin")
     card, survey = read_card(directory, "tiny"), provider.survey(directory, {})
     assert card.dtype == json.loads((directory / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    assert survey.layer_bytes[0] > 1.8 * card.layer_bytes[0] * 16 / 34
+    norms = 2 * 64
+    matrices = (card.layer_bytes[0] - 4 * norms) * 32 // 34
+    assert survey.layer_bytes[0] == 2 * (matrices + norms), "two bytes for each weight"
     stage = load(directory, 1, 2, 3)
     assert survey.layer_bytes[1] <= stage.memory_bytes() <= survey.layer_bytes[1] + 4096
