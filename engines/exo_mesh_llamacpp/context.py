@@ -15,7 +15,12 @@ from exo_mesh_llamacpp.states import of_one_stream, of_streams
 from exo_mesh_llamacpp.types import KV_TYPES
 
 MAX_TOKENS = 512
-"""Tokens of one forward pass; longer rows are computed in several."""
+"""Most tokens of one forward pass; longer rows are computed in several."""
+
+MIN_TOKENS = 32
+SCORES_BYTES = 128 * 2**20
+"""Without flash attention, a pass computes the scores of all its tokens with all positions for all heads at once. A
+pass over many positions has fewer tokens, down to MIN_TOKENS, so that these scores stay below this size."""
 
 MAX_LOGITS = 64
 """Tokens of one forward pass of a last stage whose logits are wanted: they take room for the whole vocabulary each."""
@@ -31,14 +36,24 @@ _FULL = 1
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """The sizes of a stage, and how its contexts compute. head: the width of the logits; 0 before the last stage."""
+    """The sizes of a stage, and how its contexts compute. head: the width of the logits; 0 before the last stage.
+    num_heads: of attention, the most of any layer of the model."""
 
     hidden: int
     head: int
+    num_heads: int
     kv: str
     flash: bool
     unified: bool
     threads: int
+
+
+def pass_tokens(shape: StageShape, slots: int, cells: int) -> int:
+    """Most tokens of one pass of a context. The same for all stages of a model, because bits depend on it."""
+    if shape.flash:
+        return MAX_TOKENS
+    scores = 4 * max(1, shape.num_heads) * cells * (slots if shape.unified else 1)
+    return min(MAX_TOKENS, max(MIN_TOKENS, SCORES_BYTES // scores))
 
 
 class LlamaContext:
@@ -48,22 +63,24 @@ class LlamaContext:
         """Raises EngineError if the library cannot make it, as for lack of memory."""
         self.slots, self.cells = slots, cells
         self.unified = shape.unified
+        self.max_tokens = pass_tokens(shape, slots, cells)
         self._shape = shape
         self._library: Library = model.library
         self._call = model.library.call
         self._tap_name = f"l_out-{model.num_layers - 1}".encode()
         self._tap = EvalCallback(self._look)
-        self._tapped = np.empty((MAX_TOKENS, shape.hidden), np.float32)
+        count = self.max_tokens
+        self._tapped = np.empty((count, shape.hidden), np.float32)
         self._filled = 0
         self._limit = self._tapped.nbytes
-        self.hidden = np.zeros((MAX_TOKENS, shape.hidden), np.float32)
-        self.positions = np.zeros(MAX_TOKENS, np.int32)
+        self.hidden = np.zeros((count, shape.hidden), np.float32)
+        self.positions = np.zeros(count, np.int32)
         self._axes = self._call.llama_model_rope_type(model.handle) in _ROPES_OF_AXES
-        self._on_axes = np.zeros(_AXES * MAX_TOKENS, np.int32)
-        self.sequences = np.zeros(MAX_TOKENS, np.int32)
-        self.wanted = np.ones(MAX_TOKENS, np.int8)
-        self._counts = np.ones(MAX_TOKENS, np.int32)
-        self._pointers = self.sequences.ctypes.data + 4 * np.arange(MAX_TOKENS + 1, dtype=np.uint64)
+        self._on_axes = np.zeros(_AXES * count, np.int32)
+        self.sequences = np.zeros(count, np.int32)
+        self.wanted = np.ones(count, np.int8)
+        self._counts = np.ones(count, np.int32)
+        self._pointers = self.sequences.ctypes.data + 4 * np.arange(count + 1, dtype=np.uint64)
         self._pointers[-1] = 0
         self._batch = LlamaBatch(
             0,
@@ -81,9 +98,11 @@ class LlamaContext:
         shape = self._shape
         params = self._call.llama_context_default_params()
         params.n_ctx = self.slots * self.cells
-        params.n_batch = params.n_ubatch = MAX_TOKENS
+        params.n_batch = params.n_ubatch = self.max_tokens
         params.n_seq_max = self.slots
-        params.n_outputs_max = params.n_outputs_max_per_seq = MAX_LOGITS if shape.head else MAX_TOKENS
+        params.n_outputs_max = params.n_outputs_max_per_seq = (
+            min(MAX_LOGITS, self.max_tokens) if shape.head else self.max_tokens
+        )
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = int(shape.flash)
         params.type_k = params.type_v = KV_TYPES[shape.kv].number

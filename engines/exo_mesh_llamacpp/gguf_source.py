@@ -67,6 +67,7 @@ class GgufModel:
         self.embedding_scale = math.sqrt(self.hidden_size) if found.sqrt_scale else 1.0
         if found.scale_key:
             self.embedding_scale = self._header.number(self._key(found.scale_key), 1.0) or 1.0
+        self.num_heads = max(self._of_layer("attention.head_count", index, 0) for index in range(self.num_layers))
         self._layers = self._sorted_layers()
         self._windows = self._window_flags()
         self.windowed = any(self._windows) or self._key("attention.sliding_window") in self._header.metadata

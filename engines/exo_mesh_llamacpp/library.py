@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_size": (ctypes.c_uint64, [c_void_p]),
     "llama_model_n_embd": (c_int32, [c_void_p]),
     "llama_model_n_embd_inp": (c_int32, [c_void_p]),
+    "llama_model_n_head": (c_int32, [c_void_p]),
     "llama_model_n_layer": (c_int32, [c_void_p]),
     "llama_model_rope_type": (c_int, [c_void_p]),
     "llama_model_n_swa": (c_int32, [c_void_p]),

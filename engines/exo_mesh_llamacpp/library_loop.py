@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from exo_mesh.engine.measure import Loop, TimedGeneration
-from exo_mesh_llamacpp.context import MAX_TOKENS, LlamaContext
+from exo_mesh_llamacpp.context import LlamaContext
 from exo_mesh_llamacpp.library import open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.options import parse_options
@@ -42,8 +42,8 @@ def open_loop(model_dir: Path, options: Mapping[str, str]) -> Loop:
 def feed(context: LlamaContext, tokens: np.ndarray, ids: Sequence[int], pos0: int = 0) -> int:
     """Compute token ids of one sequence; returns the most likely next token. tokens: where the context takes ids."""
     best = 0
-    for begin in range(0, len(ids), MAX_TOKENS):
-        part = ids[begin : begin + MAX_TOKENS]
+    for begin in range(0, len(ids), context.max_tokens):
+        part = ids[begin : begin + context.max_tokens]
         count = len(part)
         tokens[:count] = part
         context.positions[:count] = np.arange(pos0 + begin, pos0 + begin + count)

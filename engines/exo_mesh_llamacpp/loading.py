@@ -74,6 +74,7 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
     shape = StageShape(
         hidden=source.hidden_size,
         head=source.vocab_size if shard.is_last else 0,
+        num_heads=source.num_heads,
         kv=kv,
         flash=options.flash,
         unified=options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from exo_mesh.domain.frame import Row
-from exo_mesh_llamacpp.context import MAX_LOGITS, MAX_TOKENS, LlamaContext
+from exo_mesh_llamacpp.context import MAX_LOGITS, LlamaContext
 from exo_mesh_llamacpp.pools import Held
 
 
@@ -42,10 +42,10 @@ def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray) -> list
         pool, slot = held.place
         done = order = 0
         while done < row.n:
-            n = min(row.n - done, MAX_TOKENS)
-            # as many tokens as want at most MAX_LOGITS of logits
+            n = min(row.n - done, pool.context.max_tokens)
+            most = min(MAX_LOGITS, pool.context.max_tokens)  # tokens whose logits are wanted
             count = np.cumsum(places[source + done : source + done + n] >= 0)
-            n = int(np.searchsorted(count, MAX_LOGITS, side="right"))
+            n = int(np.searchsorted(count, most, side="right"))
             found.append(RowPart(row, pool.context, slot, row.pos0 + done, n, source + done, order))
             done, order = done + n, order + 1
     return found
@@ -67,7 +67,7 @@ def passes(pieces: Sequence[RowPart]) -> Iterator[tuple[LlamaContext, list[RowPa
         groups[piece.order, id(piece.context), piece.n, piece.row.num_hidden > 0].append(piece)
     for (_, _, n, _), group in sorted(groups.items(), key=lambda item: item[0][0]):
         group.sort(key=lambda piece: piece.slot)
-        at_once = max(1, MAX_LOGITS // n)
+        at_once = max(1, min(MAX_LOGITS, group[0].context.max_tokens) // n)
         for begin in range(0, len(group), at_once):
             yield group[begin].context, group[begin : begin + at_once]
 

@@ -50,6 +50,7 @@ class ModelSource(Protocol):
     num_layers: int
     hidden_size: int
     vocab_size: int
+    num_heads: int
     legal_cuts: tuple[int, ...]
     kv_values: tuple[int, ...]
     kv_fixed: tuple[int, ...]

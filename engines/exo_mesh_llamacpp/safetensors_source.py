@@ -53,6 +53,7 @@ class SafetensorsSource:
         self.kv_values = (2 * model.sizes["kv"],) * model.num_layers
         self.kv_fixed = (0,) * model.num_layers
         self.layer_kinds = tuple("window" if window else "full" for window in model.windows)
+        self.num_heads = model.num_heads
         self.embedding_scale = model.embedding_scale
         self.windowed = any(model.windows)
         self._tied = model.tied if model.tied is not None else _HEAD not in self._table

@@ -38,7 +38,9 @@ def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
     has_states = call.llama_model_is_hybrid(handle) or call.llama_model_is_recurrent(handle)
     one_stream = options.unified or has_states or call.llama_model_n_swa(handle) > 0
     kv = options.kv_type(mixed=False)
-    shape = StageShape(hidden, vocab, kv, options.flash, one_stream, options.num_threads)
+    shape = StageShape(
+        hidden, vocab, call.llama_model_n_head(handle), kv, options.flash, one_stream, options.num_threads
+    )
     tokens = _Tokens(hidden)
     return LoadedStage(
         shard=request.shard,
@@ -66,7 +68,7 @@ class PlainModel:
         one_stream = options.unified or source.windowed or source.recurrent
         kv = options.kv_type(mixed=False)
         self._shape = StageShape(
-            source.hidden_size, source.vocab_size, kv, options.flash, one_stream, options.num_threads
+            source.hidden_size, source.vocab_size, source.num_heads, kv, options.flash, one_stream, options.num_threads
         )
         self._ids = _Tokens(source.hidden_size)
         self.tokens = self._ids.ids

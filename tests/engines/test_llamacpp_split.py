@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exo_mesh_llamacpp import provider as llamacpp
-from exo_mesh_llamacpp.context import MAX_TOKENS
+from exo_mesh_llamacpp.context import MAX_TOKENS, StageShape, pass_tokens
 from exo_mesh_llamacpp.pools import FIRST_CELLS, _moves
 from exo_mesh_llamacpp.states import of_one_stream, of_streams
 
@@ -252,3 +252,24 @@ def test_a_checkpoint_that_is_quantised_already_is_refused(tmp_path: Path) -> No
     (directory / "config.json").write_text(json.dumps({**config, "quantization": {"bits": 4, "group_size": 64}}))
     with pytest.raises(ModelError, match="quantization"):
         stage(directory, 0, LAYERS)
+
+
+def test_passes_are_smaller_where_there_are_many_positions() -> None:
+    def tokens(num_heads: int, cells: int, slots: int = 1, **changes: Any) -> int:
+        settings = {"kv": "f16", "flash": False, "unified": False, "threads": 1, **changes}
+        return pass_tokens(StageShape(64, 0, num_heads, **settings), slots, cells)
+
+    assert [tokens(32, cells) for cells in (512, 2048, 4096, 32768, 2**20)] == [512, 512, 256, 32, 32]
+    assert tokens(32, 512, slots=16) == 512
+    assert tokens(32, 512, slots=16, unified=True) == 128
+    assert tokens(32, 32768, flash=True) == 512
+
+
+def test_a_long_context_is_computed_in_smaller_passes_with_the_same_bits_in_parts(
+    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_mesh_llamacpp.context.SCORES_BYTES", 4 * 4 * 512 * 40)
+    whole = script(ring(llama_dir, ()))
+    np.testing.assert_array_equal(script(ring(llama_dir, (1, 3))), whole)
+    monkeypatch.undo()
+    assert difference(whole, script(ring(llama_dir, ()))) < 0.01
