@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +69,7 @@ class LlamaContext:
         self._library: Library = model.library
         self._call = model.library.call
         self._tap_name = f"l_out-{model.num_layers - 1}".encode()
-        self._tap = EvalCallback(self._look)
+        self._tap = EvalCallback(self._watcher())
         count = self.max_tokens
         self._tapped = np.empty((count, shape.hidden), np.float32)
         self._filled = 0
@@ -121,6 +122,7 @@ class LlamaContext:
     def free(self) -> None:
         self._call.llama_free(self._handle)
         self._handle = 0
+        del self._tap  # it refers to this object
 
     def decode(self, num_tokens: int) -> np.ndarray | None:
         """Compute the first tokens of `hidden`, whose places are in `positions` and `sequences`.
@@ -187,13 +189,23 @@ class LlamaContext:
         self.cut(slot, 0)
         return False
 
-    def _look(self, tensor: int, ask: bool, _user: int | None) -> bool:
-        """Called by the library for each node of its graph: whether it is the output of the last layer, and then with
-        its values. One forward pass may call it several times, for parts of the batch."""
-        if ask:
-            return bool(self._call.ggml_get_name(tensor) == self._tap_name)
+    def _watcher(self) -> Callable[[int, bool, int | None], bool]:
+        """A function that the library calls for each node of its graph: whether it is the output of the last layer, and
+        then with its values. One forward pass may give them in several parts. A pass has some 30 nodes for each layer,
+        so the answer must be quick."""
+        get_name, wanted = self._library.get_name, self._tap_name
+
+        def look(tensor: int, ask: bool, _user: int | None) -> bool:
+            if ask:
+                return bool(get_name(tensor) == wanted)
+            self._take(tensor)
+            return True
+
+        return look
+
+    def _take(self, tensor: int) -> None:
+        """Copy the values of a tensor behind those that were taken before in this pass."""
         size = self._call.ggml_nbytes(tensor)
         if self._filled + size <= self._limit:
             self._call.ggml_backend_tensor_get(tensor, self._tapped.ctypes.data + self._filled, 0, size)
         self._filled += size
-        return True

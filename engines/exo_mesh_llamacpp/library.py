@@ -88,6 +88,8 @@ class Library:
             raise EngineError(f"{file.version}: {defect}; {REMEDY} installs a version that is known")
         self.call.llama_model_default_params.restype = ModelParams
         self.call.llama_context_default_params.restype = ContextParams
+        # without giving up Python's lock, which takes longer than the function
+        self.get_name: Any = ctypes.PYFUNCTYPE(c_char_p, c_void_p)(("ggml_get_name", self.call))
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._log = LogCallback(self._take_line)
         self.call.llama_log_set(self._log, None)

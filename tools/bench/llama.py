@@ -133,8 +133,9 @@ class _Theirs:
             self._context.free()
             self._context = self._model.context(1, CONTEXT)
         self._context.cut(0, 0)
-        for begin in range(0, len(tokens), 512):
-            part = tokens[begin : begin + 512]
+        step = self._context.max_tokens
+        for begin in range(0, len(tokens), step):
+            part = tokens[begin : begin + step]
             self._decode(part, range(begin, begin + len(part)), [0] * len(part), last=begin + len(part) == len(tokens))
 
     def _decode(
