@@ -51,7 +51,7 @@ KEYS = {
 """By section or key in configuration files of such programs: what to use in config.toml."""
 
 _AUTOMATIC = "a node derives this from its measurements; leave it out"
-_LLAMA = "this version has no llama.cpp engine; see docs/how-it-works/roadmap.md"
+_LLAMA = "llama.cpp computes stages: --engine llamacpp (docs/reference/engines/llamacpp.md)"
 
 VARIABLES = {
     "RDMA_DEVICES": "a node finds its RDMA devices by itself; --hostfile FILE sets others, in the `rdma` of each host",
