@@ -582,7 +582,7 @@ class Driver:
             elif states is not None:
                 vector = generation.pool(row, states)
             else:
-                raise EngineError("the engine of the last stage does not give hidden states of this model")
+                raise InputError("the engine of the last stage does not give hidden states of this model")
         except MeshError as exc:
             self._end(row.sequence, exc)
             return
