@@ -30,7 +30,6 @@ from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import (
     CancelledRequestError,
-    EngineError,
     InputError,
     KeyReusedError,
     MemoryPressureError,

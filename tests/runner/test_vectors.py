@@ -138,7 +138,7 @@ async def test_an_engine_without_hidden_states_is_named_in_the_error() -> None:
     caller = submit(ring, wanted("r", [1, 2, 3]))
     ring.run()
     await caller.collect()
-    assert caller.error == "engine_error"
+    assert caller.error == "invalid_request"
     assert "does not give hidden states" in caller.messages[-1].error_message
     assert (ring.kv_rows, ring.driver.num_running) == (0, 0)
 
