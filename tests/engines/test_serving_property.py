@@ -26,6 +26,8 @@ WAYS = (DUMMY, DETERMINISTIC, MLX, MLX_IN_BLOCKS, TORCH)
 WINDOWS_AND_STATES = (
     replace(MLX, architecture="gemma3_text", dtype="float32"),
     replace(MLX, architecture="qwen3_next"),
+    replace(MLX_IN_BLOCKS, architecture="gemma3_text"),
+    replace(MLX_IN_BLOCKS, architecture="qwen3_next"),
     replace(TORCH, architecture="gemma3_text"),
     replace(TORCH, architecture="qwen3_next"),
 )
