@@ -17,7 +17,7 @@ SPARE = 0.25
 memory may be wanted elsewhere. One place may always be free."""
 
 
-class Member(Protocol):
+class BlockMember(Protocol):
     """A sequence, as blocks see it. entries: its caches. length: positions that they hold. block: where its keys and
     values are, or None."""
 
@@ -37,7 +37,7 @@ class KvBlock:
 
     def __init__(self, slots: tuple[int, ...]) -> None:
         self.slots = slots
-        self.rows: list[Member] = []
+        self.rows: list[BlockMember] = []
         self.num_partial = 0
         """The number of forwards since all rows were in one."""
         self._keys: dict[int, mx.array] = {}
@@ -52,7 +52,7 @@ class KvBlock:
     def arrays(self) -> list[mx.array]:
         return [*self._keys.values(), *self._values.values()]
 
-    def add(self, caches: Sequence[Member]) -> None:
+    def add(self, caches: Sequence[BlockMember]) -> None:
         """Move the keys and values of sequences into free places. All rows are copied if there are too few places or
         positions."""
         first, count = len(self.rows), len(self.rows) + len(caches)
@@ -74,15 +74,15 @@ class KvBlock:
             cache.block = self
         self.rows += caches
 
-    def take_out(self, leaving: Sequence[Member]) -> None:
+    def take_out(self, leaving: Sequence[BlockMember]) -> None:
         """Copy rows back to the entries of their sequences, which leave the block."""
         self._leave(leaving, keep=True)
 
-    def drop(self, leaving: Member) -> None:
+    def drop(self, leaving: BlockMember) -> None:
         """Free the place of a row, whose keys and values are lost."""
         self._leave([leaving], keep=False)
 
-    def _leave(self, leaving: Sequence[Member], *, keep: bool) -> None:
+    def _leave(self, leaving: Sequence[BlockMember], *, keep: bool) -> None:
         """Free places; the last rows move into them. Goes layer by layer, so that little memory is needed besides."""
         places = [self.rows.index(cache) for cache in leaving]
         count = len(self.rows) - len(leaving)
@@ -108,7 +108,7 @@ class KvBlock:
             cache.block = None
 
     def _copy_back(
-        self, slot: int, array: mx.array, name: str, leaving: Sequence[Member], places: Sequence[int]
+        self, slot: int, array: mx.array, name: str, leaving: Sequence[BlockMember], places: Sequence[int]
     ) -> None:
         copies = []
         for cache, place in zip(leaving, places, strict=True):
@@ -149,7 +149,7 @@ class KvBlock:
         return self._keys[slot][:used, :, : step.stop], self._values[slot][:used, :, : step.stop]
 
     def append_to(
-        self, caches: Sequence[Member], slot: int, keys: mx.array, values: mx.array
+        self, caches: Sequence[BlockMember], slot: int, keys: mx.array, values: mx.array
     ) -> list[tuple[mx.array, mx.array]]:
         """Append `[len(caches), heads, n, width]` to some rows; returns the positions of each, `[1, ...]`."""
         places, entries = [self.rows.index(cache) for cache in caches], [cache.entries[slot] for cache in caches]
@@ -180,7 +180,7 @@ class BlockRows:
 
     __slots__ = ("_block", "_caches", "_is_whole", "_slot", "sizes")
 
-    def __init__(self, block: KvBlock, slot: int, caches: Sequence[Member]) -> None:
+    def __init__(self, block: KvBlock, slot: int, caches: Sequence[BlockMember]) -> None:
         """caches: of the rows, in the order of the block."""
         self._block, self._slot, self._caches = block, slot, caches
         self._is_whole = len(caches) == len(block.rows)
