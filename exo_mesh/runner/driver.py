@@ -59,7 +59,7 @@ from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.picture_sender import PictureSender
+from exo_mesh.runner.pictures.sender import PictureSender
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.prefix.shared_prompts import SharedPrompts
 from exo_mesh.runner.replays import Replays, replay_messages

@@ -17,7 +17,7 @@ from exo_mesh.pictures import Picture, PictureSpec, PixelBudget, digest_of, pict
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.runner.driver_service import DriverService
-from exo_mesh.runner.picture_store import KEEP_S, MAX_WAITING_BYTES, PictureStore
+from exo_mesh.runner.pictures.store import KEEP_S, MAX_WAITING_BYTES, PictureStore
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.scheduler import Sequence
 from exo_mesh.runner.stage import Stage

@@ -26,10 +26,9 @@ from tests.support.peers import Peer, mesh, text_of
 from tests.support.processes import eventually
 from tests.support.vision_models import library_answer, write_vision_model
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif("torch" not in load_registry().providers, reason="the torch engine's entry point is not there"),
-]
+pytestmark = pytest.mark.skipif(
+    "torch" not in load_registry().providers, reason="the torch engine's entry point is not there"
+)
 
 FAMILIES = ("llava", "gemma3", "qwen2_5_vl", "qwen3_vl")
 NUM_TOKENS = 24
@@ -72,6 +71,7 @@ def of_openai(images: list[Image.Image]) -> list[dict[str, Any]]:
 QUESTION = "user: Compare {} with {} please.\nassistant:"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_about_images_is_that_of_the_whole_model(pair: list[Peer], models: Path, family: str) -> None:
     images = [picture(1), picture(2, 24, 36)]
@@ -87,8 +87,9 @@ def test_an_answer_about_images_is_that_of_the_whole_model(pair: list[Peer], mod
         assert reply["choices"][0]["message"]["content"] == want
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", ["llava", "gemma3", "qwen3_vl"])
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_stage_changes_nothing_in_an_answer(pair: list[Peer], models: Path, family: str, stage: int) -> None:
     images = [picture(1), picture(2, 24, 36)]
     want = library_answer(models / family, family, QUESTION, images, NUM_TOKENS)
@@ -109,6 +110,7 @@ def test_a_killed_stage_changes_nothing_in_an_answer(pair: list[Peer], models: P
     assert victim.runners()
 
 
+@pytest.mark.slow
 def test_an_answer_about_images_goes_on_at_another_peer_after_its_entry_peer_was_killed(
     models: Path, tmp_path: Path
 ) -> None:
