@@ -62,6 +62,7 @@ class TorchStage:
         self._max_tokens: dict[int, int] = {}
         self._images: dict[int, list[ShownImage]] = {}
         self._tower: VisionTower | None = None
+        self._no_images = ""
         self._weight_bytes = 0
         self._joins = True
         self._activation_dtype: torch.dtype | None = None
@@ -84,10 +85,9 @@ class TorchStage:
         packed = PackedLinears()
         pack = packed.pack if wants_packing(request.options, device) else None
         StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack).load(shard.start, shard.stop, progress)
-        if shard.start == 0 and opened.takes_images:
-            self._tower = VisionTower.open(opened.checkpoint, opened.trace.hidden_dtype)
-        if self._tower is not None:
-            self._tower.load(device)
+        if shard.start == 0:
+            dtype = opened.trace.hidden_dtype
+            self._tower, self._no_images = VisionTower.load_or_explain(opened.checkpoint, dtype, device)
         self._model = StageModel(opened, device, shard.start, shard.stop)
         self._batches = Batches(opened.caches)
         self._joins = wants_batching(request.options) and opened.batchable
@@ -176,8 +176,9 @@ class TorchStage:
     def show(self, sequence: int, picture: PictureSpec, pixels: Tensor | None) -> None:
         """See ImageTaker. The vision tower runs here, so that the rows of the image wait for nothing."""
         model, batches = self._loaded()
-        if not model.takes_images:
-            raise InputError("the model takes no images on the torch engine: it has no vision tower that this one runs")
+        if not model.takes_images or (model.is_first and self._tower is None):
+            reason = self._no_images or "it has no vision tower that the torch engine runs"
+            raise InputError(f"the model takes no images: {reason}")
         if sequence not in batches:
             raise EngineError(f"sequence {sequence} is not known here")
         rows = None

@@ -35,6 +35,8 @@ class TorchCheckpoint:
     table: TensorTable
     quantisation: Quantisation | None
     model_type: str = ""
+    has_vision: bool = False
+    """Whether config.json describes a vision tower."""
 
     @property
     def config_file(self) -> Path:
@@ -47,7 +49,13 @@ def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
     config = read_json(model_dir / "config.json")
     _refuse_foreign_code(model_dir / "config.json", config)
     quantisation = read_quantisation(model_dir / "config.json", config)
-    return TorchCheckpoint(model_dir, read_tensor_table(model_dir), quantisation, str(config.get("model_type")))
+    return TorchCheckpoint(
+        model_dir,
+        read_tensor_table(model_dir),
+        quantisation,
+        str(config.get("model_type")),
+        isinstance(config.get("vision_config"), dict),
+    )
 
 
 def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.engine.contract import ModelSurvey
+from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
 from exo_mesh_torch.devices import check_options, choose_device, choose_dtype
 from exo_mesh_torch.dry_run import broken_cuts
@@ -32,7 +33,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     trace = opened.trace
     broken = broken_cuts(opened.model, trace, opened.caches)
     cuts = tuple(cut for cut in trace.legal_cuts if cut not in broken)
-    tower = VisionTower.open(opened.checkpoint, trace.hidden_dtype)
+    tower_bytes = _tower_bytes(opened)
     layers = [layer_bytes(opened, i) for i in range(trace.num_layers)]
     everywhere = _bytes_of(opened, trace.everywhere)
     kv = [_kv_bytes(opened, i) for i in range(trace.num_layers)]
@@ -40,7 +41,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         legal_cuts=cuts,
         reason=trace.reason if cuts else trace.reason or next(iter(broken.values()), ""),
         layer_bytes=tuple(layers),
-        embed_bytes=_bytes_of(opened, trace.first) + everywhere + (0 if tower is None else tower.num_bytes),
+        embed_bytes=_bytes_of(opened, trace.first) + everywhere + tower_bytes,
         head_bytes=_bytes_of(opened, trace.last) + everywhere,
         kv_bytes_per_token=tuple(per_token for per_token, _ in kv),
         kv_fixed_bytes=tuple(fixed for _, fixed in kv),
@@ -80,6 +81,15 @@ def layer_bytes(opened: OpenModel | OpenEncoder, index: int) -> int:
     state = opened.model.state_dict()
     prefix = f"{opened.trace.prefix}.{index}."
     return sum(_num_bytes(tensor) for name, tensor in state.items() if name.startswith(prefix))
+
+
+def _tower_bytes(opened: OpenModel) -> int:
+    """Bytes of the vision tower, which the first stage loads; 0 if it has none that can be loaded."""
+    try:
+        tower = VisionTower.open(opened.checkpoint, opened.trace.hidden_dtype)
+    except ModelError:
+        return 0
+    return 0 if tower is None else tower.num_bytes
 
 
 def _bytes_of(opened: OpenModel | OpenEncoder, names: frozenset[str]) -> int:

@@ -5,6 +5,7 @@ Only the first stage loads it. The rest of the whole model, around the tower, st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +23,16 @@ from exo_mesh_torch.loading import ParameterLoader
 from exo_mesh_torch.names import NameMap, is_vision
 from exo_mesh_torch.skeleton import TorchCheckpoint
 
+_log = logging.getLogger(__name__)
+
 _PARTS = ("vision_tower", "multi_modal_projector", "visual")
 """Names of the modules that make image tokens, in the models of all families."""
 
 
 def has_tower(checkpoint: TorchCheckpoint) -> bool:
     """Whether this engine takes images for a checkpoint."""
-    return checkpoint.model_type in VISION_FAMILIES and any(map(is_vision, checkpoint.table))
+    described = checkpoint.model_type in VISION_FAMILIES and checkpoint.has_vision
+    return described and any(map(is_vision, checkpoint.table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,21 @@ class VisionTower:
     def counts_in_grids(self) -> bool:
         """Whether the model counts the positions of image tokens by row and column."""
         return self._config.model_type in GRID_POSITIONS
+
+    @classmethod
+    def load_or_explain(
+        cls, checkpoint: TorchCheckpoint, dtype: torch.dtype, device: torch.device
+    ) -> tuple[VisionTower | None, str]:
+        """The loaded tower of a checkpoint, or the reason why there is none: the model then answers text all the
+        same."""
+        try:
+            tower = cls.open(checkpoint, dtype)
+            if tower is not None:
+                tower.load(device)
+        except ModelError as exc:
+            _log.warning("the model takes no images here, because its vision tower cannot be loaded: %s", exc)
+            return None, f"its vision tower cannot be loaded: {exc}"
+        return tower, "" if tower is not None else "it has no vision tower that the torch engine runs"
 
     def load(self, device: torch.device) -> None:
         """Read the weights. Raises ModelError naming file and tensor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -148,4 +149,19 @@ def test_a_model_without_a_tower_refuses_an_image(tmp_path: Path) -> None:
     spec = tiny_prompt(tmp_path, "llava").pictures[0].spec
     with pytest.raises(InputError, match="takes no images"):
         stage.show(1, spec, None)  # type: ignore[attr-defined]
+    stage.close()
+
+
+def test_a_broken_tower_stops_only_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_vision_model(tmp_path, "llava")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["num_hidden_layers"] = 2  # the file has three layers
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (stage,) = Stages(provider, tmp_path, NUM_LAYERS, threads="1").ring(())
+    assert "its vision tower cannot be loaded" in caplog.text
+    insert([stage], [1])
+    assert forward([stage], [Row(1, 0, 3, 1)], [5, 6, 7]).shape[0] == 1
+    picture = tiny_prompt(tmp_path, "llava").pictures[0]
+    with pytest.raises(InputError, match="its vision tower cannot be loaded"):
+        stage.show(1, picture.spec, Tensor("uint8", (16, 16, 3), picture.pixels))  # type: ignore[attr-defined]
     stage.close()
