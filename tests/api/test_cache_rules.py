@@ -12,11 +12,13 @@ from exo_mesh.domain.request import GenerateRequest, PrefixReport
 from exo_mesh.serving.explanations import MAX_KEPT, Explanations, explain
 from tests.api.scripted_mesh import Served
 
-PATHS = ("/v1/chat/completions", "/v1/messages")
+PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
 async def ask(api: Served, path: str, **fields: Any) -> tuple[int, Any]:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, **fields}
+    if path == "/v1/responses":
+        body = {"input": "Hi", **fields}
     async with api.http.post(path, json=body) as reply:
         return reply.status, await reply.json()
 

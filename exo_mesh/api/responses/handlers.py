@@ -61,6 +61,7 @@ _DELIVERY = (
     "ttl",
     "safety_identifier",
     "prompt_cache_key",
+    "cache",
 )
 """Fields that do not change the answer, only its delivery."""
 

@@ -28,6 +28,7 @@ NEUTRAL: NeutralTable = {
 
 COUNTING: NeutralTable = dict.fromkeys(
     (
+        "cache",
         "frequency_penalty",
         "include",
         "keep_alive",

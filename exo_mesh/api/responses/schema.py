@@ -1,6 +1,6 @@
 """The bodies that the routes of responses accept. Any other field is refused with a 400 that names it.
 
-Some fields have no effect: the labels user, metadata, prompt_cache_key and safety_identifier; text.verbosity;
+Some fields have no effect: the labels user, metadata and safety_identifier; text.verbosity;
 reasoning.effort for a model without this choice. exo_mesh.api.responses.lenient lists fields that are accepted at some
 values. Items, their parts and tools are decoded by exo_mesh.api.responses.items and tools, so that an unsupported kind
 is refused by its name.
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from exo_mesh.api.core.cache_rules import CacheRule
 from exo_mesh.api.core.neutral_fields import drop_fields
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.openai.schema import Effort
@@ -97,6 +98,7 @@ class ResponsesBody(InputTokensBody, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    cache: CacheRule | None = None
 
 
 def decode_responses_body(body: bytes) -> ResponsesBody:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exo_mesh.api.core.cache_rules import cache_wish
 from exo_mesh.api.core.checks import check_range, check_stops
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
@@ -94,6 +95,7 @@ def neutral_response(body: ResponsesBody, items: PlacedItems) -> NeutralRequest:
         body.max_output_tokens,
         stops=stops,
         priority=FLEX_PRIORITY if body.service_tier == FLEX else 0,
+        cache=cache_wish(body.cache, body.prompt_cache_key),
         keep_alive_s=keep_alive_s(body.ttl, "ttl") if keep is None else keep,
         names=NAMES,
     )
