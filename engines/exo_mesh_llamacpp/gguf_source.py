@@ -64,6 +64,7 @@ class GgufModel:
         self.hidden_size = self._size("embedding_length")
         self.vocab_size = self._info("token_embd.weight").shape[0]
         self.recurrent = found.recurrent
+        self.shares_embedding = "output.weight" not in self._table and not found.own_head
         self.embedding_scale = math.sqrt(self.hidden_size) if found.sqrt_scale else 1.0
         if found.scale_key:
             self.embedding_scale = self._header.number(self._key(found.scale_key), 1.0) or 1.0
@@ -80,7 +81,7 @@ class GgufModel:
 
     # -- what a stage consists of
 
-    def metadata(self, start: int, stop: int) -> Metadata:
+    def metadata(self, start: int, stop: int, *, scales: bool = False) -> Metadata:
         if stop - start in self._rules.refused_layers and stop - start < self.num_layers:
             raise self._refusal(f"llama.cpp computes {self._arch} of {stop - start} layers with other constants")
         is_last = stop == self.num_layers
@@ -108,7 +109,7 @@ class GgufModel:
         elif self._windows:
             found.pop(self._key("attention.sliding_window"), None)
             found.pop(self._key("attention.sliding_window_pattern"), None)
-        if self._rules.scale_key:
+        if self._rules.scale_key and not scales:
             found[self._key(self._rules.scale_key)] = 0.0  # rows of the embedding are scaled where they are looked up
         return found
 

@@ -17,8 +17,9 @@ from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.model import LoadedModel, load_layers
 from exo_mesh_llamacpp.options import LlamaCppOptions, parse_options
 from exo_mesh_llamacpp.plan import Embedding, ModelSource
-from exo_mesh_llamacpp.pools import Pools
+from exo_mesh_llamacpp.pools import MakeContext, Pools
 from exo_mesh_llamacpp.source import open_source
+from exo_mesh_llamacpp.token_input import TokenContext, TokenIds
 from exo_mesh_llamacpp.types import KV_TYPES
 from exo_mesh_llamacpp.wire import ACTIVATION_DTYPES
 
@@ -70,7 +71,8 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
             # the library would compute something else, or abort
             raise EngineError(f"{shard}: no stage of this model may begin at layer {cut}")
     kv = options.kv_type(mixed=bool(request.activation_dtype))
-    model = load_layers(library, source, (shard.start, shard.stop), options, progress)
+    is_whole = shard.is_first and shard.is_last
+    model = load_layers(library, source, (shard.start, shard.stop), options, progress, with_embedding=is_whole)
     shape = StageShape(
         hidden=source.hidden_size,
         head=source.vocab_size if shard.is_last else 0,
@@ -82,15 +84,16 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
     )
     kind, own = KV_TYPES[kv], slice(shard.start, shard.stop)
     cell_bytes = sum(source.kv_values[own]) * kind.block_bytes // kind.block
+    context, embedding = _input_of(library, source, shard, model, shape)
     return LoadedStage(
         shard=shard,
         hidden_size=source.hidden_size,
         vocab_size=source.vocab_size,
         recurrent=source.recurrent,
         model=model,
-        embedding=HeldEmbedding(source.embedding(), library, source.embedding_scale) if shard.is_first else None,
+        embedding=embedding,
         pools=Pools(
-            lambda slots, cells: LlamaContext(model, shape, slots, cells),
+            context,
             request.context_limit,
             max(model.num_bytes // IDLE_SHARE, IDLE_BYTES) // max(1, cell_bytes),
         ),
@@ -105,3 +108,15 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
             "layers": str(shard),
         },
     )
+
+
+def _input_of(
+    library: Library, source: ModelSource, shard: Shard, model: LoadedModel, shape: StageShape
+) -> tuple[MakeContext, Embedding | None]:
+    """How contexts of a stage are made, and its embedding: a stage of all layers takes token ids, the first of several
+    looks up rows itself."""
+    if shard.is_first and shard.is_last:
+        tokens = TokenIds(source.hidden_size)
+        return lambda slots, cells: TokenContext(model, shape, slots, cells, tokens), tokens
+    embedding = HeldEmbedding(source.embedding(), library, source.embedding_scale) if shard.is_first else None
+    return lambda slots, cells: LlamaContext(model, shape, slots, cells), embedding

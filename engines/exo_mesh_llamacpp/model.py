@@ -53,7 +53,7 @@ def load_layers(
     tensors = plain_tensors(source) if with_embedding else stage_tensors(source, *span)
     total = sum(tensor.num_bytes for tensor in tensors)
     head, placed, file_bytes = lay_out(
-        source.metadata(*span), [(tensor.name, tensor.kind, tensor.shape) for tensor in tensors]
+        source.metadata(*span, scales=with_embedding), [(tensor.name, tensor.kind, tensor.shape) for tensor in tensors]
     )
     progress(0, total)
     done = 0

@@ -43,8 +43,8 @@ class ModelSource(Protocol):
     """A model on disk, from which stages for llama.cpp are made.
 
     kv_values[i]: keys and values of layer i per position. kv_fixed[i]: values of a state of constant size. legal_cuts:
-    layers before which a stage may begin. layer_kinds[i]: equal for layers of equal code and shapes. embedding_scale:
-    factor of the rows of the embedding.
+    layers before which a stage may begin. layer_kinds[i]: equal for layers of equal code and shapes. shares_embedding:
+    the head is the embedding, and the library needs it once. embedding_scale: factor of the rows of the embedding.
     """
 
     num_layers: int
@@ -55,12 +55,14 @@ class ModelSource(Protocol):
     kv_values: tuple[int, ...]
     kv_fixed: tuple[int, ...]
     layer_kinds: tuple[str, ...]
+    shares_embedding: bool
     embedding_scale: float
     recurrent: bool
     windowed: bool
 
-    def metadata(self, start: int, stop: int) -> Metadata:
-        """llama.cpp's metadata of a model of layers `[start, stop)` alone."""
+    def metadata(self, start: int, stop: int, *, scales: bool = False) -> Metadata:
+        """llama.cpp's metadata of a model of layers `[start, stop)` alone. scales: the library scales the embedding,
+        because it looks up token ids itself."""
 
     def layer(self, index: int) -> list[Planned]:
         """The tensors of a layer, without `blk.N.` before their names."""
@@ -91,7 +93,10 @@ def stage_tensors(source: ModelSource, start: int, stop: int) -> list[Planned]:
 
 def plain_tensors(source: ModelSource) -> list[Planned]:
     """All tensors of a model that takes token ids: as in a stage of all layers, but with the embedding in its place."""
-    head = {tensor.name: tensor for tensor in stage_tensors(source, 0, source.num_layers)}
+    tensors = stage_tensors(source, 0, source.num_layers)
+    if source.shares_embedding:
+        return tensors
+    head = {tensor.name: tensor for tensor in tensors}
     rows = replace(head.pop("token_embd.weight"), name="output.weight")
     return [source.embedding(), *({"output.weight": rows} | head).values()]
 

@@ -57,9 +57,10 @@ class SafetensorsSource:
         self.embedding_scale = model.embedding_scale
         self.windowed = any(model.windows)
         self._tied = model.tied if model.tied is not None else _HEAD not in self._table
+        self.shares_embedding = self._tied and not model.family.own_head
         self._check()
 
-    def metadata(self, start: int, stop: int) -> Metadata:
+    def metadata(self, start: int, stop: int, *, scales: bool = False) -> Metadata:
         arch = self._model.family.arch
         is_last = stop == self.num_layers
         found: dict[str, Value] = {"general.architecture": arch, "tokenizer.ggml.model": "none"}
@@ -70,7 +71,8 @@ class SafetensorsSource:
             # llama.cpp would begin its pattern again in every stage
             found[f"{arch}.attention.sliding_window_pattern"] = self._model.windows[start:stop]
         if arch == "granite":
-            found[f"{arch}.embedding_scale"] = 0.0  # rows of the embedding are scaled where they are looked up
+            # rows of the embedding are scaled where they are looked up
+            found[f"{arch}.embedding_scale"] = self.embedding_scale if scales else 0.0
         return found
 
     def layer(self, index: int) -> list[Planned]:

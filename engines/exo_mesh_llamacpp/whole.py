@@ -5,14 +5,11 @@ Tests and benchmarks compare stages with it; nodes do not use it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
-from exo_mesh_llamacpp.context import MAX_TOKENS, LlamaContext, StageShape
+from exo_mesh_llamacpp.context import LlamaContext, StageShape
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.loading import LoadedStage
@@ -20,6 +17,7 @@ from exo_mesh_llamacpp.model import LoadedModel, load_layers
 from exo_mesh_llamacpp.options import LlamaCppOptions, parse_options
 from exo_mesh_llamacpp.plan import ModelSource
 from exo_mesh_llamacpp.pools import Pools
+from exo_mesh_llamacpp.token_input import TokenContext, TokenIds
 
 
 def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
@@ -41,7 +39,7 @@ def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
     shape = StageShape(
         hidden, vocab, call.llama_model_n_head(handle), kv, options.flash, one_stream, options.num_threads
     )
-    tokens = _Tokens(hidden)
+    tokens = TokenIds(hidden)
     return LoadedStage(
         shard=request.shard,
         hidden_size=hidden,
@@ -49,7 +47,7 @@ def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
         recurrent=has_states,
         model=model,
         embedding=tokens,
-        pools=Pools(lambda slots, cells: _TokenContext(model, shape, slots, cells, tokens), request.context_limit),
+        pools=Pools(lambda slots, cells: TokenContext(model, shape, slots, cells, tokens), request.context_limit),
         output_dtype="float32",
         cell_bytes=0,
         fixed_bytes=0,
@@ -70,33 +68,9 @@ class PlainModel:
         self._shape = StageShape(
             source.hidden_size, source.vocab_size, source.num_heads, kv, options.flash, one_stream, options.num_threads
         )
-        self._ids = _Tokens(source.hidden_size)
+        self._ids = TokenIds(source.hidden_size)
         self.tokens = self._ids.ids
 
     def context(self, slots: int, cells: int) -> LlamaContext:
         """A context that computes the ids in `tokens`."""
-        return _TokenContext(self._model, self._shape, slots, cells, self._ids)
-
-
-class _Tokens:
-    """Takes the place of the embedding: remembers the ids of the next pass."""
-
-    num_bytes = 0
-
-    def __init__(self, hidden: int) -> None:
-        self._hidden = hidden
-        self.ids = np.zeros(MAX_TOKENS, np.int32)
-
-    def rows(self, token_ids: Sequence[int]) -> np.ndarray:
-        self.ids[: len(token_ids)] = token_ids
-        return np.zeros((len(token_ids), self._hidden), np.float32)
-
-
-class _TokenContext(LlamaContext):
-    """A context that computes from token ids."""
-
-    def __init__(self, model: LoadedModel, shape: StageShape, slots: int, cells: int, tokens: _Tokens) -> None:
-        super().__init__(model, shape, slots, cells)
-        self._batch.embd = None
-        self._batch.token = tokens.ids.ctypes.data
-        self._batch.pos, self._axes = self.positions.ctypes.data, False  # the library adds the other axes itself
+        return TokenContext(self._model, self._shape, slots, cells, self._ids)
