@@ -15,6 +15,7 @@ import pytest
 
 from exo_mesh.cli.run import _with_directory
 from exo_mesh.client.child_node import ChildNode
+from exo_mesh.engine.registry import load_registry
 from tests.support.hub import LoopbackHub
 from tests.support.processes import clean_environ, eventually, run
 
@@ -55,9 +56,12 @@ def test_a_file_answers_by_its_path(tmp_path: Path, hub: LoopbackHub) -> None:
         node.stop()
 
 
+@pytest.mark.parametrize("engine", ["numpy", "llamacpp"])
 def test_a_quantisation_of_the_hub_answers_over_two_peers_and_its_bytes_come_once(
-    tmp_path: Path, hub: LoopbackHub
+    tmp_path: Path, hub: LoopbackHub, engine: str
 ) -> None:
+    if engine not in load_registry().providers or not load_registry().provider(engine).availability().available:
+        pytest.skip(f"the engine {engine} cannot run here")
     homes = [tmp_path / name for name in ("alpha", "beta")]
     size = (tmp_path / "gguf" / "demo-Q8_0.gguf").stat().st_size
     with ExitStack() as stack:
@@ -66,7 +70,7 @@ def test_a_quantisation_of_the_hub_answers_over_two_peers_and_its_bytes_come_onc
             home.mkdir()
             environ = {**clean_environ(home), **hub.environment, "HF_HOME": str(home / "hf")}
             joins = ["--bootstrap-peers", ready[0]["grpc_address"]] if ready else []
-            node = ChildNode(["--name", home.name, *FLAGS, *joins], home / "log", environ)
+            node = ChildNode(["--name", home.name, *FLAGS, "--engine", engine, *joins], home / "log", environ)
             stack.callback(node.stop)
             ready.append(node.wait_ready(60))
         here = ["--api-url", ready[0]["api_url"]]
