@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,5 +96,17 @@ class _Packed:
 
 
 def _is_large(weight: torch.Tensor) -> bool:
-    """Whether a weight is of this stage and large enough."""
-    return not weight.is_meta and weight.dtype in _PACKED and weight.numel() >= MIN_ELEMENTS
+    """Whether a weight is of this stage, large enough, and of a dtype that this CPU can reorder."""
+    if weight.is_meta or weight.numel() < MIN_ELEMENTS:
+        return False
+    return weight.dtype in _PACKED and _can_reorder(weight.dtype)
+
+
+@cache
+def _can_reorder(dtype: torch.dtype) -> bool:
+    """Whether oneDNN reorders weights of a dtype on this CPU: for bfloat16 it needs AVX-512, and raises without it."""
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros((16, 16), dtype=dtype), ROWS)
+    except RuntimeError:
+        return False
+    return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -119,6 +122,24 @@ def test_code_that_uses_the_weights_itself_gets_plain_ones(model_dir: Path, monk
     got, got_bytes = logits(model_dir, dtype="float32", packed="on")
     np.testing.assert_array_equal(got, plain)
     assert got_bytes == plain_bytes
+
+
+@pytest.mark.extended
+def test_bfloat16_stays_plain_on_a_cpu_without_avx512() -> None:
+    """oneDNN refuses to reorder it there."""
+    code = """
+import torch
+from exo_mesh_torch.packing import MIN_ELEMENTS, PackedLinears
+for dtype in (torch.float32, torch.bfloat16):
+    linear = torch.nn.Linear(512, MIN_ELEMENTS // 512, dtype=dtype).requires_grad_(False)
+    want = linear(torch.ones(3, 512, dtype=dtype)).float()
+    print(PackedLinears().pack(linear), torch.allclose(linear(torch.ones(3, 512, dtype=dtype)).float(), want, atol=1e-5))
+"""
+    limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **limits}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["True True", "False True"], done.stderr
 
 
 def test_the_option_is_on_or_off() -> None:
