@@ -77,6 +77,11 @@ def describe(entry: dict[str, Any]) -> str:
     )
     if entry.get("activation_dtype"):
         head += f", activations as {entry['activation_dtype']}"
+    if predicted := entry.get("predicted"):
+        head += (
+            f"\n  one client: about {predicted['tokens_per_s']:.3g} tokens/s, first token after "
+            f"{predicted['ttft_s']:.2g} s for a prompt of {predicted['prompt_tokens']} tokens"
+        )
     rows = [
         [
             f"  {stage['name'] or stage['peer'][:8]}{_others(stage)}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.health import Reason
 from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
+from exo_mesh.domain.speed.engine_speed import ModelSpeeds
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.protocol import ProtocolRange
 
@@ -120,6 +121,7 @@ class PeerInfo:
     peers read its files, 0 if they cannot. has_store: the peer hosts the model store. protocol: the oldest protocol
     version that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
     role: one of ROLES; "full" from a peer of an older version. served: what the model servers beside it serve.
+    engine_speeds: how fast its engines run some models, where it has measured them.
     """
 
     id: str
@@ -143,6 +145,7 @@ class PeerInfo:
     macs: tuple[str, ...] = ()
     role: str = FULL
     served: tuple[ServedModel, ...] = ()
+    engine_speeds: ModelSpeeds = ()
 
     @property
     def protocols(self) -> ProtocolRange:

@@ -139,7 +139,7 @@ def _time_slice(
     load_s, held = time.perf_counter() - begin, engine.memory_bytes()
     if not shard.is_first and not engine.capabilities.inputs:
         raise EngineError(f"a stage of {shard} does not declare its inputs")
-    feed = _Feed(engine, card.vocab_size, int(shard.is_last))
+    feed = StageFeed(engine, card.vocab_size, int(shard.is_last))
     decode_s = {rows: feed.decode_s(rows, budget_s / (len(ROWS) + 2)) for rows in ROWS}
     prefill, prefill_s = feed.prefill_s(card.context_length, 2 * budget_s / (len(ROWS) + 2))
     return SliceFigures(
@@ -155,17 +155,25 @@ def _time_slice(
     )
 
 
-class _Feed:
+class StageFeed:
     """Feeds a stage with rows of random tokens and activations, and times it."""
 
-    def __init__(self, engine: StageEngine, vocab_size: int, num_logits: int) -> None:
+    def __init__(
+        self,
+        engine: StageEngine,
+        vocab_size: int,
+        num_logits: int,
+        typical: Callable[[Sequence[float]], float] = median,
+    ) -> None:
+        """typical: which of the times of several equal passes counts."""
+        self._typical = typical
         self._engine = engine
         self._vocab_size = vocab_size
         self._num_logits = num_logits
         self._rng = np.random.default_rng(0)
 
     def decode_s(self, num_rows: int, budget_s: float) -> float:
-        """Median seconds of one step of num_rows sequences."""
+        """Typical seconds of one step of num_rows sequences."""
         sequences = range(num_rows)
         for sequence in sequences:
             self._engine.insert(sequence, DEPTH + MAX_REPEATS)
@@ -177,27 +185,32 @@ class _Feed:
         return seconds
 
     def prefill_s(self, context: int, budget_s: float) -> tuple[int, float]:
-        """(tokens, median seconds) of a prompt in one row, as long as the budget and the context allow."""
+        """(tokens, typical seconds) of a prompt in one row, as long as the budget and the context allow."""
         num_tokens, seconds = 0, 0.0
         for longer in PREFILLS:
             if num_tokens and (longer > context or 2 * longer / num_tokens * seconds > budget_s):
                 break
             num_tokens = min(longer, context)
-            self._engine.insert(0, num_tokens)
-            rows = [Row(0, 0, num_tokens, self._num_logits)]
-            seconds = self._repeat([rows] * 3, budget_s / len(PREFILLS))
-            self._engine.remove(0)
+            seconds = self.prompt_s(num_tokens, budget_s / len(PREFILLS))
         return num_tokens, seconds
 
+    def prompt_s(self, num_tokens: int, budget_s: float) -> float:
+        """Typical seconds of a prompt of num_tokens tokens in one row, computed at most three times."""
+        self._engine.insert(0, num_tokens)
+        rows = [Row(0, 0, num_tokens, self._num_logits)]
+        seconds = self._repeat([rows] * 3, budget_s)
+        self._engine.remove(0)
+        return seconds
+
     def _repeat(self, frames: Sequence[Sequence[Row]], budget_s: float) -> float:
-        """Median over the frames that fit into the budget; the first one warms up unless it takes all of it."""
+        """Typical time of the frames that fit into the budget; the first one warms up unless it takes all of it."""
         seconds: list[float] = []
         deadline = time.perf_counter() + budget_s
         for rows in frames:
             seconds.append(self._forward(rows))
             if time.perf_counter() > deadline:
                 break
-        return median(seconds[1:] or seconds)
+        return self._typical(seconds[1:] or seconds)
 
     def _forward(self, rows: Sequence[Row]) -> float:
         num_tokens = sum(row.n for row in rows)

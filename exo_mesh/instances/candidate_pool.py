@@ -9,6 +9,7 @@ from exo_mesh.domain.device import API, EDGE, PeerInfo
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.placement import Candidate
+from exo_mesh.domain.speed.engine_speed import speed_of
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.instances.outlook import capacity_of
 from exo_mesh.instances.spec import InstanceSpec
@@ -57,12 +58,19 @@ class CandidatePool:
                 room = readings[info.id].fetch_room_bytes if info.id in readings else 0
                 usable = min(usable, room + ENGINE_OVERHEAD_BYTES)
             if engines:
-                speed = readings[info.id].s_per_gb.get(engines[0]) if info.id in readings else None
+                speed = self._s_per_gb(info, card, spec, engines[0])
                 details = (info.engine_info(engine) for engine in engines)
                 builds = tuple((detail.name, detail.build) for detail in details if detail is not None)
                 tier = self._tier(info, card, spec, engines[0])
                 found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds, tier=tier))
         return found
+
+    def _s_per_gb(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec, engine: str) -> float | None:
+        """The speed of an engine with this model if the peer has measured it, else with the models that ran there."""
+        if (speed := speed_of(info.engine_speeds, card.digest, engine)) is not None:
+            return speed.s_per_gb(card.num_layers, card.step_bytes(0, card.num_layers), spec.policy or "")
+        reading = self._membership.telemetry.get(info.id)
+        return None if reading is None else reading.s_per_gb.get(engine)
 
     def without_figures(self, card: ModelCard, spec: InstanceSpec) -> list[PeerInfo]:
         """The live peers that could take part but have sent no telemetry yet."""

@@ -27,6 +27,7 @@ from exo_mesh.domain.placement import (
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rings import DEFAULT_HOP_S, by_tier, without
 from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.speed.engine_speed import Prediction, predict, speed_of
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
@@ -472,7 +473,21 @@ class Placer:
 
     def candidates(self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool = False) -> list[Candidate]:
         """See CandidatePool.candidates."""
+        spec = replace(spec, policy=spec.policy or self._effective.now.placement)
         return self._pool.candidates(card, spec, may_fetch=may_fetch)
+
+    def prediction(self, card: ModelCard, plan: Plan) -> Prediction | None:
+        """What one client can expect of a plan; None unless each peer has measured its engine with this model."""
+        infos = {info.id: info for info in self._membership.view.peers()}
+        stages = []
+        for stage in plan.stages:
+            info = infos.get(stage.peer_id)
+            speed = None if info is None else speed_of(info.engine_speeds, card.digest, stage.engine)
+            if speed is None or stage.group is not None:
+                return None
+            stages.append((speed, len(stage.shard)))
+        hops = Surroundings(hop_s=self._hops()).ring_hops([stage.peer_id for stage in plan.stages])
+        return predict(stages, hops.total_s)
 
     async def _hear_figures(
         self, card: ModelCard, spec: InstanceSpec, give_up_at: float, silent: Sequence[PeerInfo]

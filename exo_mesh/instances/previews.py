@@ -13,6 +13,7 @@ from exo_mesh.domain.footprint import footprint
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
+from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
 from exo_mesh.domain.tensor_group import sharded
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.instances.placer import Placer
@@ -88,7 +89,8 @@ async def previews(
                 continue
             key = (plan.context_limit, *((s.peers, s.engine, s.shard.start, s.shard.stop) for s in plan.stages))
             held = {engine: await placer.held(card, engine) for engine in plan.engines}
-            entry = found.setdefault(key, _describe(held, plan, names, usable, spec, placer.note_of(plan, spec)))
+            described = _describe(held, plan, names, usable, spec, placer.note_of(plan, spec))
+            entry = found.setdefault(key, {**described, "predicted": _predicted(placer.prediction(card, plan))})
             if policy not in entry["policies"]:
                 entry["policies"].append(policy)
         if all(entry["width"] != width for entry in found.values()):
@@ -108,7 +110,16 @@ async def preview(placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Se
     usable = {one.peer_id: one.usable_bytes for one in placer.candidates(card, spec, may_fetch=True)}
     held = {engine: await placer.held(card, engine) for engine in plan.engines}
     described = _describe(held, plan, names, usable, spec, placer.note_of(plan, spec))
-    return {**described, "policies": [plan.inputs.policy]}
+    predicted = _predicted(placer.prediction(card, plan))
+    return {**described, "policies": [plan.inputs.policy], "predicted": predicted}
+
+
+def _predicted(prediction: Prediction | None) -> dict[str, float | int] | None:
+    """A prediction as JSON; None if the engines of the plan have not been measured with the model."""
+    if prediction is None:
+        return None
+    figures = {"tokens_per_s": round(prediction.tokens_per_s, 3), "ttft_s": round(prediction.ttft_s, 4)}
+    return {**figures, "prompt_tokens": PROMPT_TOKENS}
 
 
 def _describe(

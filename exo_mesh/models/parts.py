@@ -16,6 +16,7 @@ from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
+from exo_mesh.models.engine_speeds import EngineSpeeds
 from exo_mesh.models.file_exchange import FileExchange
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
@@ -53,6 +54,7 @@ class ModelParts:
     shelf: CardShelf
     profiles: Profiles
     served: ServedModels
+    speeds: EngineSpeeds
 
     def server_options(self, model: ServedModel) -> dict[str, str]:
         """The settings of a whole-model engine for a model that it serves here, with what the model's card says."""
@@ -112,4 +114,8 @@ class ModelParts:
         texts = TextCache(home / "text", catalogue, membership, disk)
         mixing = Mixing(membership, surveys, self_tests, home / "selftests", disk)
         profiles = Profiles(catalogue, shelf, texts)
-        return ModelParts(catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served)
+        is_on = settings.measure_engines == "on"
+        speeds = EngineSpeeds(registry, catalogue, home / "speeds", disk, options, is_on=is_on)
+        return ModelParts(
+            catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served, speeds
+        )

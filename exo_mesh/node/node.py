@@ -54,6 +54,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
+from exo_mesh.models.engine_speeds import SpeedNeeds
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
@@ -364,6 +365,7 @@ class Node:
         keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
         keep(self._models.served.keep, "model servers")
+        keep(partial(self._models.speeds.keep, self._speed_needs()), "speeds of engines")
         keep(self.inspection.keep_traces, "traces")
         keep(self.kept_answers.keep_tidy, "kept answers")
         if self.inspection.exporter is not None:
@@ -534,11 +536,13 @@ class Node:
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         peers = self.membership.view.peers()
         card = await self._models.catalogue.card(spec.model)
+        self._models.speeds.wish(card)
         return await previews(self._owning.placer, card, with_peer_ids(replace(spec, model=card.name), peers), peers)
 
     async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         peers = self.membership.view.peers()
         card = await self._models.catalogue.card(spec.model)
+        self._models.speeds.wish(card)
         return await preview(self._owning.placer, card, with_peer_ids(replace(spec, model=card.name), peers), peers)
 
     async def delete_instance(self, instance_id: str) -> bool:
@@ -584,14 +588,39 @@ class Node:
 
     def _engines_for(self, model: str, architecture: str) -> tuple[str, ...]:
         settings = self.settings
-        return this_machine.engines_for(
-            self._registry, settings.engine, settings.model_engines.get(model), architecture
-        )
+        wanted = settings.model_engines.get(model)
+        engines = this_machine.engines_for(self._registry, settings.engine, wanted, architecture)
+        return self._models.speeds.ordered(model, engines, num_chosen=int(engines[:1] == (wanted,)))
 
     def _engines_of(self, card: ModelCard) -> tuple[str, ...]:
         if card.architecture == SERVED_ARCHITECTURE:
             return self.membership.own.engines_for(card.name)
         return self._engines_for(card.name, card.architecture)
+
+    async def _announce_speeds(self) -> None:
+        """Publishes the measured speeds, and the order of the engines that follows from them."""
+        engines = await asyncio.to_thread(self._model_engines)
+        speeds = self._models.speeds.published()
+        self.membership.describe(replace(self.membership.own, model_engines=engines, engine_speeds=speeds))
+
+    def _speed_needs(self) -> SpeedNeeds:
+        host, membership = self._hosting.host, self.membership
+
+        def is_busy() -> bool:
+            loads = any(
+                held.state is InstanceState.LOADING and self.node_id in held.plan.member_ids
+                for _, held in membership.view.instances()
+            )
+            return loads or bool(self.observation.work() or sum(stage.beat.sequences for stage in host.beats()))
+
+        return SpeedNeeds(
+            self._engines_for,
+            is_busy,
+            host.usable_bytes,
+            lambda: [(held.plan.model, held.plan.model_digest) for _, held in membership.view.instances()],
+            lambda: next(iter(membership.own.devices), None),
+            self._announce_speeds,
+        )
 
     async def _announce_models(self) -> None:
         await announce_models(self._models.catalogue, self.membership, self._model_engines, is_sure=True)

@@ -87,8 +87,40 @@ class ModelEngines(_message.Message):
     engines: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ForwardCost(_message.Message):
+    __slots__ = ("fixed_s", "layer_s", "head_s")
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
+    LAYER_S_FIELD_NUMBER: _ClassVar[int]
+    HEAD_S_FIELD_NUMBER: _ClassVar[int]
+    fixed_s: float
+    layer_s: float
+    head_s: float
+    def __init__(self, fixed_s: _Optional[float] = ..., layer_s: _Optional[float] = ..., head_s: _Optional[float] = ...) -> None: ...
+
+class EngineSpeed(_message.Message):
+    __slots__ = ("engine", "one", "eight", "chunk", "chunk_tokens")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ONE_FIELD_NUMBER: _ClassVar[int]
+    EIGHT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    one: ForwardCost
+    eight: ForwardCost
+    chunk: ForwardCost
+    chunk_tokens: int
+    def __init__(self, engine: _Optional[str] = ..., one: _Optional[_Union[ForwardCost, _Mapping]] = ..., eight: _Optional[_Union[ForwardCost, _Mapping]] = ..., chunk: _Optional[_Union[ForwardCost, _Mapping]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+
+class ModelSpeeds(_message.Message):
+    __slots__ = ("digest", "engines")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    engines: _containers.RepeatedCompositeFieldContainer[EngineSpeed]
+    def __init__(self, digest: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[EngineSpeed, _Mapping]]] = ...) -> None: ...
+
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "macs", "newest_protocol", "role", "served")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "macs", "newest_protocol", "role", "served", "engine_speeds")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +142,7 @@ class PeerInfo(_message.Message):
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_SPEEDS_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -131,7 +164,8 @@ class PeerInfo(_message.Message):
     newest_protocol: int
     role: str
     served: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ServedModel]
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., macs: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ..., role: _Optional[str] = ..., served: _Optional[_Iterable[_Union[_plan_pb2.ServedModel, _Mapping]]] = ...) -> None: ...
+    engine_speeds: _containers.RepeatedCompositeFieldContainer[ModelSpeeds]
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., macs: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ..., role: _Optional[str] = ..., served: _Optional[_Iterable[_Union[_plan_pb2.ServedModel, _Mapping]]] = ..., engine_speeds: _Optional[_Iterable[_Union[ModelSpeeds, _Mapping]]] = ...) -> None: ...
 
 class RdmaPort(_message.Message):
     __slots__ = ("device", "active", "uuid", "other_uuid", "speed", "max_queue_pairs", "bridged")

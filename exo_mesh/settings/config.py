@@ -103,6 +103,7 @@ class Settings:
     rkllm_server_port: int = 0
     stands_for: dict[str, str] = field(default_factory=dict)
     server_options: dict[str, str] = field(default_factory=dict)
+    measure_engines: str = "on"
     mixed_rings: str = "auto"
     tensor_group: int = 0
     group_backend: WishedBackend = "auto"
@@ -370,6 +371,9 @@ _ENGINES = (
     Setting("engine_option", "K=V", "an option of the engine", values.option, "engine_options", separator=","),
     Setting("model_engine", "MODEL=ENGINE", "use this engine for one model on this machine",
             values.option, "model_engines", separator=","),
+    Setting("measure_engines", "WHEN", "measure in quiet moments how fast each engine runs a model, for --engine auto, "
+            "placement and previews: on or off",
+            values.one_of("on", "off")),
     Setting("mixed_rings", "WHEN", "allow different engines in one ring: auto = only if no single "
             "engine can run the model; never",
             values.one_of("auto", "never")),

@@ -41,6 +41,7 @@ from exo_mesh.transport.hardware_codec import hardware_from_proto, hardware_to_p
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
 from exo_mesh.transport.served_codec import MAX_SERVED, served_from_proto, served_to_proto
 from exo_mesh.transport.settings_codec import settings_from_proto, settings_to_proto
+from exo_mesh.transport.speeds_codec import speeds_from_proto, speeds_to_proto
 
 MAX_REASON = 256  # characters
 MAX_KIND = 40
@@ -111,6 +112,7 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         macs=peer.macs,
         role="" if peer.role == FULL else peer.role,
         served=[served_to_proto(one) for one in peer.served[:MAX_SERVED]],
+        engine_speeds=speeds_to_proto(peer.engine_speeds),
     )
 
 
@@ -147,6 +149,7 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         macs=valid_macs(message.macs[:MAX_MACS]),
         role=message.role if message.role in ROLES else FULL,
         served=tuple(served_from_proto(one) for one in message.served[:MAX_SERVED]),
+        engine_speeds=speeds_from_proto(message.engine_speeds),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, FRAME_S, EngineSpeed, ForwardCost
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.instances.spec import InstanceSpec
 from tests.support.nodes import GB, MODEL, instances, mesh, until
@@ -106,3 +108,22 @@ async def test_a_refusal_of_a_placement_has_its_numbers(tmp_path: Path) -> None:
             await node.create_instance(InstanceSpec(MODEL))
         assert refused.value.details["reason"] == "memory" and refused.value.have == ((node.node_id, GB // 10),)
         assert not instances(node)
+
+
+async def test_what_peers_have_measured_is_used_by_all_for_predictions_and_fast_rings(tmp_path: Path) -> None:
+    costs = [ForwardCost(0.0, layer_s, 0.02) for layer_s in (0.01, 0.001)]
+    async with mesh(tmp_path, 2) as nodes:
+        assert all(entry["predicted"] is None for entry in await nodes[0].preview_instances(InstanceSpec(MODEL)))
+        digest = (await nodes[0]._models.catalogue.card(MODEL)).digest[:DIGEST_CHARS]
+        for node, cost in zip(nodes, costs, strict=True):
+            speeds = ((digest, (("dummy", EngineSpeed(cost, cost, cost, 128)),)),)
+            node.membership.describe(replace(node.membership.own, engine_speeds=speeds))
+        await until(lambda: all(peer.engine_speeds for node in nodes for peer in node.membership.view.peers()))
+        for node in nodes:
+            shown = await node.preview_instances(InstanceSpec(MODEL))
+            fast = next(entry for entry in shown if "latency" in entry["policies"])
+            assert [stage["peer"] for stage in fast["stages"]] == [nodes[1].node_id]
+            assert fast["predicted"]["tokens_per_s"] == pytest.approx(1 / (8 * 0.001 + 0.02 + FRAME_S), rel=0.001)
+            assert fast["predicted"]["ttft_s"] == pytest.approx(0.028 + FRAME_S, rel=0.01)
+            wide = next(entry for entry in shown if entry["width"] == 2)
+            assert wide["predicted"]["tokens_per_s"] < fast["predicted"]["tokens_per_s"]

@@ -78,6 +78,7 @@ def make_node(
         "engine_options": {},
         "context_limit": 2048,
         "auto_replicas": "off",
+        "measure_engines": "off",
     }
     host = HostLimits(limits or RunnerLimits(silence_s=silence_s, stopped_s=silence_s / 5), command)
     tuning = Tuning(timing=FAST, host=host, patience=Patience(max_resumes=max_resumes))

@@ -1,0 +1,1 @@
+"""How fast engines run models, as measured, and what follows for placement and previews."""

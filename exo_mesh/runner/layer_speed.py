@@ -1,0 +1,43 @@
+"""`python -m exo_mesh.runner.layer_speed ENGINE MODEL_DIR OPTIONS`: prints the speed of an engine as a line of JSON.
+
+OPTIONS: a JSON object of the engine options with which the stages would be loaded.
+
+A node starts it in a process of its own, because the engine imports its library and loads a few layers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+from exo_mesh.engine.layer_speed import measure_speed
+from exo_mesh.engine.registry import provider
+from exo_mesh.errors import MeshError
+from exo_mesh.model_files import without_paths
+from exo_mesh.runner.lifeline import tie
+
+MAX_TEXT = 300
+"""Most characters of a foreign error's text."""
+
+
+def main(argv: list[str]) -> int:
+    """Print {"speed": …}, or {"error": …} and return 1."""
+    engine, directory, options = argv
+    model_dir = Path(directory)
+    try:
+        said: dict[str, object] = {"speed": asdict(measure_speed(provider(engine), model_dir, json.loads(options)))}
+    except MeshError as exc:
+        said = {"error": without_paths(str(exc), model_dir)}
+    except Exception as exc:  # noqa: BLE001 - any error of an engine's library, for a model that it was not written for
+        traceback.print_exc()
+        text = " ".join(str(exc).split())[:MAX_TEXT]
+        said = {"error": without_paths(f"{type(exc).__name__}: {text}", model_dir)}
+    sys.stdout.write("\n" + json.dumps(said) + "\n")
+    return int("error" in said)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tie(sys.argv[1:])))
