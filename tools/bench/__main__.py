@@ -8,6 +8,7 @@ python -m tools.bench entry                 tokens per second through one entry 
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
 python -m tools.bench grammar               what grammars cost a ring and save it, by tokens per second
 python -m tools.bench idle                  memory and CPU of nodes that have nothing to do
+python -m tools.bench predictions           what previews predict, beside what a client then gets
 python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
@@ -36,6 +37,7 @@ from tools.bench import (
     idle,
     llama,
     mlx_server,
+    predictions,
     prefix,
     router,
     sampling,
@@ -59,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     idle.add_parser(subparsers)
     llama.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
+    predictions.add_parser(subparsers)
     prefix.add_parser(subparsers)
     router.add_parser(subparsers)
     sampling.add_parser(subparsers)
