@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, EngineSpeed, ForwardCost
@@ -24,6 +26,10 @@ MAX_LAYERS = 8
 
 MAX_SLICE_BYTES = 512 * 2**20
 """Most bytes in the files of the longest slice, unless a single piece of the model is larger."""
+
+MAX_OTHER_WORK = 0.1
+"""Largest share of all cores that other processes may use meanwhile. Beside a process that keeps one of two cores busy,
+an engine of two threads was measured to be 20 times slower than alone."""
 
 MAX_CONTEXT = 2048
 """Positions for which a slice is loaded: eight sequences of a few steps, or one prompt."""
@@ -43,6 +49,29 @@ class SliceTimes(NamedTuple):
     one_s: float
     eight_s: float
     prompt_s: float
+
+
+class OtherWork:
+    """Observes how much of this machine other processes use, from its creation on."""
+
+    def __init__(self) -> None:
+        self._began, self._busy_s, self._own_s = time.perf_counter(), _busy_s(), time.process_time()
+
+    def share(self) -> float:
+        """The share of all cores that other processes have used."""
+        elapsed_s, busy_s = time.perf_counter() - self._began, _busy_s() - self._busy_s
+        return others_share(busy_s, time.process_time() - self._own_s, elapsed_s, psutil.cpu_count() or 1)
+
+
+def others_share(busy_s: float, own_s: float, elapsed_s: float, num_cores: int) -> float:
+    """The share of all cores that other processes used. busy_s: CPU seconds of all processes, own_s: of this one."""
+    return max(0.0, (busy_s - own_s) / (elapsed_s * num_cores))
+
+
+def _busy_s() -> float:
+    """CPU seconds that all processes of this machine have used."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0))
 
 
 def lower_quartile(seconds: Sequence[float]) -> float:

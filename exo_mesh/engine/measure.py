@@ -33,6 +33,7 @@ PREFILL_CHUNK = 512
 BUDGET_S = 2.0
 """Seconds for the timed forwards of a slice, all together; importing and loading come on top."""
 MAX_REPEATS = 64
+PROMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +196,15 @@ class StageFeed:
         return num_tokens, seconds
 
     def prompt_s(self, num_tokens: int, budget_s: float) -> float:
-        """Typical seconds of a prompt of num_tokens tokens in one row, computed at most three times."""
-        self._engine.insert(0, num_tokens)
-        rows = [Row(0, 0, num_tokens, self._num_logits)]
-        seconds = self._repeat([rows] * 3, budget_s)
-        self._engine.remove(0)
-        return seconds
+        """Typical seconds of a prompt of num_tokens tokens in one row, computed at most PROMPTS times. Each time it is
+        a new sequence, because engines allocate memory for those."""
+        seconds: list[float] = []
+        deadline = time.perf_counter() + budget_s
+        while len(seconds) < PROMPTS and (not seconds or time.perf_counter() < deadline):
+            self._engine.insert(0, num_tokens)
+            seconds.append(self._forward([Row(0, 0, num_tokens, self._num_logits)]))
+            self._engine.remove(0)
+        return self._typical(seconds[1:] or seconds)
 
     def _repeat(self, frames: Sequence[Sequence[Row]], budget_s: float) -> float:
         """Typical time of the frames that fit into the budget; the first one warms up unless it takes all of it."""

@@ -48,8 +48,9 @@ MAX_KEPT = 256
 MAX_PUBLISHED = 32
 """Most models whose speeds this node publishes to its peers."""
 
-RETRY_S = 60.0
-"""When a model is looked at again that could not be measured for lack of memory, or whose files are not complete."""
+RETRY_S, LAST_RETRY_S = 60.0, 3600.0
+"""When a model is looked at again that could not be measured for lack of memory or complete files, or because other
+programs used the machine. The time doubles with each further look, up to the maximum."""
 
 ROOM_BYTES = 2 * 2**30
 """Memory that must be free: the longest slice, as some engines hold it in float32, and an engine's library."""
@@ -121,7 +122,7 @@ class EngineSpeeds:
         self._digests: dict[str, str] = {}  # by name
         self._wishes: dict[str, str] = {}  # digest by name
         self._settled: set[str] = set()  # digests with nothing left to measure
-        self._later: dict[str, float] = {}  # by digest: when to look again
+        self._later: dict[str, tuple[float, float]] = {}  # by digest: when to look again, and the pause before that
         self._tasks = TaskOwner()
         self.is_measuring = False
 
@@ -136,7 +137,7 @@ class EngineSpeeds:
         return {engine: kept.speed for engine, kept in self._found.get(digest, {}).items()}
 
     def is_put_off(self, digest: str) -> bool:
-        """Whether a model could not be measured at the last look, for lack of memory or files."""
+        """Whether a model could not be measured at the last look; see RETRY_S."""
         return digest in self._later
 
     def ordered(self, model: str, engines: tuple[str, ...], num_chosen: int = 0) -> tuple[str, ...]:
@@ -183,18 +184,23 @@ class EngineSpeeds:
         now = asyncio.get_running_loop().time()
         local = set(self._catalogue.local_names)
         for name, digest in {**dict(needs.placed()), **self._wishes}.items():
-            if name not in local or digest in self._settled or self._later.get(digest, 0.0) > now:
+            if name not in local or digest in self._settled or self._later.get(digest, (0.0, 0.0))[0] > now:
                 continue
             try:
                 card = await asyncio.to_thread(self._catalogue.local_card, name)
             except MeshError:
                 card = None
             if card is None or card.digest != digest or needs.room_bytes() < ROOM_BYTES:
-                self._later[digest] = now + RETRY_S
-                _trim(self._later)
+                self._put_off(digest)
                 continue
             return card
         return None
+
+    def _put_off(self, digest: str) -> None:
+        _, pause_s = self._later.pop(digest, (0.0, RETRY_S / 2))
+        pause_s = min(2 * pause_s, LAST_RETRY_S)
+        self._later[digest] = (asyncio.get_running_loop().time() + pause_s, pause_s)
+        _trim(self._later)
 
     async def _measure_model(self, card: ModelCard, needs: SpeedNeeds) -> None:
         """Measures each engine that was not measured, until all are or requests arrive."""
@@ -217,7 +223,7 @@ class EngineSpeeds:
         self._settled.add(card.digest)
 
     async def _measure(self, card: ModelCard, engine: str, setup: str, needs: SpeedNeeds) -> _Measurement | None:
-        """The result of one measurement; None if it was ended because requests arrived."""
+        """The result of one measurement; None if requests or other programs disturbed it."""
         directory = await asyncio.to_thread(self._catalogue.local_dir, card.name)
         asking = self._tasks.start(self._ask(card, engine, setup, directory), f"measurement of {engine}")
         self.is_measuring = True
@@ -232,17 +238,23 @@ class EngineSpeeds:
                 asking.cancel()
                 await asyncio.wait({asking})
             self.is_measuring = False
-        result: _Measurement = asking.result()
+        result: _Measurement | None = asking.result()
+        if result is None:
+            self._put_off(card.digest)
+            return None
         if result.speed is not None:
             name = f"{card.digest[:DIGEST_CHARS]}-{re.sub(r'[^A-Za-z0-9]+', '-', engine)[:32]}-{setup}.json"
             text = msgspec.json.encode(result).decode()
             await asyncio.to_thread(write_kept, self._disk, self._cache_dir / name, text, "speeds of engines", MAX_KEPT)
         return result
 
-    async def _ask(self, card: ModelCard, engine: str, setup: str, directory: Path) -> _Measurement:
+    async def _ask(self, card: ModelCard, engine: str, setup: str, directory: Path) -> _Measurement | None:
         what = f"measuring {engine} with {card.name}"
         try:
             answer = await ask_child([*self._command, engine, str(directory), self._options], MEASURE_S, what)
+            if isinstance(share := answer.get("disturbed"), float):
+                _log.info("%s: put off, because other programs use %.0f %% of the cores", what, 100 * share)
+                return None
             speed = msgspec.convert(answer.get("speed"), EngineSpeed)
             if not speed.is_valid:
                 raise EngineError(f"{what}: impossible figures")

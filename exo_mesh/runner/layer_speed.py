@@ -13,7 +13,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from exo_mesh.engine.layer_speed import measure_speed
+from exo_mesh.engine.layer_speed import MAX_OTHER_WORK, OtherWork, measure_speed
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import MeshError
 from exo_mesh.model_files import without_paths
@@ -24,11 +24,15 @@ MAX_TEXT = 300
 
 
 def main(argv: list[str]) -> int:
-    """Print {"speed": …}, or {"error": …} and return 1."""
+    """Print {"speed": …}; {"disturbed": share} if other processes used that share of the cores meanwhile, so that the
+    figures would be wrong; or {"error": …} and return 1."""
     engine, directory, options = argv
     model_dir = Path(directory)
     try:
-        said: dict[str, object] = {"speed": asdict(measure_speed(provider(engine), model_dir, json.loads(options)))}
+        others = OtherWork()
+        speed = measure_speed(provider(engine), model_dir, json.loads(options))
+        share = others.share()
+        said: dict[str, object] = {"disturbed": share} if share > MAX_OTHER_WORK else {"speed": asdict(speed)}
     except MeshError as exc:
         said = {"error": without_paths(str(exc), model_dir)}
     except Exception as exc:  # noqa: BLE001 - any error of an engine's library, for a model that it was not written for

@@ -184,6 +184,16 @@ async def test_nothing_is_measured_without_memory_or_when_it_is_off(tmp_path: Pa
         assert not here.asked and not off.published()
 
 
+async def test_a_measurement_that_other_programs_disturb_is_put_off(tmp_path: Path) -> None:
+    async with rig(tmp_path) as here:
+        (tmp_path / "slow").write_text(json.dumps({"disturbed": 0.5}))
+        card, speeds = await here.card(), here.new()
+        speeds.wish(card)
+        async with here.kept(speeds):
+            await until(lambda: speeds.is_put_off(card.digest))
+        assert here.asked == ["slow"] and not speeds.measured(card.digest)
+
+
 async def test_an_engine_that_fails_comes_last(tmp_path: Path) -> None:
     async with rig(tmp_path) as here:
         (tmp_path / "slow").write_text(json.dumps({"error": "out of luck"}))

@@ -18,6 +18,11 @@ def test_a_group_of_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least two ranks" in capsys.readouterr().err
 
 
+def test_predictions_need_something_to_compare_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predictions", "--rounds", "0"]) == 1
+    assert "predictions needs a round" in capsys.readouterr().err
+
+
 @pytest.mark.extended
 def test_tokens_through_an_entry_peer_are_counted_beside_another_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     here = str(Path(__file__).resolve().parents[2])

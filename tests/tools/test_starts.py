@@ -127,13 +127,6 @@ def test_bench_group_finds_a_tiny_group_right(tiny: Path) -> None:
     assert shown["correct"] and shown["stress"]["ended"] == 1
 
 
-@pytest.mark.slow
-def test_bench_predictions_compares_a_preview_with_requests() -> None:
-    briefly = ("--parameters", "1000000", "--engines", "numpy", "--rounds", "1", "--tokens", "4", "--json")
-    (found,) = json.loads(start("tools.bench", "predictions", *briefly))["engines"]
-    assert found["engine"] == "numpy" and found["measured"]["tokens_per_s"] > 0 < found["ratio"]["ttft_s"]
-
-
 @pytest.mark.extended
 def test_bench_vectors_measures_texts_and_a_stream_beside_them() -> None:
     shown = start("tools.bench", "vectors", "--engine", "numpy", "--stages", "1", "--rounds", "1", "--tokens", "4")

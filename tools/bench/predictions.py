@@ -18,11 +18,14 @@ from exo_mesh.bench.engines import real_engines
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.local_mesh import free_port, local_mesh
-from exo_mesh.errors import DeadlineError
+from exo_mesh.errors import DeadlineError, InputError
 from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 
 MEASURED_WITHIN_S = 240.0
+"""A node measures nothing while other programs use the machine; a second try follows after a minute, a third after two
+more."""
+
 REQUEST_S = 300.0
 POLL_S = 1.0
 NUM_IDS = 200
@@ -42,7 +45,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints a line per engine. Raises DeadlineError if an engine is not measured in time."""
+    """Prints a line per engine. Raises DeadlineError if an engine is not measured in time, as on a busy machine."""
+    if args.rounds < 1 or args.tokens < 2:
+        raise InputError("predictions needs a round, and answers of at least 2 tokens")
     engines = args.engines.split(",") if args.engines else real_engines()
     with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
         model_dir = write_checkpoint(Path(scratch) / "random", model_of_size(args.parameters), repeat=True)
