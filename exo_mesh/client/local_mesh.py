@@ -83,6 +83,8 @@ def _start(
         home.mkdir()
         own = ["--home", str(home), "--name", f"peer-{index + 1}", "--host", "127.0.0.1", "--discovery", "none"]
         own += ["--namespace", f"{name}-{os.getpid()}"]
+        # its home is deleted at the end, and several nodes would measure beside each other
+        own += [] if "--measure-engines" in flags else ["--measure-engines", "off"]
         if index == 0:
             own += ["--grpc-port", str(meeting_port)]
             own += [] if api_port is None else ["--api-port", str(api_port)]

@@ -136,6 +136,7 @@ def start_node(home: Path, flags: Sequence[str], *, engine: str = "mlx") -> Chil
     """A node that hears only what its flags say. It ends when this process does."""
     home.mkdir(parents=True, exist_ok=True)
     always = ["--name", home.name, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", engine]
+    always += [] if "--measure-engines" in flags else ["--measure-engines", "off"]
     environ = {**clean_environ(home), "HF_HUB_CACHE": str(home / "hub")}
     discovery = [] if "--discovery" in flags else ["--discovery", "none"]
     return ChildNode([*always, *discovery, *flags], home / "node.log", environ)

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare(engine: str, model_dir: Path, rounds: int, tokens: int) -> dict[str, Any]:
     flags = ["--engine", engine, "--models-dir", str(model_dir), "--context-limit", "1024"]
+    flags += ["--measure-engines", "on"]
     with local_mesh(1, flags, "predictions", api_port=free_port()) as mesh:
         mesh.wait_until_joined()
         client = mesh.client()
