@@ -14,7 +14,7 @@ from exo_mesh.errors import InputError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"}
 
-OPTIONS = ("device", "dtype", "threads", "batching", "packed")
+OPTIONS = ("device", "dtype", "threads", "batching", "packed", "quantised")
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags of x86 and Arm for native bfloat16 multiplication. Without it, torch widens weights each time."""

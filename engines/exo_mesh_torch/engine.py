@@ -39,6 +39,7 @@ from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
 from exo_mesh_torch.model import StageModel, open_model
 from exo_mesh_torch.packing import PackedLinears, wants_packing
+from exo_mesh_torch.small_weights import SmallWeights, wants_small_weights
 from exo_mesh_torch.vision import VisionTower
 
 WARM_UP_SEQUENCE = -1
@@ -84,7 +85,9 @@ class TorchStage:
         opened.check_range(shard.start, shard.stop)
         packed = PackedLinears()
         pack = packed.pack if wants_packing(request.options, device) else None
-        StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack).load(shard.start, shard.stop, progress)
+        small = SmallWeights() if wants_small_weights(request.options, device) else None
+        loader = StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack, small)
+        loader.load(shard.start, shard.stop, progress)
         if shard.start == 0:
             dtype = opened.trace.hidden_dtype
             self._tower, self._no_images = VisionTower.load_or_explain(opened.checkpoint, dtype, device)
@@ -97,6 +100,8 @@ class TorchStage:
         try:
             self._warm_up(shard, request.model_dir)
         except ModelError as exc:
+            if small is not None and small.num_bytes:
+                raise ModelError(f"{exc}; load the model with --engine-option quantised=off") from exc
             if not packed.num_bytes:
                 raise
             _log.warning("using plain weights, because this model's code does not work with packed ones: %s", exc)
@@ -104,7 +109,8 @@ class TorchStage:
             self.remove(WARM_UP_SEQUENCE)
             self._warm_up(shard, request.model_dir)
         tower_bytes = 0 if self._tower is None else self._tower.num_bytes
-        self._weight_bytes = num_bytes(opened.model) + packed.num_bytes + tower_bytes
+        small_bytes = 0 if small is None else small.num_bytes
+        self._weight_bytes = num_bytes(opened.model) + packed.num_bytes + small_bytes + tower_bytes
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if self._encoder is not None:

@@ -15,6 +15,7 @@ from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import INDEX_FILE
 from exo_mesh_torch.names import NameMap, Recipe, refuse_surplus
 from exo_mesh_torch.skeleton import TorchCheckpoint
+from exo_mesh_torch.small_weights import SmallWeights, coded_source, small_bytes
 from exo_mesh_torch.sources import materialise
 from exo_mesh_torch.trace import TorchTrace
 
@@ -29,12 +30,15 @@ class ParameterLoader:
         device: torch.device,
         names: NameMap,
         pack: Callable[[nn.Module], bool] | None = None,
+        small: SmallWeights | None = None,
     ) -> None:
-        """pack: see PackedLinears."""
+        """pack: see PackedLinears. small: where quantised weights are kept as codes; None makes them plain."""
         self._pack = pack
+        self._small = small
+        self._is_first = True
         self._packed: list[nn.Module] = []
         self._checkpoint, self._model, self._device, self._names = checkpoint, model, device, names
-        self._aliases = _aliases(model)
+        self._aliases = shared_names(model)
         self._loaded: set[str] = set()
 
     def load_names(self, names: set[str]) -> None:
@@ -59,11 +63,24 @@ class ParameterLoader:
         if recipe.converter is None:
             source = recipe.sources[-1][0]
             self._check_shape(recipe.target, source.shape, source.name)
+            if self._keep_small(recipe):
+                return
             self._set(recipe.target, materialise(source, self._dtype(recipe.target), self._device))
         else:
             for target, tensor in self._convert(recipe).items():
                 self._check_shape(target, tuple(tensor.shape), recipe.sources[0][0].name)
                 self._set(target, tensor)
+
+    def _keep_small(self, recipe: Recipe) -> bool:
+        """Keep a quantised weight as codes, if that is wanted and possible."""
+        source = coded_source(recipe)
+        if self._small is None or source is None:
+            return False
+        targets = self._aliases.get(recipe.target, (recipe.target,))
+        modules = self._small.put(self._model, targets, source, is_first=self._is_first)
+        self._packed += modules
+        self._loaded |= set(targets) if modules else set()
+        return bool(modules)
 
     def _convert(self, recipe: Recipe) -> dict[str, torch.Tensor]:
         """Let transformers' own rule make parameters from several tensors."""
@@ -139,10 +156,11 @@ class StageLoader(ParameterLoader):
         trace: TorchTrace,
         device: torch.device,
         pack: Callable[[nn.Module], bool] | None = None,
+        small: SmallWeights | None = None,
     ) -> None:
-        """Checks all names and shapes. pack: see PackedLinears. Raises ModelError naming file and tensor for a tensor
-        that does not fit."""
-        super().__init__(checkpoint, model, device, NameMap(checkpoint, model), pack)
+        """Checks all names and shapes. pack, small: see ParameterLoader. Raises ModelError naming file and tensor
+        for a tensor that does not fit."""
+        super().__init__(checkpoint, model, device, NameMap(checkpoint, model), pack, small)
         self._trace = trace
         tied = any(len(names) > 1 for names in self._aliases.values())
         refuse_surplus(self._names, trace.num_layers, tied, list(model._keys_to_ignore_on_load_unexpected or ()))
@@ -162,7 +180,9 @@ class StageLoader(ParameterLoader):
         """Read the weights; progress is in bytes of the layers as they will be held. Raises ModelError."""
         beside, *layers = self.wanted(start, stop)
         state = self._model.state_dict()
-        sizes = [sum(state[name].nbytes for name in layer) for layer in layers]
+        self._is_first = start == 0
+        small = {} if self._small is None else small_bytes(self._names, self._model, self._aliases)
+        sizes = [sum(small.get(name, state[name].nbytes) for name in layer) for layer in layers]
         total, done = sum(sizes), 0
         progress(0, total)
         for names, size in zip(layers, sizes, strict=True):
@@ -196,7 +216,7 @@ def _makes(recipe: Recipe, name: str) -> bool:
     return any(recipe.target.replace(first, other) == name for other in others)
 
 
-def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def shared_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """All names of each parameter that has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.gguf_lines import GgufLines
 from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo, on_disk
-from exo_mesh_torch.quantised import TorchPacking, dequantise
+from exo_mesh_torch.quantised import TorchPacking, dequantise, unpack
 
 CHUNK_BYTES = 4 * 2**20
 """Bytes read at once of a tensor that changes its dtype or device on the way; loading needs this besides the
@@ -54,6 +54,22 @@ class TensorSource(Protocol):
 
     def lines(self, first: int, count: int) -> torch.Tensor:
         """`[count, shape[-1]]` on the CPU. Raises ModelError naming file and tensor."""
+
+
+@runtime_checkable
+class Coded(TensorSource, Protocol):
+    """A quantised tensor whose values are `scale * code + bias`, with a scale and a bias per group of columns."""
+
+    @property
+    def bits(self) -> int:
+        """Of a code; 0 if the values of this tensor are not of that kind."""
+
+    @property
+    def group_size(self) -> int: ...
+
+    def codes(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(codes uint8 `[count, shape[-1]]`, scales and biases `[count, groups]`). Raises ModelError naming file and
+        tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +115,20 @@ class Packed:
         scales = _read(self.name, self.scales, first, count)
         biases = _read(self.name, self.biases, first, count) if self.biases is not None else None
         return dequantise(words, scales, biases, self.packing)
+
+    @property
+    def bits(self) -> int:
+        return self.packing.bits if self.packing.mode == "affine" else 0
+
+    @property
+    def group_size(self) -> int:
+        return self.packing.group_size
+
+    def codes(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert self.biases is not None, "affine weights have biases"
+        words = _read(self.name, self.words, first, count)
+        scales = _read(self.name, self.scales, first, count)
+        return unpack(words, self.packing.bits), scales, _read(self.name, self.biases, first, count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from exo_mesh_torch.devices import check_options, choose_device, choose_dtype
 from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder
 from exo_mesh_torch.kv import KvLayer, is_recurrent
+from exo_mesh_torch.loading import shared_names
 from exo_mesh_torch.model import OpenModel, open_model
+from exo_mesh_torch.names import NameMap
+from exo_mesh_torch.small_weights import small_bytes, wants_small_weights
 from exo_mesh_torch.vision import VisionTower
 
 LONGEST_CONTEXT = 2**31
@@ -34,15 +38,16 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     broken = broken_cuts(opened.model, trace, opened.caches)
     cuts = tuple(cut for cut in trace.legal_cuts if cut not in broken)
     tower_bytes = _tower_bytes(opened)
-    layers = [layer_bytes(opened, i) for i in range(trace.num_layers)]
-    everywhere = _bytes_of(opened, trace.everywhere)
+    small = _small(opened) if wants_small_weights(options, device) else {}
+    layers = [layer_bytes(opened, i, small) for i in range(trace.num_layers)]
+    everywhere = _bytes_of(opened, trace.everywhere, small)
     kv = [_kv_bytes(opened, i) for i in range(trace.num_layers)]
     return ModelSurvey(
         legal_cuts=cuts,
         reason=trace.reason if cuts else trace.reason or next(iter(broken.values()), ""),
         layer_bytes=tuple(layers),
-        embed_bytes=_bytes_of(opened, trace.first) + everywhere + tower_bytes,
-        head_bytes=_bytes_of(opened, trace.last) + everywhere,
+        embed_bytes=_bytes_of(opened, trace.first, small) + everywhere + tower_bytes,
+        head_bytes=_bytes_of(opened, trace.last, small) + everywhere,
         kv_bytes_per_token=tuple(per_token for per_token, _ in kv),
         kv_fixed_bytes=tuple(fixed for _, fixed in kv),
         layer_kinds=_kinds(opened),
@@ -76,11 +81,18 @@ def _kinds_of_encoder(opened: OpenEncoder) -> tuple[str, ...]:
     return tuple(f"{kind}-{names.index((kind, shapes))}" for kind, shapes in names)
 
 
-def layer_bytes(opened: OpenModel | OpenEncoder, index: int) -> int:
-    """Bytes of one layer's parameters and saved buffers as they will be held: dequantised, in the stage's dtype."""
+def _small(opened: OpenModel) -> dict[str, int]:
+    """Bytes of the parameters that are kept as codes."""
+    return small_bytes(NameMap(opened.checkpoint, opened.model), opened.model, shared_names(opened.model))
+
+
+def layer_bytes(opened: OpenModel | OpenEncoder, index: int, small: Mapping[str, int] = MappingProxyType({})) -> int:
+    """Bytes of one layer's parameters and saved buffers as they will be held: those in `small` as codes, the others
+    dequantised, in the stage's dtype."""
     state = opened.model.state_dict()
     prefix = f"{opened.trace.prefix}.{index}."
-    return sum(_num_bytes(tensor) for name, tensor in state.items() if name.startswith(prefix))
+    mine = {name: _num_bytes(tensor) for name, tensor in state.items() if name.startswith(prefix)}
+    return sum(small.get(name, size) for name, size in mine.items())
 
 
 def _tower_bytes(opened: OpenModel) -> int:
@@ -92,8 +104,10 @@ def _tower_bytes(opened: OpenModel) -> int:
     return 0 if tower is None else tower.num_bytes
 
 
-def _bytes_of(opened: OpenModel | OpenEncoder, names: frozenset[str]) -> int:
-    return sum(_num_bytes(opened.model.get_parameter(name)) for name in names)
+def _bytes_of(
+    opened: OpenModel | OpenEncoder, names: frozenset[str], small: Mapping[str, int] = MappingProxyType({})
+) -> int:
+    return sum(small.get(name) or _num_bytes(opened.model.get_parameter(name)) for name in names)
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
