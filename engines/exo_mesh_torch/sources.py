@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from exo_mesh.errors import ModelError
+from exo_mesh.weights.gguf_codes import GROUP_SIZE
 from exo_mesh.weights.gguf_lines import GgufLines
 from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo, on_disk
 from exo_mesh_torch.quantised import TorchPacking, dequantise, unpack
@@ -148,6 +149,18 @@ class Converted:
 
     def lines(self, first: int, count: int) -> torch.Tensor:
         return torch.from_numpy(self.reader.read(first, count))
+
+    @property
+    def bits(self) -> int:
+        return self.reader.bits
+
+    @property
+    def group_size(self) -> int:
+        return GROUP_SIZE
+
+    def codes(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        codes, scales, biases = self.reader.read_codes(first, count)
+        return torch.from_numpy(codes), torch.from_numpy(scales), torch.from_numpy(biases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ def dequantise(dtype: str, blocks: np.ndarray, out: np.ndarray) -> None:
         READABLE[dtype](blocks, out)
 
 
-def _float16(blocks: np.ndarray, first: int) -> np.ndarray:
+def float16(blocks: np.ndarray, first: int) -> np.ndarray:
     """float32 `[blocks, 1]` of the float16 at byte `first`."""
     return blocks[:, first : first + 2].copy().view("<f2").astype(np.float32)
 
 
-def _nibbles(packed: np.ndarray, parts: int) -> np.ndarray:
+def nibbles(packed: np.ndarray, parts: int) -> np.ndarray:
     """uint8 `[blocks, parts, 2, n]` of bytes `[blocks, parts * n]`: the low halves of a part, then its high ones."""
     grouped = packed.reshape(len(packed), parts, 1, -1)
     return np.concatenate([grouped & 0x0F, grouped >> 4], axis=2)
@@ -56,66 +56,66 @@ def _bf16(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    np.multiply(blocks[:, 2:].view(np.int8), _float16(blocks, 0), out=out)
+    np.multiply(blocks[:, 2:].view(np.int8), float16(blocks, 0), out=out)
 
 
 def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    values = _nibbles(blocks[:, 2:], 1).reshape(out.shape).view(np.int8)
-    np.multiply(values - np.int8(8), _float16(blocks, 0), out=out)
+    values = nibbles(blocks[:, 2:], 1).reshape(out.shape).view(np.int8)
+    np.multiply(values - np.int8(8), float16(blocks, 0), out=out)
 
 
 def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    np.multiply(_nibbles(blocks[:, 4:], 1).reshape(out.shape), _float16(blocks, 0), out=out)
-    out += _float16(blocks, 2)
+    np.multiply(nibbles(blocks[:, 4:], 1).reshape(out.shape), float16(blocks, 0), out=out)
+    out += float16(blocks, 2)
 
 
 def _q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    values = _nibbles(blocks[:, 6:], 1).reshape(out.shape) | (_bits(blocks[:, 2:6]) << 4)
-    np.multiply(values.view(np.int8) - np.int8(16), _float16(blocks, 0), out=out)
+    values = nibbles(blocks[:, 6:], 1).reshape(out.shape) | (_bits(blocks[:, 2:6]) << 4)
+    np.multiply(values.view(np.int8) - np.int8(16), float16(blocks, 0), out=out)
 
 
 def _q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    values = _nibbles(blocks[:, 8:], 1).reshape(out.shape) | (_bits(blocks[:, 4:8]) << 4)
-    np.multiply(values, _float16(blocks, 0), out=out)
-    out += _float16(blocks, 2)
+    values = nibbles(blocks[:, 8:], 1).reshape(out.shape) | (_bits(blocks[:, 4:8]) << 4)
+    np.multiply(values, float16(blocks, 0), out=out)
+    out += float16(blocks, 2)
 
 
-def _factors_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def factors_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32 `[blocks, 8, 1]` twice: the factors and the subtrahends of Q4_K and Q5_K. Each is a float16 times 6 bits;
     bytes 4 to 15 hold the first four of them whole, and the others in pieces."""
     packed = blocks[:, 4:16]
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([first & 0x3F, (third & 0x0F) | ((first >> 2) & 0x30)], axis=1)
     minima = np.concatenate([second & 0x3F, (third >> 4) | ((second >> 2) & 0x30)], axis=1)
-    return (_float16(blocks, 0) * scales)[..., None], (_float16(blocks, 2) * minima)[..., None]
+    return (float16(blocks, 0) * scales)[..., None], (float16(blocks, 2) * minima)[..., None]
 
 
 def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    factors, minima = _factors_k(blocks)
+    factors, minima = factors_k(blocks)
     parts = out.reshape(len(out), 8, 32)
-    np.multiply(_nibbles(blocks[:, 16:], 4).reshape(parts.shape), factors, out=parts)
+    np.multiply(nibbles(blocks[:, 16:], 4).reshape(parts.shape), factors, out=parts)
     parts -= minima
 
 
 def _q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    factors, minima = _factors_k(blocks)
+    factors, minima = factors_k(blocks)
     parts = out.reshape(len(out), 8, 32)
     high = _bits(blocks[:, 16:48]).reshape(len(out), 32, 8).transpose(0, 2, 1)  # bit p of byte i is of part p
-    values = _nibbles(blocks[:, 48:], 4).reshape(parts.shape) | (high << 4)
+    values = nibbles(blocks[:, 48:], 4).reshape(parts.shape) | (high << 4)
     np.multiply(values, factors, out=parts)
     parts -= minima
 
 
 def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    low = _nibbles(blocks[:, :128], 2).reshape(len(out), 2, 4, 32)
+    low = nibbles(blocks[:, :128], 2).reshape(len(out), 2, 4, 32)
     values = (low | (_pairs(blocks[:, 128:192], 2) << 4)).view(np.int8) - np.int8(32)
-    factors = _float16(blocks, 208) * blocks[:, 192:208].view(np.int8)
+    factors = float16(blocks, 208) * blocks[:, 192:208].view(np.int8)
     np.multiply(values.reshape(len(out), 16, 16), factors[..., None], out=out.reshape(len(out), 16, 16))
 
 
 def _q2_k(blocks: np.ndarray, out: np.ndarray) -> None:
     scales = blocks[:, :16]
-    factors, minima = _float16(blocks, 80) * (scales & 0x0F), _float16(blocks, 82) * (scales >> 4)
+    factors, minima = float16(blocks, 80) * (scales & 0x0F), float16(blocks, 82) * (scales >> 4)
     parts = out.reshape(len(out), 16, 16)
     np.multiply(_pairs(blocks[:, 16:80], 2).reshape(parts.shape), factors[..., None], out=parts)
     parts -= minima[..., None]
@@ -126,8 +126,8 @@ def _q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
     high = _bits(blocks[:, :32]).reshape(len(out), 32, 8).transpose(0, 2, 1)  # a missing bit takes 4 away
     values = (low | (high << 2)).view(np.int8) - np.int8(4)
     packed = blocks[:, 96:108]
-    scales = _nibbles(packed[:, :8], 1).reshape(len(out), 16) | (_pairs(packed[:, 8:], 1).reshape(len(out), 16) << 4)
-    factors = _float16(blocks, 108) * (scales.view(np.int8) - np.int8(32))
+    scales = nibbles(packed[:, :8], 1).reshape(len(out), 16) | (_pairs(packed[:, 8:], 1).reshape(len(out), 16) << 4)
+    factors = float16(blocks, 108) * (scales.view(np.int8) - np.int8(32))
     np.multiply(values.reshape(len(out), 16, 16), factors[..., None], out=out.reshape(len(out), 16, 16))
 
 
@@ -136,16 +136,16 @@ _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69
 
 
 def _iq4_nl(blocks: np.ndarray, out: np.ndarray) -> None:
-    np.multiply(_IQ4[_nibbles(blocks[:, 2:], 1).reshape(out.shape)], _float16(blocks, 0), out=out)
+    np.multiply(_IQ4[nibbles(blocks[:, 2:], 1).reshape(out.shape)], float16(blocks, 0), out=out)
 
 
 def _iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
     high = (blocks[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & 3
     packed = blocks[:, 4:8, None]
     low = np.concatenate([packed & 0x0F, packed >> 4], axis=2).reshape(len(out), 8)
-    factors = _float16(blocks, 0) * ((low | (high << 4)).view(np.int8) - np.int8(32))
+    factors = float16(blocks, 0) * ((low | (high << 4)).view(np.int8) - np.int8(32))
     parts = out.reshape(len(out), 8, 32)
-    np.multiply(_IQ4[_nibbles(blocks[:, 8:], 8).reshape(parts.shape)], factors[..., None], out=parts)
+    np.multiply(_IQ4[nibbles(blocks[:, 8:], 8).reshape(parts.shape)], factors[..., None], out=parts)
 
 
 READABLE: Mapping[str, Convert] = {

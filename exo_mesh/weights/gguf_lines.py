@@ -10,6 +10,7 @@ from exo_mesh.errors import ModelError
 from exo_mesh.model_files import named
 from exo_mesh.weights.gguf import BLOCK_SIZES
 from exo_mesh.weights.gguf_blocks import READABLE, dequantise
+from exo_mesh.weights.gguf_codes import CODED, Parts
 from exo_mesh.weights.gguf_table import GgufTensor
 from exo_mesh.weights.safetensors import TensorInfo, on_disk
 
@@ -53,17 +54,45 @@ class GgufLines:
         if len(self.info.shape) == 1:
             values = self._as_stored(0, 1).reshape(heads, -1, 2)
             return np.ascontiguousarray(values.swapaxes(1, 2)).reshape(1, -1)[first : first + count]
+        begin, number, places = self._places(heads, first, count)
+        ordered: np.ndarray = self._as_stored(begin, number)[places]
+        return ordered
+
+    def _places(self, heads: int, first: int, count: int) -> tuple[int, int, np.ndarray]:
+        """(first stored line, number of stored lines, index among these of each line): whole heads are read."""
         size = self.info.shape[0] // heads
         begin, end = first // size, -(-(first + count) // size)
-        stored = self._as_stored(begin * size, (end - begin) * size)
-        ordered = stored.reshape(end - begin, size // 2, 2, self.width).swapaxes(1, 2).reshape(-1, self.width)
-        return np.ascontiguousarray(ordered[first - begin * size :][:count])
+        head, line = np.divmod(np.arange(first, first + count), size)
+        half, pair = np.divmod(line, size // 2)
+        return begin * size, (end - begin) * size, head * size + 2 * pair + half - begin * size
 
-    def _as_stored(self, first: int, count: int) -> np.ndarray:
+    @property
+    def bits(self) -> int:
+        """Of a code, if `read_codes` can take the tensor apart; else 0."""
+        coded = CODED.get(self.info.dtype)
+        changed = isinstance(self.info, GgufTensor) and bool(self.info.added)
+        return coded.bits if coded is not None and len(self.info.shape) > 1 and not changed else 0
+
+    def read_codes(self, first: int, count: int) -> Parts:
+        """See Parts, by lines in place of blocks. Call it only if `bits` is not 0. Raises ModelError naming file and
+        tensor."""
+        heads = self.info.heads if isinstance(self.info, GgufTensor) else 0
+        begin, number, places = self._places(heads, first, count) if heads else (first, count, None)
+        codes, scales, biases = CODED[self.info.dtype].take_apart(self._raw(begin, number))
+        parts = codes.reshape(number, -1), scales.reshape(number, -1), biases.reshape(number, -1)
+        return parts if places is None else (parts[0][places], parts[1][places], parts[2][places])
+
+    def _raw(self, first: int, count: int) -> np.ndarray:
+        """uint8 `[blocks, bytes of a block]` of lines as they are stored."""
         elements, block_bytes = self._block()
         line_bytes = self.width // elements * block_bytes
         raw = np.empty((count * self.width // elements, block_bytes), np.uint8)
         self._fill(raw, self.info.start + first * line_bytes)
+        return raw
+
+    def _as_stored(self, first: int, count: int) -> np.ndarray:
+        elements, _ = self._block()
+        raw = self._raw(first, count)
         lines = np.empty((count, self.width), np.float32)
         dequantise(self.info.dtype, raw, lines.reshape(-1, elements))
         return lines

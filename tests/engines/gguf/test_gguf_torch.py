@@ -15,7 +15,7 @@ pytest.importorskip("gguf")
 
 import gguf
 import torch
-from exo_mesh_torch import provider
+from exo_mesh_torch import int4, provider
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
@@ -113,3 +113,24 @@ def test_a_survey_has_the_bytes_that_a_stage_holds(tmp_path: Path) -> None:
     assert survey.layer_bytes[0] == 2 * (matrices + norms), "two bytes for each weight"
     stage = load(directory, 1, 2, 3)
     assert survey.layer_bytes[1] <= stage.memory_bytes() <= survey.layer_bytes[1] + 4096
+
+
+@pytest.mark.skipif(not int4.can_multiply(), reason="torch has no fast 4-bit kernel on this machine")
+@pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q4_1"])
+def test_weights_of_a_file_stay_codes(tmp_path: Path, quantisation: str) -> None:
+    """In about the bytes of the file, with the numbers of the plain weights, also where rows of heads are reordered."""
+    origin = write_checkpoint(tmp_path / "origin", TinyModel(layers=3, hidden=128, intermediate=256))
+    (tmp_path / "twin").mkdir()
+    write_gguf_twin(origin, tmp_path / "twin" / "tiny.gguf", quantisation)
+    directory = lay_out(tmp_path / "twin")
+    cut = [load(directory, 0, 1, 3, quantised="on", dtype="float32"), load(directory, 1, 3, 3, quantised="on")]
+    survey = provider.survey(directory, {"quantised": "on"})
+    card = read_card(directory, "tiny")
+    assert survey.layer_bytes[0] <= 1.25 * card.layer_bytes[0]
+    assert 0 <= cut[1].memory_bytes() - sum(survey.layer_bytes[1:]) - survey.head_bytes < 4096
+    whole = [load(directory, 0, 3, 3, dtype="float32")]
+    small = [load(directory, 0, 3, 3, dtype="float32", quantised="on")]
+    rounded = [load(directory, 0, 3, 3, dtype="bfloat16")]
+    want, got, near = (split_logits(stages) for stages in (whole, small, rounded))
+    assert float(np.square(got - want).mean()) < 4 * float(np.square(near - want).mean())
+    assert float(np.abs(got - want).max()) < 0.2 * float(np.std(want))
