@@ -31,6 +31,7 @@ from exo_mesh_numpy.kv import KEY_BLOCK, Assembly, SequenceKv
 from exo_mesh_numpy.model_config import ModelConfig
 from exo_mesh_numpy.options import parse_options
 from exo_mesh_numpy.survey import open_model
+from exo_mesh_numpy.threads import set_threads
 from exo_mesh_numpy.weights import StageWeights, load_weights
 
 
@@ -69,6 +70,7 @@ class NumpyStage:
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         options = parse_options(request.options)
+        set_threads(options.threads)
         dtype = request.activation_dtype or "float32"
         if dtype not in wire.ACTIVATION_DTYPES:
             known = ", ".join(wire.ACTIVATION_DTYPES)

@@ -164,7 +164,7 @@ def test_a_shard_of_another_model_is_refused(tmp_path: Path) -> None:
         load(write_checkpoint(tmp_path, SMALL), 0, 2, 5)
 
 
-@pytest.mark.parametrize("options", [{"mode": "quick"}, {"dtype": "float16"}, {"threads": "2"}])
+@pytest.mark.parametrize("options", [{"mode": "quick"}, {"dtype": "float16"}, {"cores": "2"}, {"threads": "many"}])
 def test_an_unknown_option_is_refused(tmp_path: Path, options: Mapping[str, str]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):
         load(write_checkpoint(tmp_path, SMALL), 0, 2, options=options)
