@@ -18,7 +18,7 @@ BITS = (4, 8)
 
 MAX_KERNEL_ROWS = 64
 """More rows are multiplied by weights that are dequantised by blocks. Measured with one thread of an AVX-512 CPU and
-2048 x 2048 weights: the kernel takes 0.05 to 0.07 ms a row, and dequantising takes 4.5 ms."""
+2048 x 2048 weights, 64 rows: 4 ms in both ways in bfloat16, and 4 ms against 8 in float32."""
 
 BLOCK_BYTES = 2**22
 """Bytes of float32 weights that are dequantised at once; larger blocks leave the caches."""
@@ -144,10 +144,13 @@ class _Part:
     def dense(self, first: int, count: int) -> torch.Tensor:
         """float32 `[blocks, columns, block]`: blocks `[first, first + count)`, transposed."""
         blocks = self.packed.view(-1, self.columns, self.block // 2)[first : first + count]
-        codes = _halves(blocks, -1).float().view(len(blocks), -1, self.group_size, self.block).sub_(8)
+        codes = _halves(blocks, -1).float().view(len(blocks), -1, self.group_size, self.block)
         factors = self.factors.view(-1, self.padded // self.block, self.block, 2)[:, first : first + count]
         scales, shifts = factors.float().transpose(0, 1).unsqueeze(2).unbind(-1)
-        return codes.mul_(scales).add_(shifts).view(len(blocks), self.columns, self.block)
+        # strided factors would take three times as long
+        scales = scales.contiguous()
+        biases = shifts - 8 * scales
+        return torch.addcmul(biases, codes, scales, out=codes).view(len(blocks), self.columns, self.block)
 
     def lines(self, ids: torch.Tensor) -> torch.Tensor:
         half = self.block // 2
