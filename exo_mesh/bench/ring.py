@@ -29,7 +29,7 @@ from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
 from exo_mesh.proto import driver_pb2_grpc
-from exo_mesh.runner.scheduler import PREFILL_CHUNK as CHUNK
+from exo_mesh.runner.scheduling.scheduler import PREFILL_CHUNK as CHUNK
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.security.secret import new_secret

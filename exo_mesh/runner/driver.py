@@ -58,14 +58,14 @@ from exo_mesh.runner.generation import (
 from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
-from exo_mesh.runner.pace import Pace
 from exo_mesh.runner.pictures.sender import PictureSender
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.prefix.shared_prompts import SharedPrompts
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.sampling.prompt_logprobs import max_logit_rows, pieces
-from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Sequence, Work
-from exo_mesh.runner.turns import TurnClock
+from exo_mesh.runner.scheduling.pace import Pace
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Sequence, Work
+from exo_mesh.runner.scheduling.turns import TurnClock
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.plan_codec import ballot_to_proto
 

@@ -23,12 +23,12 @@ from exo_mesh.runner.driver import IDLE_LAP_S, Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
 from exo_mesh.runner.grammars import Grammars
-from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
-from exo_mesh.runner.scheduler import PREFILL_CHUNK, SchedulerLimits
+from exo_mesh.runner.scheduling.kv_budget import KvBudget
+from exo_mesh.runner.scheduling.scheduler import PREFILL_CHUNK, SchedulerLimits
 from exo_mesh.runner.stage import Stage, StageResult
 from exo_mesh.runner.step_mode import SLOW_S, StepMode, StepModes
 

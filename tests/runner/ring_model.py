@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
-from exo_mesh.runner.scheduler import Sequence as Request
+from exo_mesh.runner.scheduling.pace import Pace
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.scheduling.scheduler import Sequence as Request
 
 Cost = Callable[[Work], float]
 """Seconds that a stage computes for a frame."""

@@ -20,9 +20,9 @@ from exo_mesh.runner import step_mode
 from exo_mesh.runner import worker as worker_module
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
-from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.scheduler import SchedulerLimits
+from exo_mesh.runner.scheduling.kv_budget import KvBudget
+from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.step_mode import StepMode
 from exo_mesh.runner.worker import Ended, StageSetup, Submit, Worker

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Sequence
+from exo_mesh.runner.scheduling.pace import Pace
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Sequence
 
 CHUNK = 512
 

@@ -13,7 +13,7 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.errors import EngineError
 from exo_mesh.runner.sampling import prompt_logprobs
 from exo_mesh.runner.sampling.prompt_logprobs import MAX_LOGITS_BYTES, max_logit_rows, score
-from exo_mesh.runner.scheduler import LOGIT_ROWS_BESIDE
+from exo_mesh.runner.scheduling.scheduler import LOGIT_ROWS_BESIDE
 from tests.runner.test_shared_prompts import CopyingEngine, SharingRing, alone, choices, nothing_left, submit
 from tests.runner.test_stage_and_driver import VOCAB, Caller, ids, request
 

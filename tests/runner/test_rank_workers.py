@@ -21,8 +21,8 @@ from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
 from exo_mesh.protocol import SPOKEN
 from exo_mesh.runner.driver import Driver
-from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.ranks import RankLinks
+from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import Cancel, Reassure, StageSetup, Submit, Worker
 from exo_mesh.transport.ring_receiver import RingReceiver

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.request import FLEX_PRIORITY
-from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.queue import FLEX_TURNS
-from exo_mesh.runner.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits, Sequence, Work
+from exo_mesh.runner.scheduling.pace import Pace
+from exo_mesh.runner.scheduling.queue import FLEX_TURNS
+from exo_mesh.runner.scheduling.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits, Sequence, Work
 
 
 def scheduler_of(num_stages: int, **limits: int) -> Scheduler:

@@ -22,7 +22,7 @@ from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, St
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.scheduler import SchedulerLimits
+from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 from tests.support.serving import Answers
 

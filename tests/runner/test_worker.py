@@ -14,7 +14,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import RankLostError
 from exo_mesh.runner.endpoint import Endpoint
-from exo_mesh.runner.kv_budget import KvBudget
+from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import StageSetup, Worker
 from tests.runner.test_stage_and_driver import TinyEngine

@@ -24,7 +24,7 @@ from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.prefix.cache import PrefixCache
-from exo_mesh.runner.scheduler import SchedulerLimits
+from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 
 BALLOT = Ballot(1, "test")

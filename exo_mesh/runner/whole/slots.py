@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from exo_mesh.errors import OverloadError
-from exo_mesh.runner.queue import OUTPUT_WEIGHT, FairQueue
+from exo_mesh.runner.scheduling.queue import OUTPUT_WEIGHT, FairQueue
 
 SMOOTHING = 0.2
 """Weight of the newest answer in the mean time of an answer."""

@@ -10,7 +10,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.engine.contract import StageEngine
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.prefix.cache import PrefixCache
-from exo_mesh.runner.scheduler import SchedulerLimits
+from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 from tests.runner.test_stage_and_driver import BALLOT, Caller, Ring, ids, request
 

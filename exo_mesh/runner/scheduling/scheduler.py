@@ -10,8 +10,8 @@ from typing import NamedTuple
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.pictures import PictureSpec, whole_row
-from exo_mesh.runner.pace import Pace, shares
-from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
+from exo_mesh.runner.scheduling.pace import Pace, shares
+from exo_mesh.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 
 PREFILL_CHUNK = MOST_CHUNK_TOKENS
 """Most tokens of a prefill frame, unless a setting asks for less."""
