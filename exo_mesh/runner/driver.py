@@ -64,7 +64,8 @@ from exo_mesh.runner.prefix.shared_prompts import SharedPrompts
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.sampling.prompt_logprobs import max_logit_rows, pieces
 from exo_mesh.runner.scheduling.pace import Pace
-from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Sequence, Work
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.scheduling.sequence import Sequence
 from exo_mesh.runner.scheduling.turns import TurnClock
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.plan_codec import ballot_to_proto

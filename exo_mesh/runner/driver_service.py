@@ -15,9 +15,10 @@ from exo_mesh.errors import ContextLengthError, InputError, MeshError, StageLost
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.runner.generation import error_events
+from exo_mesh.runner.inbox import Cancel, Submit, Unpark
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.pictures.store import PictureStore
-from exo_mesh.runner.worker import Cancel, Submit, Unpark, Worker
+from exo_mesh.runner.worker import Worker
 from exo_mesh.transport.driver_codec import request_from_proto
 from exo_mesh.transport.image_codec import specs_from_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto

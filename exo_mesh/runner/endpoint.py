@@ -20,8 +20,10 @@ from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.protocol import SPOKEN
 from exo_mesh.runner.driver import SIGN_OF_LIFE_S
 from exo_mesh.runner.driver_service import DriverService
+from exo_mesh.runner.inbox import Change, Reassure
 from exo_mesh.runner.ranks import RankLinks, watch_leader
-from exo_mesh.runner.worker import Change, Reassure, StageSetup, Worker
+from exo_mesh.runner.stage_setup import StageSetup
+from exo_mesh.runner.worker import Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.transport.channel_options import bracketed

@@ -32,7 +32,7 @@ from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.pooled import PooledVector
 from exo_mesh.runner.sampling.prompt_logprobs import score
 from exo_mesh.runner.sampling.sampler import Draw, Sampler
-from exo_mesh.runner.scheduling.scheduler import Sequence
+from exo_mesh.runner.scheduling.sequence import Sequence
 from exo_mesh.transport.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
 
 MAX_LAPS = 1024

@@ -26,10 +26,12 @@ from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.engine_thread import EngineThread
+from exo_mesh.runner.inbox import Change
 from exo_mesh.runner.node_link import EXIT_ORPHANED, NodeLink
 from exo_mesh.runner.ranks import RankFiles
 from exo_mesh.runner.scheduling.scheduler import PREFILL_CHUNK
-from exo_mesh.runner.worker import Change, PreparedEngine, StageSetup, Worker
+from exo_mesh.runner.stage_setup import PreparedEngine, StageSetup
+from exo_mesh.runner.worker import Worker
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.transport.plan_codec import plan_from_proto, rank_from_proto
 from exo_mesh.transport.runner_pipe import receive_message, send_message

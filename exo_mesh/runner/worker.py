@@ -6,16 +6,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
-from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.request import GenerateRequest
-from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, MachineMemory, StageEngine
+from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.proto.runner_pb2 import PrefixFigures
@@ -23,146 +18,35 @@ from exo_mesh.runner.driver import IDLE_LAP_S, Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
 from exo_mesh.runner.grammars import Grammars
-from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.inbox import (
+    Arrived,
+    Cancel,
+    Change,
+    Computed,
+    Done,
+    Ended,
+    Failed,
+    Item,
+    Reassure,
+    Submit,
+    Unpark,
+)
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
 from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.scheduling.scheduler import PREFILL_CHUNK, SchedulerLimits
 from exo_mesh.runner.stage import Stage, StageResult
+from exo_mesh.runner.stage_setup import PreparedEngine, StageSetup
 from exo_mesh.runner.step_mode import SLOW_S, StepMode, StepModes
 
 STUCK_S = 120.0
 """Longest time that a rank may compute one frame, whatever the check of its group measured."""
 
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    request: GenerateRequest
-    mailbox: Mailbox
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """The caller behind the mailbox is gone."""
-
-    request_id: str
-    mailbox: Mailbox
-
-
-@dataclass(frozen=True, slots=True)
-class Unpark:
-    """The caller behind the mailbox has read all messages."""
-
-    request_id: str
-    mailbox: Mailbox
-
-
-@dataclass(frozen=True, slots=True)
-class Reassure:
-    """The ring is stopped and being repaired: callers that wait for tokens get a sign of life."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Another thread of the driver has finished the work that a request waits for."""
-
-    callback: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A Shutdown op has come round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A frame failed outside of `run`: an error in exo-mesh itself, because a stage catches errors of its engine."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The ring continues under another plan, in which this stage has the same layers. kept_from: stages from this one
-    on keep the KV of running sequences. done: called once the plan is in force, with how many requests continue at this
-    driver."""
-
-    setup: StageSetup
-    kept_from: int
-    done: Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A frame that waits for its turn, and since when."""
-
-    frame: Frame
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The engine's thread has computed a frame."""
-
-    result: StageResult
-
-
-Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Done | Ended | Failed
-
 DIRECT_TOKENS = 32
 """Frames of at most this many tokens are computed in the task that read them, which saves a turn of the loop. Reading
 then waits for the hop to the next stage to take the frame. A frame this small always fits the hop's flow-control
 window, so no circle of stages can wait for each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageSetup:
-    """The plan of a worker and its place in it. rank: set in a tensor group. memory: of the machine, just before the
-    load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage.
-
-    prefix_bytes: limit of the prefix cache on this stage; 0: it is off, None: what running sequences leave of the KV
-    pool.
-    """
-
-    plan: Plan
-    index: int
-    model_dir: Path
-    options: dict[str, str]
-    max_queued: int
-    rank: RankWiring | None = None
-    memory: MachineMemory | None = None
-    max_running: int = MOST_SEQUENCES
-    prefill_chunk: int = PREFILL_CHUNK
-    prefix_bytes: int | None = None
-
-    @property
-    def num_stages(self) -> int:
-        return len(self.plan.stages)
-
-    @property
-    def is_last(self) -> bool:
-        return self.index == self.num_stages - 1
-
-    @property
-    def before(self) -> int:
-        """Index of the stage that sends the frames: the previous stage of the ring, or, for a rank that follows, its
-        own stage."""
-        return self.index if self.follows else (self.index - 1) % self.num_stages
-
-    @property
-    def follows(self) -> bool:
-        """Whether this is a rank that a leader drives: it computes the frames that it gets, and passes nothing on."""
-        return self.rank is not None and not self.rank.is_leader
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedEngine:
-    """An engine whose library was imported before there was a stage for it."""
-
-    name: str
-    engine: StageEngine
-
 
 Send = Callable[[Frame], Awaitable[None]]
 

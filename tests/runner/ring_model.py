@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.runner.scheduling.pace import Pace
 from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
-from exo_mesh.runner.scheduling.scheduler import Sequence as Request
+from exo_mesh.runner.scheduling.sequence import Sequence as Request
 
 Cost = Callable[[Work], float]
 """Seconds that a stage computes for a frame."""

@@ -12,9 +12,9 @@ import pytest
 from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.engine.contract import StageInput, StageOutput
+from exo_mesh.runner.inbox import Change
 from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
-from exo_mesh.runner.worker import Change
 from tests.runner.test_stage_and_driver import Caller, Ring, TinyEngine, expected, request
 from tests.runner.test_worker import BALLOT, worker_of
 

@@ -20,12 +20,14 @@ from exo_mesh.runner import step_mode
 from exo_mesh.runner import worker as worker_module
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
+from exo_mesh.runner.inbox import Ended, Submit
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
+from exo_mesh.runner.stage_setup import StageSetup
 from exo_mesh.runner.step_mode import StepMode
-from exo_mesh.runner.worker import Ended, StageSetup, Submit, Worker
+from exo_mesh.runner.worker import Worker
 from tests.runner.test_stage_and_driver import Caller, TinyEngine, expected, ids, request
 
 BALLOT = Ballot(1, "test")

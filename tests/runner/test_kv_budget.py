@@ -9,7 +9,8 @@ from exo_mesh.domain.frame import Copy, Frame, Insert, Keep, Op, Remove, Retain,
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.runner.scheduling.kv_budget import LOOK_EVERY, KvBudget
 from exo_mesh.runner.scheduling.pace import Pace
-from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Sequence
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits
+from exo_mesh.runner.scheduling.sequence import Sequence
 from tests.runner.test_stage_and_driver import TinyEngine
 
 BALLOT = Ballot(1, "test")

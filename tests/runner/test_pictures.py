@@ -19,7 +19,7 @@ from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.pictures.store import KEEP_S, MAX_WAITING_BYTES, PictureStore
 from exo_mesh.runner.prefix.cache import PrefixCache
-from exo_mesh.runner.scheduling.scheduler import Sequence
+from exo_mesh.runner.scheduling.sequence import Sequence
 from exo_mesh.runner.stage import Stage
 from exo_mesh.transport.codec import FrameAssembler, encode_frame
 from exo_mesh.transport.image_codec import spec_to_proto, specs_from_proto

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.runner.scheduling.pace import Pace
-from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Sequence
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits
+from exo_mesh.runner.scheduling.sequence import Sequence
 
 CHUNK = 512
 

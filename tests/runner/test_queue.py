@@ -6,7 +6,7 @@ from collections import Counter
 
 from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.runner.scheduling.queue import FLEX_TURNS, MAX_CLIENTS, FairQueue
-from exo_mesh.runner.scheduling.scheduler import Sequence
+from exo_mesh.runner.scheduling.sequence import Sequence
 
 
 def one(number: int, client: str = "", priority: int = 0, resumed: bool = False) -> Sequence:

@@ -21,10 +21,12 @@ from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
 from exo_mesh.protocol import SPOKEN
 from exo_mesh.runner.driver import Driver
+from exo_mesh.runner.inbox import Cancel, Reassure, Submit
 from exo_mesh.runner.ranks import RankLinks
 from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.stage import Stage
-from exo_mesh.runner.worker import Cancel, Reassure, StageSetup, Submit, Worker
+from exo_mesh.runner.stage_setup import StageSetup
+from exo_mesh.runner.worker import Worker
 from exo_mesh.transport.ring_receiver import RingReceiver
 from tests.runner.test_stage_and_driver import Caller, ids
 from tests.transport.test_ring_hop import BALLOT, Receiving, hello

@@ -16,7 +16,8 @@ from exo_mesh.errors import RankLostError
 from exo_mesh.runner.endpoint import Endpoint
 from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.stage import Stage
-from exo_mesh.runner.worker import StageSetup, Worker
+from exo_mesh.runner.stage_setup import StageSetup
+from exo_mesh.runner.worker import Worker
 from tests.runner.test_stage_and_driver import TinyEngine
 
 BALLOT = Ballot(1, "test")

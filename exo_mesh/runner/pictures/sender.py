@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 
 from exo_mesh.domain.frame import ShowImage
 from exo_mesh.pictures import Picture
-from exo_mesh.runner.scheduling.scheduler import Sequence
+from exo_mesh.runner.scheduling.sequence import Sequence
 
 
 class PictureSender:

@@ -24,7 +24,7 @@ from exo_mesh.runner.prefix.index import (
     common_tokens,
     content_of,
 )
-from exo_mesh.runner.scheduling.scheduler import Sequence
+from exo_mesh.runner.scheduling.sequence import Sequence
 
 MOST_KEPT = 1024
 """Most kept sequences, whatever their size."""

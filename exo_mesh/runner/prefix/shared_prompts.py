@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.frame import Copy
 from exo_mesh.runner.prefix.index import BLOCK_TOKENS, common_tokens, content_of
-from exo_mesh.runner.scheduling.scheduler import Sequence
+from exo_mesh.runner.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True)
