@@ -18,9 +18,9 @@ from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.protocol import SPOKEN
-from exo_mesh.runner.driver import SIGN_OF_LIFE_S
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.inbox import Change, Reassure
+from exo_mesh.runner.places import SIGN_OF_LIFE_S
 from exo_mesh.runner.ranks import RankLinks, watch_leader
 from exo_mesh.runner.stage_setup import StageSetup
 from exo_mesh.runner.worker import Worker
@@ -220,7 +220,7 @@ class Endpoint:
             beat.step_all_reduces = REDUCES_PER_LAYER * len(self._setup.plan.stages[self._setup.index].shard)
         worker.describe_prefix(beat.prefix)
         if driver is not None:
-            beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.tokens
+            beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.outputs.tokens
             beat.lap_p50_s, beat.lap_p99_s = driver.laps.quantiles()
             beat.laps = driver.laps.count
             driver.describe_load(beat)

@@ -277,7 +277,7 @@ class Worker:
             await self._end_sending()
             await self._send_all()
         if self.driver is not None:
-            self.driver.deliver_news()
+            self.driver.callers.deliver()
 
     async def _begin_sending(self) -> None:
         """Let the loop write, and read what has come, but wait for neither."""

@@ -123,7 +123,7 @@ def test_a_ring_of_two_engines_shares_a_prefill(tmp_path: Path, engines: tuple[s
     choices = [ring.submit(prompt, 12, share_id="r") for _ in range(4)]
     ring.run()
     assert [choice.answers.tokens for choice in choices] == [wanted.answers.tokens] * 4
-    assert ring.driver._shared.saved_tokens == 3 * (len(prompt) - 1)
+    assert ring.driver.beginnings.shared.saved_tokens == 3 * (len(prompt) - 1)
     computed = sum(row.n for frame in ring.frames for row in frame.rows)
     assert computed == len(prompt) - 1 + 4 * 12, "one prefill, and a row for each token"
     assert not any(ring.leftovers().values())

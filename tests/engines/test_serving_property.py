@@ -60,7 +60,7 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
 @pytest.fixture(scope="module", autouse=True)
 def impatient_mailboxes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exo_mesh.runner.driver.PARK_AT", PARK_AT)
+        patch.setattr("exo_mesh.runner.outputs.PARK_AT", PARK_AT)
         yield
 
 
@@ -154,7 +154,7 @@ class Story:
             requests=len(answers),
             frames=len(self.ring.frames),
             shared=len(together),
-            copied=self.ring.driver._shared.saved_tokens,
+            copied=self.ring.driver.beginnings.shared.saved_tokens,
             scored=sum(bool(asked.request.num_scores) for asked in self.ring.asked.values()),
             evicted=self.ring.driver.evictions,
             parked=self.num_parked,

@@ -156,7 +156,7 @@ async def test_a_request_that_waits_keeps_its_place_and_one_that_ran_does_not_wa
     callers = [Caller() for _ in range(4)]
     for number, caller in enumerate(callers):
         ring.driver.submit(request(f"r{number}", [number, 7], 5), caller.mailbox)
-    ring.driver.deliver_news()
+    ring.driver.callers.deliver()
     callers[3].messages.append(await callers[3].mailbox.next())
     assert callers[3].error == "overloaded", "the queue is full"
     ring.lose(0, laps_before=3)

@@ -67,12 +67,12 @@ def test_tokens_that_must_come_take_no_lap_of_their_own() -> None:
     answers = ring.ask(asked(grammar=spec))
     num_tokens = len(answers.tokens) - 1
     assert re.fullmatch(spec.text, text_of(answers))
-    assert ring.driver.laps_saved >= num_tokens - 4
+    assert ring.driver.outputs.laps_saved >= num_tokens - 4
     assert ring.laps <= 6, "of the prompt, of what is drawn, and of what is more than a row has room for"
-    assert max(ring.rows) > 1 and ring.driver.tokens == num_tokens
+    assert max(ring.rows) > 1 and ring.driver.outputs.tokens == num_tokens
     slow = HeldRing()
     one_by_one = slow.ask(asked(grammar=spec, sampling=SamplingParams(seed=5, logprobs=2)))
-    assert slow.driver.laps_saved == 0
+    assert slow.driver.outputs.laps_saved == 0
     assert all(event.HasField("logprob") for event in one_by_one.events[:-1])
     assert re.fullmatch(spec.text, text_of(one_by_one))
 
@@ -189,7 +189,7 @@ def test_a_thought_ends_when_its_budget_is_used_up(budget: int, logprobs: int | 
     answers = ring.ask(asked(tokens=40, sampling=sampling, ignore_eos=True, thinking=ThinkingBudget(END, budget)))
     assert tuple(answers.tokens[budget : budget + len(END)]) == END
     assert len(answers.tokens) == 40
-    assert ring.driver.laps_saved == (len(END) if logprobs is None else 0)
+    assert ring.driver.outputs.laps_saved == (len(END) if logprobs is None else 0)
 
 
 def test_a_budget_and_a_grammar_hold_together() -> None:

@@ -74,7 +74,7 @@ async def test_a_request_for_the_prompt_alone_draws_nothing() -> None:
     (end,) = [event for message in caller.messages for event in message.events]
     assert (end.index, end.HasField("token_id"), end.finish) == (0, False, "length")
     assert ring.counts() == [len(PROMPT) - 1] * STAGES, "the last token is not computed"
-    assert ring.driver.tokens == 0
+    assert ring.driver.outputs.tokens == 0
 
 
 @pytest.mark.parametrize("changes", [{"prompt_logprobs": None}, {"prompt_ids": (5,)}])

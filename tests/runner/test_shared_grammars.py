@@ -60,7 +60,7 @@ def test_each_choice_is_what_it_is_alone(spec: GrammarSpec, max_tokens: int) -> 
     together.run(*answers)
     assert [one.events for one in answers] == [one.events for one in alone]
     assert all(one.ended and not one.error for one in answers)
-    assert together.driver._shared.saved_tokens == (3 * (len(PROMPT) - 1) if max_tokens else 0)
+    assert together.driver.beginnings.shared.saved_tokens == (3 * (len(PROMPT) - 1) if max_tokens else 0)
     assert not together.engine.kv
 
 

@@ -62,7 +62,7 @@ class SharingRing(LosingRing):
 
     @property
     def saved(self) -> int:
-        return self.driver._shared.saved_tokens
+        return self.driver.beginnings.shared.saved_tokens
 
 
 def choices(num: int, tokens: int = 8, prompt: Sequence[int] = PROMPT, **changes: object) -> list[GenerateRequest]:
@@ -89,8 +89,8 @@ async def alone(one: GenerateRequest) -> list[int]:
 
 
 def nothing_left(ring: SharingRing) -> bool:
-    driver = ring.driver
-    return not (ring.kv_rows or driver.num_running or driver.num_waiting or driver._shared._made or driver._live)
+    driver, shared = ring.driver, ring.driver.beginnings.shared
+    return not (ring.kv_rows or driver.num_running or driver.num_waiting or shared._made or driver._live)
 
 
 @pytest.mark.parametrize("laps_between", [0, 1, 2, 6])

@@ -103,10 +103,10 @@ class Ring:
             frame, logits, hidden = result.frame, result.logits, result.hidden
             self.shut_down += result.shutdown
         self.driver.returned(frame, logits, hidden)
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
 
     def run(self) -> None:
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
         while self.sent:
             self.lap()
 
@@ -225,7 +225,7 @@ def test_an_engine_learns_that_a_sequence_is_only_kept() -> None:
 
 
 def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
+    monkeypatch.setattr("exo_mesh.runner.places.SIGN_OF_LIFE_S", 0.0)
     ring, told = Ring(2, max_running=1), [Answers() for _ in range(4)]
     for number, answers in enumerate(told):
         ring.driver.submit(request(f"r{number}", [1 + number], tokens=3, priority=number == 3), answers)
@@ -236,7 +236,7 @@ def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytes
 
 
 def test_those_in_the_queue_hear_how_long_it_is_and_about_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
+    monkeypatch.setattr("exo_mesh.runner.places.SIGN_OF_LIFE_S", 0.0)
     ring, told = Ring(2, max_running=1, max_waiting=3), [Answers() for _ in range(5)]
     for number, answers in enumerate(told):
         ring.driver.submit(request(f"r{number}", [1 + number], tokens=3), answers)
@@ -250,7 +250,7 @@ def test_those_in_the_queue_hear_how_long_it_is_and_about_how_long_it_takes(monk
 
 
 async def test_who_does_not_read_is_parked_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.runner.driver.PARK_AT", 4)
+    monkeypatch.setattr("exo_mesh.runner.outputs.PARK_AT", 4)
     ring, slow, fast = Ring(2), Caller(), Caller()
     ring.driver.submit(request("slow", [1], tokens=40), slow.mailbox)
     ring.driver.submit(request("fast", [2], tokens=40), fast.mailbox)
@@ -273,7 +273,7 @@ async def test_who_does_not_read_is_parked_and_the_others_go_on(monkeypatch: pyt
 
 
 async def test_readers_that_stand_still_hold_up_nobody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.runner.driver.PARK_AT", 4)
+    monkeypatch.setattr("exo_mesh.runner.outputs.PARK_AT", 4)
     ring, slow, fast = Ring(2, max_running=2), [Caller(), Caller()], Caller()
     for number, caller in enumerate(slow):
         ring.driver.submit(request(f"slow {number}", [1 + number], tokens=40), caller.mailbox)
@@ -388,7 +388,7 @@ async def test_a_full_queue_refuses_with_a_typed_error() -> None:
     callers = [Caller() for _ in range(3)]
     for number, caller in enumerate(callers):
         ring.driver.submit(request(f"r{number}", [1]), caller.mailbox)
-    ring.driver.deliver_news()
+    ring.driver.callers.deliver()
     await callers[2].collect()
     assert callers[2].error == "overloaded"
     ring.run()

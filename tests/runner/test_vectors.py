@@ -83,7 +83,7 @@ async def test_each_pooling_is_right_for_any_chunks(pooling: str, chunk: int) ->
     for caller, prompt in zip(callers, PROMPTS, strict=True):
         assert await vector_of(caller) == pytest.approx(oracle(prompt, pooling), rel=1e-6)
     assert ring.kv_rows == 0
-    assert (ring.driver.num_running, ring.driver.num_waiting, ring.driver.tokens) == (0, 0, 0)
+    assert (ring.driver.num_running, ring.driver.num_waiting, ring.driver.outputs.tokens) == (0, 0, 0)
 
 
 async def test_a_vector_is_cut_and_then_scaled_to_length_one() -> None:

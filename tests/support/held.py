@@ -105,10 +105,10 @@ class HeldRing:
         self.laps += bool(frame.rows)
         self.rows += [row.n for row in frame.rows if row.num_logits]
         self.driver.returned(result.frame, result.logits)
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
 
     def run(self, *waited_for: Answers) -> None:
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
         while not all(answers.ended for answers in waited_for):
             self.step()
         while self.sent and not self.driver.num_running:  # stages hear of the ends

@@ -108,12 +108,12 @@ class ServingRing:
         request = GenerateRequest(name, prompt, tokens, SamplingParams(temperature=0), **fields)  # type: ignore[arg-type]
         asked = self.asked[name] = Asked(request, Answers(len(request.resume_ids)))
         self.driver.submit(request, asked.answers)
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
         return asked
 
     def cancel(self, asked: Asked) -> None:
         self.driver.cancel(asked.request.request_id, asked.answers)
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
 
     def read(self, asked: Asked) -> None:
         """The caller catches up with what it has been told."""
@@ -138,7 +138,7 @@ class ServingRing:
         if result.logits is not None:
             self._note(frame, result.logits)
         self.driver.returned(frame, result.logits)
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
         return True
 
     def turn(self) -> bool:
@@ -158,7 +158,7 @@ class ServingRing:
             inbox.clear()
         self._ballot = Ballot(self._ballot.counter + 1, self._ballot.proposer)
         self.driver.change(self._ballot, self.limits, kept_from)
-        self.driver.deliver_news()
+        self.driver.callers.deliver()
 
     def run(self) -> None:
         """Until nothing is on its way."""

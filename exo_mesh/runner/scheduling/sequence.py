@@ -111,3 +111,15 @@ class Sequence:
         if self.embeds and not self.judges:
             return Row(self.id, self.computed, n, num_hidden=max(0, wanted), second=self.second)
         return Row(self.id, self.computed, n, max(0, wanted))
+
+
+@dataclass(slots=True)
+class SequenceIds:
+    """Numbers the sequences of a driver, those that only its prefix cache has included. last: the newest id."""
+
+    last: int = 0
+
+    def next(self) -> int:
+        """Take an id."""
+        self.last += 1
+        return self.last

@@ -61,7 +61,7 @@ class CachingRing(Ring):
 
     def check(self) -> None:
         """At rest: every stage holds exactly what the cache keeps, and the cache keeps to its limits."""
-        assert not self.sent and not self.driver._live and not self.driver._shared._made
+        assert not self.sent and not self.driver._live and not self.driver.beginnings.shared._made
         cache = self.cache
         for index, engine in enumerate(self.engines):
             kept = {one for one in cache.held if index >= cache._first_of(cache._kept[one])}

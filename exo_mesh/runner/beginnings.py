@@ -1,0 +1,177 @@
+"""How sequences begin at the stages: with their whole prompt to compute, or as copies of what stages hold of others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from exo_mesh.domain.frame import UNKNOWN_OP, Copy, Fault, Insert, Keep, Op, Remove, Retain
+from exo_mesh.runner.callers import Callers
+from exo_mesh.runner.generation import Generation, prefill_events, prefix_events
+from exo_mesh.runner.pictures.sender import PictureSender
+from exo_mesh.runner.prefix.cache import PrefixCache
+from exo_mesh.runner.prefix.shared_prompts import SharedPrompts
+from exo_mesh.runner.scheduling.scheduler import Scheduler, Work
+from exo_mesh.runner.scheduling.sequence import Sequence, SequenceIds
+
+
+class Beginnings:
+    """Begins and ends sequences at all stages, by operations that leave with the next frame.
+
+    A sequence begins as a copy if the prefix cache keeps the start of its prompt, or if a running sequence computes the
+    same prompt. The images in the rest of the prompt go before its rows. At its end, stages remove its KV or keep it
+    for the prefix cache.
+
+    live: all requests of the driver, by sequence; only read. ops: the operations of the next frame; only appended to,
+    except by `change`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        live: Mapping[int, Generation],
+        callers: Callers,
+        ops: list[Op],
+        ids: SequenceIds,
+        prefix: PrefixCache,
+    ) -> None:
+        self._scheduler = scheduler
+        self._live = live
+        self._callers = callers
+        self._ops = ops
+        self._ids = ids
+        self._prefix = prefix
+        self._retained: set[int] = set()
+        """Sequences that stages hold over a change of the plan, and that have not begun again."""
+        self.shared = SharedPrompts()
+        self.pictures = PictureSender()
+
+    def change(self, num_stages: int, kept_from: int, gone: set[int], held: Mapping[int, int]) -> None:
+        """Continue with other stages, of which those from kept_from on keep what they hold. No frame comes round any
+        more; operations that have not left are dropped. gone: sequences with rows or copies on their way. held:
+        positions that stages keep, by running sequence."""
+        self._prefix.change(num_stages, kept_from, gone)
+        self.pictures.restart()
+        self._retained = set(held)
+        self._ops[:] = [Retain((*held, *self._prefix.held)), *map(Keep, self._prefix.held)]
+
+    def admitted(self, sequence: Sequence, now: float) -> None:
+        """Begin a sequence that has just got its place, unless it waits to become a copy of a running one."""
+        self._retained.discard(sequence.id)
+        if not self.shared.must_wait(sequence, self._scheduler.running):
+            self._begin(sequence, now, may_wait=True)
+
+    def evicted(self, sequence: Sequence) -> None:
+        """Remove a sequence that has lost its place; it begins again later."""
+        if not sequence.waits:
+            self._ops.append(Remove(sequence.id))
+        sequence.source = None
+        self._forget(sequence.id)
+
+    def end(self, sequence: Sequence, *, is_sound: bool) -> None:
+        """Take a sequence from the scheduler and from all stages that have begun it. is_sound: its KV is right, so the
+        prefix cache may keep it."""
+        is_whole = self.shared.source_of(sequence.id) is None  # its copy is at every stage
+        self._forget(sequence.id)
+        if self._scheduler.remove(sequence.id):
+            is_kept = is_sound and is_whole and self._prefix.ended(sequence, time.perf_counter())
+            self._ops.append(Keep(sequence.id) if is_kept else Remove(sequence.id))
+        elif sequence.id in self._retained:
+            self._retained.discard(sequence.id)
+            self._ops.append(Remove(sequence.id))
+
+    def _forget(self, sequence_id: int) -> None:
+        self.shared.forget(sequence_id)
+        self._prefix.lose(sequence_id)
+        self.pictures.forget(sequence_id)
+
+    def came_round(self, step: int) -> None:
+        """Note that a frame is back, and that all stages have made the copies and have the image in it."""
+        if self.shared.came_round(step):
+            self._prefix.copied(well=True)
+        self.pictures.came_round(step)
+
+    def lose_source(self, fault: Fault) -> list[int]:
+        """Note that a stage could not compute a sequence. Returns its copies, which are not trusted either."""
+        copies = self.shared.copies_of(fault.sequence)
+        for sequence_id in copies:
+            self._prefix.lose(sequence_id)
+        if fault.code == UNKNOWN_OP and self._prefix.keeps(fault.sequence):
+            self._prefix.copied(well=False)  # a stage of an older version cannot keep sequences
+        self._prefix.lose(fault.sequence)
+        return copies
+
+    def lose_copy(self, sequence_id: int) -> None:
+        """Note that a stage could not make a copy: the prefix cache does not use its source again."""
+        generation = self._live.get(sequence_id)
+        if self._prefix.keeps(sequence_id) or (generation is not None and generation.cached):
+            self._prefix.copied(well=False)
+            if (source := self.shared.source_of(sequence_id)) is not None:
+                self._prefix.lose(source)
+            self._prefix.lose(sequence_id)
+
+    def note_prompts(self, work: Work, now: float) -> None:
+        """Let other prompts begin with the prompts that this chunk has completed."""
+        for row in work.rows:
+            sequence = self._live[row.sequence].sequence
+            if sequence.prefill_left and sequence.computed != sequence.snapshot_at:
+                continue
+            op = self._prefix.computed(sequence, self._ids.last + 1, now)
+            if op is not None:
+                self._ids.last += 1
+                self._ops += [self.shared.made(op), Keep(op.sequence)]
+
+    def make_room(self, now: float) -> None:
+        """Free what the prefix cache keeps, as far as running requests need its memory: they are never touched before
+        that."""
+        if self._prefix.tokens:
+            scheduler = self._scheduler
+            level = scheduler.pressure
+            self._prefix.make_room(scheduler.num_held, scheduler.max_tokens, scheduler.num_running, level, now)
+            if level >= 2:
+                scheduler.memory_freed()
+        for sequence_id in self._prefix.take_dropped():
+            self._ops.append(Remove(sequence_id))
+
+    def copy_ready(self) -> None:
+        """Start the sequences that have waited for another one to compute the same prompt."""
+        for sequence, source in self.shared.ready(self._scheduler.running):
+            if source is None:
+                self._begin(sequence, time.perf_counter())
+            else:
+                size, max_positions = sequence.num_shared, self._live[sequence.id].max_positions
+                self._ops.append(self.shared.made(Copy(sequence.id, source.id, size, max_positions), saves=size))
+                self._scheduler.copied(sequence, size)
+                self._show_rest(sequence, size)
+                if not sequence.share_id:
+                    self._live[sequence.id].cached = size
+                    self._prefix.note_hit(size)
+
+    def _begin(self, sequence: Sequence, now: float, *, may_wait: bool = False) -> None:
+        """Let every stage begin a sequence, with the part of its prompt that the prefix cache has. Images in the rest
+        go first. may_wait: if a running request computes more of it at this moment, the sequence begins later, as a
+        copy of that."""
+        generation = self._live[sequence.id]
+        if may_wait and self._prefix.shares_running:
+            known = self._prefix.known(sequence)
+            if self.shared.must_follow(sequence, known, self._scheduler.running):
+                return
+        if not generation.is_compared and (report := self._prefix.nearest(sequence)) is not None:
+            generation.is_compared = True
+            self._callers.tell(generation, prefix_events, report)
+        reuse = self._prefix.find(sequence, now)
+        if reuse is None:
+            self._ops.append(Insert(sequence.id, generation.max_positions))
+            self._show_rest(sequence, 0)
+            return
+        op = Copy(sequence.id, reuse.source, reuse.length, generation.max_positions, reuse.first_stage)
+        self._ops.append(self.shared.made(op, saves=reuse.length))
+        self._scheduler.copied(sequence, reuse.length, reuse.first_stage)
+        self._show_rest(sequence, 0 if reuse.first_stage else reuse.length)
+        generation.cached = min(reuse.length, len(generation.request.prompt_ids))
+        self._callers.tell(generation, prefill_events, generation.cached)
+
+    def _show_rest(self, sequence: Sequence, held: int) -> None:
+        """Queue the images with tokens behind the positions that every stage holds."""
+        pictures = self._live[sequence.id].request.pictures
+        self.pictures.begin(sequence, [one for one in pictures if one.spec.stop > held])

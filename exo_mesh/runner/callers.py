@@ -1,0 +1,62 @@
+"""Messages to the callers of a driver: collected while it works, and delivered after its next frames have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.replay import Kept
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.errors import MeshError
+from exo_mesh.proto.driver_pb2 import GenerateEvents
+from exo_mesh.runner.generation import Generation, error_events, prompt_events, trace_events
+from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.replays import replay_messages
+from exo_mesh.runner.sampling.prompt_logprobs import pieces
+from exo_mesh.transport.plan_codec import ballot_to_proto
+
+
+class Callers:
+    """Collects messages for the mailboxes of callers. Each message has the ballot that was in force when it was told;
+    it is made only when it is delivered."""
+
+    def __init__(self, ballot: Ballot) -> None:
+        self._ballot = ballot_to_proto(ballot)
+        self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
+
+    def change(self, ballot: Ballot) -> None:
+        """Send further messages under another ballot."""
+        self._ballot = ballot_to_proto(ballot)
+
+    def deliver(self) -> None:
+        """Deliver all messages since the last call."""
+        for mailbox, make in self._news:
+            mailbox.post(make())
+        self._news.clear()
+
+    def tell(self, generation: Generation, make: Callable[..., GenerateEvents], *arguments: object) -> None:
+        """Add the message that `make` makes of the ballot and the arguments."""
+        self._news.append((generation.mailbox, partial(make, self._ballot, *arguments)))
+
+    def tell_laps(self, generation: Generation, least: int = 1) -> None:
+        """Add the laps of a traced request that were not sent yet, if there are at least `least`."""
+        if len(generation.laps) >= least:
+            self.tell(generation, trace_events, generation.take_laps())
+
+    def fail(self, generation: Generation, error: MeshError) -> None:
+        """Add the message that ends a request that failed."""
+        self.tell(generation, error_events, error)
+
+    def replay(self, mailbox: Mailbox, request: GenerateRequest, kept: Kept, events: list[TokenEvent]) -> None:
+        """Add what is kept of an answer: the log-probabilities of the prompt, if the request wants them, and the
+        events."""
+        for piece in pieces(kept.prompt if request.num_scores else ()):
+            self._news.append((mailbox, partial(prompt_events, self._ballot, piece)))
+        for message in replay_messages(self._ballot, events):
+            self._news.append((mailbox, partial(_the, message)))
+
+
+def _the(message: GenerateEvents) -> GenerateEvents:
+    """Returns a message that is already made."""
+    return message
