@@ -355,7 +355,7 @@ class Instances:
         if monitor is not None:
             await self._owned.end(monitor, for_good=True)
             return True
-        if await self._owned.stop_recovery(instance_id):
+        if await self._owned.stop_recovery(instance_id) or await self._owned.wait_for_end(instance_id):
             return True
         key = RecordKey("instance", instance_id, self._membership.own.id)
         record = self._membership.view.get(key)

@@ -75,6 +75,7 @@ class OwnedRings:
         self.unused = UnusedRings(membership, self.monitors, idle_s)
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
+        self._ends: dict[str, asyncio.Task[None]] = {}
         self._relinked_hops: dict[str, float] = {}
         self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
         self._membership = membership
@@ -294,8 +295,20 @@ class OwnedRings:
         """
         await asyncio.shield(self._start_end(monitor, for_good=for_good))
 
+    async def wait_for_end(self, instance_id: str) -> bool:
+        """Wait until a ring that ends now has ended; False if none does."""
+        task = self._ends.get(instance_id)
+        if task is not None:
+            await asyncio.wait((task,))  # a release has a deadline of its own
+        return task is not None
+
     def _start_end(self, monitor: RingMonitor, *, for_good: bool = False) -> asyncio.Task[None]:
-        return self._tasks.start(self._end(monitor, for_good), f"end {monitor.plan.instance_id}")
+        instance_id = monitor.plan.instance_id
+        task = self._ends[instance_id] = self._tasks.start(self._end(monitor, for_good), f"end {instance_id}")
+        task.add_done_callback(
+            lambda done: self._ends.pop(instance_id) if self._ends.get(instance_id) is done else None
+        )
+        return task
 
     async def _end(self, monitor: RingMonitor, for_good: bool) -> None:
         instance_id = monitor.plan.instance_id
