@@ -117,13 +117,21 @@ def test_a_call_survives_the_kill_of_a_stage(three: list[Peer], models: Path) ->
     three[0].place(model=NAME, min_peers=3)
     texts = [f"{text} {number}" for number in range(60) for text in TEXTS]
     found: list[list[np.ndarray]] = []
-    call = threading.Thread(target=lambda: found.append(embed(three[0], texts)))
+    is_enough = threading.Event()
+
+    def calls() -> None:  # again and again: one may be over before a heartbeat shows it
+        while not is_enough.is_set():
+            found.append(embed(three[0], texts))
+
+    call = threading.Thread(target=calls)
     call.start()
-    assert eventually(three[1].busy, 20), "the call runs"
+    assert eventually(three[1].busy, 20), "a call runs"
     (runner,) = three[1].runners()[:1]
+    before = len(found)
     os.kill(runner.pid, signal.SIGKILL)
+    is_enough.set()
     call.join(90)
-    assert found, "the call has its vectors"
+    assert len(found) > before, "the call has its vectors"
     whole = [oracle(models / NAME, text) for text in texts[:: len(texts) // 7]]
-    np.testing.assert_allclose(found[0][:: len(texts) // 7], whole, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found[-1][:: len(texts) // 7], whole, rtol=0, atol=1e-5)
     await_all(three, Peer.idle)
