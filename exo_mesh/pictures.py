@@ -72,8 +72,8 @@ class PictureSpec(msgspec.Struct, frozen=True, array_like=True):
     def words(self) -> list[int]:
         """One number for each of its tokens, above all token ids and below 2^32: two images of different digests, sizes
         or normalisation have different ones."""
-        told = [self.rows, self.columns, self.height, self.width, list(self.mean), list(self.std), self.digest]
-        found = hashlib.sha256(msgspec.json.encode(told)).digest()
+        fields = [self.rows, self.columns, self.height, self.width, list(self.mean), list(self.std), self.digest]
+        found = hashlib.sha256(msgspec.json.encode(fields)).digest()
         eight = [_ABOVE_IDS | int.from_bytes(found[at : at + 4], "big") for at in range(0, len(found), 4)]
         return (eight * (self.num_tokens // len(eight) + 1))[: self.num_tokens]
 

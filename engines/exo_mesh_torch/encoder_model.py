@@ -59,7 +59,7 @@ def _skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype, *, i
 
 
 def _takes_pooling(config: Any) -> bool:
-    """Whether the family's model makes a pooler unless it is told not to."""
+    """Whether the family's model makes a pooler by default."""
     return "add_pooling_layer" in inspect.signature(AutoModel._model_mapping[type(config)].__init__).parameters
 
 

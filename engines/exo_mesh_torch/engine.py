@@ -72,11 +72,12 @@ class TorchStage:
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
         set_threads(request.options)
+        device, shard = choose_device(request.options), request.shard
+        packs, keeps_codes = wants_packing(request.options, device), wants_small_weights(request.options, device)
         if is_encoder(read_json(request.model_dir / "config.json")):
             self._encoder = TorchEncoder(request, progress)
             self.capabilities = self._encoder.capabilities
             return
-        device, shard = choose_device(request.options), request.shard
         opened = open_model(
             request.model_dir, request.context_limit, lambda own: choose_dtype(request.options, own, device)
         )
@@ -84,8 +85,8 @@ class TorchStage:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {opened.trace.num_layers} layers")
         opened.check_range(shard.start, shard.stop)
         packed = PackedLinears()
-        pack = packed.pack if wants_packing(request.options, device) else None
-        small = SmallWeights() if wants_small_weights(request.options, device) else None
+        pack = packed.pack if packs else None
+        small = SmallWeights() if keeps_codes else None
         loader = StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack, small)
         loader.load(shard.start, shard.stop, progress)
         if shard.start == 0:

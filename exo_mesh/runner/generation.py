@@ -86,7 +86,7 @@ class Generation:
     forced: list[int] = field(default_factory=list)
     """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
     is_compared: bool = False
-    """Whether the caller was told where the prompt parts from what is kept."""
+    """Whether the caller has got the position at which the prompt parts from what is kept."""
     cached: int = 0
     """Prompt tokens that were copied from another request instead of computed."""
     late: np.ndarray | None = None

@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForMaskedLM, AutoMo
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageInput
+from exo_mesh.errors import InputError
 from tests.engines.vector_checks import IDS
 from tests.support.ring import Ring
 
@@ -150,3 +151,12 @@ def test_a_survey_of_an_encoder_counts_every_byte_once(tmp_path: Path) -> None:
     assert sum(found.layer_bytes) + found.embed_bytes + found.head_bytes == total
     assert set(found.kv_bytes_per_token) == {0}
     assert len(set(found.layer_kinds)) > 1, "layers with a window are others than those without"
+
+
+@pytest.mark.parametrize("option", ["packed", "quantised", "device"])
+def test_an_encoder_refuses_a_value_that_an_option_does_not_have(tmp_path: Path, option: str) -> None:
+    write_model(tmp_path, "bert")
+    request = LoadRequest(Shard("tiny", 0, LAYERS, LAYERS), tmp_path, 128, {option: "maybe"})
+    with pytest.raises(InputError) as refused:
+        provider.create().load(request, lambda *_: None)
+    assert refused.value.param == option
