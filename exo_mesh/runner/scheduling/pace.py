@@ -104,9 +104,14 @@ class Curve:
 
     def divisible(self, size: float) -> float:
         """As `at`, but never more than several frames of the size of the point before take together, whatever a bad
-        sample says."""
+        sample says. Before the first point on the line through the first two, but no less than in proportion: if
+        smaller frames were expected to take as long, they would never be tried, and so never measured again once
+        their point is forgotten."""
         points = sorted(self._points.values())
         before = bisect_left([x for x, _ in points], size) - 1
+        if before < 0 and len(points) > 1:
+            (x0, y0), (x1, y1) = points[:2]
+            return min(y0, max(y0 * size / x0, y0 - (y1 - y0) / (x1 - x0) * (x0 - size)))
         if before < 0:
             return self.at(size)
         x, y = points[before]
