@@ -99,6 +99,7 @@ def share_of_the_best(ring: tuple[list[tuple[float, float]], float, int], counts
 @example(([(1.0, 1.0)] * 6, 0.2, 21))  # batches of 3 and 4 rows were one point of a curve
 @example(([(1.0, 1.0)] * 2, 0.2, 9))  # and here those of 5 and 6 rows
 @example(([(9.5, 7.0)] * 5, 1.0, 32))  # once the point of 5 rows was forgotten, they were never tried again
+@example(([(1.0, 1.0)] * 5, 1.0, 30))  # the only point left was one of 5 and 6 rows
 def test_it_never_loses_to_a_simpler_schedule(ring: tuple[list[tuple[float, float]], float, int]) -> None:
     """Neither to one big batch, nor to a frame for each stage, nor to one more."""
     num_stages = len(ring[0])

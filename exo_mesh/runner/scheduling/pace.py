@@ -31,6 +31,10 @@ compute than one; but once there are two, the larger size is not measured again 
 POINTS_PER_DOUBLING = 2
 """Sizes that differ by less than about a third share one point of a curve."""
 
+ROW_POINTS_PER_DOUBLING = 4
+"""The same for rows: up to 8 of them, each number has its own point, because one more frame changes it by one. With one
+point for both, the curve could not tell them apart when it has no other point."""
+
 CHUNKS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIRST_CHUNK = 64
 """Chunk sizes to choose from, and the first size beside running streams while nothing has been measured."""
@@ -56,9 +60,10 @@ def shares(rows: int, batches: int) -> tuple[int, int]:
 
 
 class Curve:
-    """Seconds as a function of a size (rows, tokens), from noisy samples: POINTS_PER_DOUBLING smoothed points."""
+    """Seconds as a function of a size (rows, tokens), from noisy samples: so many smoothed points per doubling."""
 
-    def __init__(self) -> None:
+    def __init__(self, points_per_doubling: int = POINTS_PER_DOUBLING) -> None:
+        self._points_per_doubling = points_per_doubling
         self._points: dict[int, tuple[float, float]] = {}
         self._num_samples: dict[int, int] = {}
         self._seen: dict[int, int] = {}
@@ -67,7 +72,7 @@ class Curve:
     def add(self, size: int, seconds: float) -> None:
         """Add a sample. A sample far above the known value counts as OUTLIER times that value. A point without a sample
         for FORGET_AFTER is dropped: otherwise one bad moment would keep that size from ever being tried again."""
-        key = round(POINTS_PER_DOUBLING * math.log2(size))
+        key = round(self._points_per_doubling * math.log2(size))
         x, y = self._points.get(key, (float(size), seconds))
         seconds = min(seconds, OUTLIER * y) if y else seconds
         count = self._num_samples[key] = self._num_samples.get(key, 0) + 1
@@ -134,7 +139,7 @@ class Pace:
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
-        self._stages = [Curve() for _ in range(num_stages)]
+        self._stages = [Curve(ROW_POINTS_PER_DOUBLING) for _ in range(num_stages)]
         self._hops_s = 0.0
         self._chunks = Curve()
         self._narrowest = 1.0
