@@ -22,8 +22,10 @@ from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
 from exo_mesh.settings import values
-from exo_mesh.settings.config import SECRET_MAPPINGS, SETTINGS, Setting, default_settings
+from exo_mesh.settings.config import default_settings
 from exo_mesh.settings.effective import SHARED, shared_text
+from exo_mesh.settings.setting import Setting
+from exo_mesh.settings.table import SECRET_MAPPINGS, SETTINGS
 
 MAX_BODY_BYTES = 64 << 10
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from exo_mesh.errors import InputError
-from exo_mesh.settings.config import did_you_mean
+from exo_mesh.settings.spelling import did_you_mean
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.complete import KINDS
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
-from exo_mesh.settings.config import SETTINGS
+from exo_mesh.settings.table import SETTINGS
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -16,17 +16,10 @@ from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.printable import quoted
 from exo_mesh.settings.aliases import ALIASES
-from exo_mesh.settings.config import (
-    GROUPS,
-    SECRET_MAPPINGS,
-    SETTINGS,
-    ConfigError,
-    LoadedSettings,
-    Setting,
-    Settings,
-    default_settings,
-    load_settings,
-)
+from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, default_settings
+from exo_mesh.settings.loading import load_settings
+from exo_mesh.settings.setting import Setting
+from exo_mesh.settings.table import GROUPS, SECRET_MAPPINGS, SETTINGS
 from exo_mesh.telemetry.tables import columns
 
 

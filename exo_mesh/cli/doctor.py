@@ -16,7 +16,8 @@ from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.doctor.checks import Finding, Severity
 from exo_mesh.doctor.diagnosis import ask_node, checks_for, diagnose, rdma_checks, version_findings
-from exo_mesh.settings.config import LoadedSettings, load_settings
+from exo_mesh.settings.config import LoadedSettings
+from exo_mesh.settings.loading import load_settings
 
 CHECK_DEADLINE_S = 10.0
 """Deadline of each check. Most take less than a second; one may hang, for example on a dead network drive."""

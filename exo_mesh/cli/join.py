@@ -15,7 +15,8 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.security.joiner import fetch
 from exo_mesh.security.joining import parse_password
 from exo_mesh.security.secret import write_new
-from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError, Settings, load_settings
+from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError, Settings
+from exo_mesh.settings.loading import load_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

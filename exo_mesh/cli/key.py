@@ -17,7 +17,8 @@ from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.local_token import read_token
-from exo_mesh.settings.config import ConfigError, load_settings
+from exo_mesh.settings.config import ConfigError
+from exo_mesh.settings.loading import load_settings
 from exo_mesh.telemetry.tables import columns
 
 

@@ -11,8 +11,9 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
-from exo_mesh.settings.config import ConfigError, did_you_mean
+from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
+from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.telemetry.logs import setup_logging
 
 VERBS = {

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from exo_mesh.printable import quoted
-from exo_mesh.settings.config import GROUPS, SETTINGS, ConfigError, Setting, did_you_mean
+from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign import FLAGS
 from exo_mesh.settings.places import DEFAULT_API_URL
+from exo_mesh.settings.setting import Setting
+from exo_mesh.settings.spelling import did_you_mean
+from exo_mesh.settings.table import GROUPS, SETTINGS
 
 
 class Parser(argparse.ArgumentParser):

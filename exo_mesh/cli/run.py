@@ -31,7 +31,9 @@ from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError, UnknownModelError
-from exo_mesh.settings.config import SETTINGS, Settings, load_settings
+from exo_mesh.settings.config import Settings
+from exo_mesh.settings.loading import load_settings
+from exo_mesh.settings.table import SETTINGS
 from exo_mesh.weights.gguf_table import is_model_file
 from exo_mesh.weights.store import model_dir_of
 

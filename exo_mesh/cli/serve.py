@@ -26,8 +26,9 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.allocator import use_one_arena
 from exo_mesh.machine.first_process import leave_first_process
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
-from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, load_settings
+from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
 from exo_mesh.settings.home import PRIVATE_UMASK, make_private
+from exo_mesh.settings.loading import load_settings
 from exo_mesh.telemetry.line_writer import RotatingFile
 from exo_mesh.telemetry.node_logs import BOTH, JSON, NodeLogs
 from exo_mesh.transport.grpc_environment import QUICK_POLLING

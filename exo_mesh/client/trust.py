@@ -7,7 +7,8 @@ import os
 import ssl
 from pathlib import Path
 
-from exo_mesh.settings.config import ConfigError, load_settings
+from exo_mesh.settings.config import ConfigError
+from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.places import DEFAULT_API_URL
 
 

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 from exo_mesh.domain.shared.settings import MAX_TEXT_BYTES
 from exo_mesh.errors import InputError
 from exo_mesh.printable import quoted
-from exo_mesh.settings.config import SETTINGS, Settings, did_you_mean
+from exo_mesh.settings.config import Settings
+from exo_mesh.settings.spelling import did_you_mean
+from exo_mesh.settings.table import SETTINGS
 
 SHARED = (
     "default_model", "default_temp", "system_prompt", "max_generate_tokens", "keep_agent_lines", "trace_sample",

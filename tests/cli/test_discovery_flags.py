@@ -9,7 +9,7 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
-from exo_mesh.settings.config import load_settings
+from exo_mesh.settings.loading import load_settings
 from tests.support.nodes import free_port
 from tests.support.processes import QUIET_FLAGS, eventually, read_until, run, start
 

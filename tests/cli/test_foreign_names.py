@@ -9,8 +9,10 @@ import pytest
 from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags
 from exo_mesh.settings.aliases import ALIASES
-from exo_mesh.settings.config import SETTINGS, ConfigError, load_settings
+from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign import FLAGS, KEYS, VARIABLES
+from exo_mesh.settings.loading import load_settings
+from exo_mesh.settings.table import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,9 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser, add_node_flags
-from exo_mesh.settings.config import GROUPS, SETTINGS, Settings
+from exo_mesh.settings.config import Settings
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
+from exo_mesh.settings.table import GROUPS, SETTINGS
 from tests.cli.closed_port import closed_port
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

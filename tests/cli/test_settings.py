@@ -11,7 +11,9 @@ from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags, node_flags
 from exo_mesh.settings import values
 from exo_mesh.settings.aliases import ALIASES
-from exo_mesh.settings.config import SETTINGS, ConfigError, LoadedSettings, Settings, load_settings
+from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
+from exo_mesh.settings.loading import load_settings
+from exo_mesh.settings.table import SETTINGS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.settings.config import load_settings
+from exo_mesh.settings.loading import load_settings
 from tests.support.installs import ROOT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")

@@ -16,8 +16,8 @@ from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
 from exo_mesh.security.secret import new_secret
-from exo_mesh.settings.config import load_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings
+from exo_mesh.settings.loading import load_settings
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.page.chromium import needs_chromium, page_at
 

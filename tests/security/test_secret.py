@@ -11,7 +11,8 @@ import pytest
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
 from exo_mesh.security.secret import estimated_bits, exposure, new_secret, parse_secret, read_secret_file
-from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError, load_settings
+from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError
+from exo_mesh.settings.loading import load_settings
 
 GOOD = "RqbG1iSVDWVZ0yNAZt6zWv8Yv3k6bZr0M0u2tW1cGxE"
 OTHER = "0f5c8bb0a1f3fd0c0a6b8a1d3f0e4a77"

@@ -11,7 +11,7 @@ from exo_mesh.cli.models.facts import context_text, model_path, quantisation, si
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.printable import escaped, printable
-from exo_mesh.settings.config import did_you_mean
+from exo_mesh.settings.spelling import did_you_mean
 
 _ASK_DEADLINE_S = 2.0
 

@@ -26,7 +26,8 @@ from exo_mesh.cli.parser import Parser, add_api_flags
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.trust import certificate_of
 from exo_mesh.errors import InputError, MeshError
-from exo_mesh.settings.config import home_of, load_settings
+from exo_mesh.settings.config import home_of
+from exo_mesh.settings.loading import load_settings
 from exo_mesh.telemetry.tables import columns
 
 _FOLDER = "launch"
