@@ -108,8 +108,8 @@ async def test_after_the_end_of_a_certificate_only_a_renewed_one_is_let_in(monke
 
 
 def renewal_of(node: Node) -> Renewal:
-    assert node._credentials is not None
-    return Renewal(node.settings, node._credentials, node.membership, node._hosting.host)
+    assert node._parts.credentials is not None
+    return Renewal(node.settings, node._parts.credentials, node.membership, node._hosting.host)
 
 
 @pytest.mark.extended
@@ -133,7 +133,7 @@ async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notice
         monkeypatch.setattr(certificates, "VALID", 3.1 * certificates.VALID)  # less than a third of it is left
         assert all([await renewal_of(node).renew_if_due() for node in nodes])
         assert not any([await renewal_of(node).renew_if_due() for node in nodes]), "once is enough"
-        current = {serial_of(node._credentials.current) for node in nodes if node._credentials}
+        current = {serial_of(node._parts.credentials.current) for node in nodes if node._parts.credentials}
         assert not current & old
         for port in ports:
             async with asyncio.timeout(10):

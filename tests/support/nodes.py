@@ -18,7 +18,8 @@ from exo_mesh.hosting.runner_starter import HostLimits
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.membership.detector import Timing
-from exo_mesh.node.node import Node, Tuning
+from exo_mesh.node.node import Node
+from exo_mesh.node.parts import Tuning
 from exo_mesh.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
 

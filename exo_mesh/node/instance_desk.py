@@ -1,0 +1,67 @@
+"""Places models, and previews placements, for people who name models and peers by any of their names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.view import InstanceState
+from exo_mesh.inspection.describe import describe_instance, peers_of
+from exo_mesh.instances.parts import InstanceParts
+from exo_mesh.instances.previews import preview, previews, with_peer_ids
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.stage_phases import with_phases
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.parts import ModelParts
+
+
+class InstanceDesk:
+    """Answers the calls of MeshService that place a model or show how it would be placed."""
+
+    def __init__(self, membership: Membership, models: ModelParts, owning: InstanceParts) -> None:
+        self._membership = membership
+        self._models = models
+        self._owning = owning
+
+    async def create(self, spec: InstanceSpec) -> dict[str, Any]:
+        """See MeshService.create_instance."""
+        spec = replace(spec, model=(await self._models.catalogue.card(spec.model)).name)
+        instance = await self._owning.instances.ensure(with_peer_ids(spec, self._membership.view.peers()))
+        owners = [owner for owner, held in self._owning.instances.all() if held.plan.digest == instance.plan.digest]
+        described = describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+        return with_phases([described], self._owning.instances.phases)[0]
+
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        """See MeshService.create_replicas."""
+        spec = with_peer_ids(spec, self._membership.view.peers())
+        made: list[dict[str, Any]] = []
+        while len(made) < count:
+            used = {peer_id for one in made for stage in one["stages"] for peer_id in peers_of(stage)}
+            made.append(await self.create(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
+        return made
+
+    async def previews(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        """See MeshService.preview_instances."""
+        card, spec = await self._to_preview(spec)
+        return await previews(self._owning.placer, card, spec, self._membership.view.peers())
+
+    async def preview(self, spec: InstanceSpec) -> dict[str, Any]:
+        """See MeshService.preview_instance."""
+        card, spec = await self._to_preview(spec)
+        return await preview(self._owning.placer, card, spec, self._membership.view.peers())
+
+    async def _to_preview(self, spec: InstanceSpec) -> tuple[ModelCard, InstanceSpec]:
+        """The card of the model, and the spec with the ids of its peers. Engines are measured with the model later."""
+        card = await self._models.catalogue.card(spec.model)
+        self._models.speeds.wish(card)
+        return card, with_peer_ids(replace(spec, model=card.name), self._membership.view.peers())
+
+    async def context_limit(self, name: str) -> int:
+        """See MeshService.context_limit."""
+        instances = self._owning.instances
+        placed = instances.of_model(name) or instances.of_model(name, InstanceState.LOADING)
+        if placed:  # a request waits for a ring that recovers, and that ring keeps its limit
+            return max(instance.plan.context_limit for instance in placed)
+        card = await self._models.catalogue.card(name)
+        return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit

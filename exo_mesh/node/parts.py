@@ -1,0 +1,271 @@
+"""Builds the parts of a node from those of each package, and joins them with each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
+from exo_mesh.clock import Clock
+from exo_mesh.discovery.port import Discovery
+from exo_mesh.domain.device import PeerInfo, Telemetry, role_of
+from exo_mesh.domain.view import InstanceInfo, Record
+from exo_mesh.engine.registry import Registry
+from exo_mesh.hosting.certificate_renewal import own_credentials
+from exo_mesh.hosting.local_models import LocalModels
+from exo_mesh.hosting.own_reading import own_reading
+from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.hosting.runner_starter import HostLimits
+from exo_mesh.instances.parts import InstanceParts
+from exo_mesh.machine.memory import MemoryReader
+from exo_mesh.machine.parts import MachineParts
+from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.identity import take_identity
+from exo_mesh.membership.parts import SharingParts
+from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.server_metrics import shown_in
+from exo_mesh.node.control_service import ControlService
+from exo_mesh.node.health import Health
+from exo_mesh.node.housekeeping import announce_models
+from exo_mesh.node.model_desk import ModelDesk
+from exo_mesh.node.observation import Observation
+from exo_mesh.node.own_engines import OwnEngines
+from exo_mesh.serving.parts import ServingParts
+from exo_mesh.serving.request_run import Patience
+from exo_mesh.settings.config import Settings
+from exo_mesh.tasks import TaskOwner
+from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.transport.control_server import ControlServer
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Deadlines and intervals of the parts of a node; the defaults suit a LAN."""
+
+    timing: Timing = field(default_factory=Timing)
+    host: HostLimits = field(default_factory=HostLimits)
+    patience: Patience = field(default_factory=Patience)
+
+
+class NodeParts:
+    """All parts of a node. phase: where the node is between its start and its stop; see Health.describe.
+
+    Each package is built from those below it, in the order of the imports (docs/how-it-works/architecture.md), so no
+    other order works. A part that needs a later one gets a function that is called after the start: membership reads
+    the telemetry of the host, frees stages before it refutes, and reports peers that have left.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        origins: Mapping[str, str] | None,
+        registry: Registry,
+        discoveries: Sequence[Discovery],
+        memory_reader: MemoryReader,
+        tuning: Tuning,
+        clock: Clock,
+        rng: random.Random,
+        phase: Callable[[], str],
+    ) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.discoveries = discoveries
+        self.clock = clock
+        self.phase = phase
+        self.tasks = TaskOwner()
+        self.metrics = Metrics()
+        self.credentials = own_credentials(settings)
+        self.identity = take_identity(settings.home)
+        # higher than every reading of an earlier start, because gossip may still carry those
+        self._sequence = self.identity.incarnation * VERSIONS_PER_INCARNATION
+        self.machine = MachineParts.at(settings, memory_reader)
+        self.membership = self._new_membership(tuning.timing)
+        sharing = SharingParts.at(settings, origins, self.membership)
+        self.keys, self.shared = sharing.keys, sharing.settings
+        self.models = self._new_models()
+        self.engines = OwnEngines(settings, registry, self.membership, self.models)
+        self.hosting = self._new_hosting(tuning.host)
+        self.owning = self._new_owning(tuning.host, rng)
+        self.serving = self._new_serving(tuning.patience)
+        models = self.models
+        self.desk = ModelDesk(self.membership, models.catalogue, models.downloads, self.owning.placer, models.shelf)
+        self.health = self._new_health()
+        self.observation = self._new_observation()
+        self.server = self._new_server()
+
+    def _new_membership(self, timing: Timing) -> Membership:
+        settings = self.settings
+        own = PeerInfo(
+            id=self.identity.id,
+            incarnation=self.identity.incarnation,
+            name=settings.name,
+            version=__version__,
+            protocol=OLDEST_PROTOCOL,
+            newest_protocol=PROTOCOL_VERSION,
+            namespace=settings.namespace,
+            addresses=(),
+            role=role_of(settings.role, settings.max_memory_bytes),
+        )
+        return Membership(
+            own,
+            self._read_telemetry,
+            on_leave=self._peer_left,
+            before_refute=self._before_refute,
+            timing=timing,
+            clock=self.clock,
+            dial=lambda address: ControlClient(address, self.credentials, settings.namespace),
+            only_peers=settings.node_id_filter,
+            only_links=settings.interface_type_filter,
+        )
+
+    def _new_models(self) -> ModelParts:
+        return ModelParts.at(
+            self.settings,
+            self.registry,
+            self.membership,
+            self.machine.disk,
+            self.credentials,
+            self._announce_models,
+            shown_in(self.metrics.rkllm),
+        )
+
+    def _new_hosting(self, limits: HostLimits) -> HostingParts:
+        models = self.models
+        here = LocalModels(
+            models.catalogue.local_card,
+            models.catalogue.local_dir,
+            models.downloads.introduce,
+            models.downloads.of_stage,
+            models.served.here,
+            models.server_options,
+        )
+        return HostingParts.at(
+            self.settings,
+            self.registry,
+            self.membership,
+            here,
+            self.machine,
+            self.metrics,
+            limits,
+            self.clock,
+            self.credentials,
+        )
+
+    def _new_owning(self, limits: HostLimits, rng: random.Random) -> InstanceParts:
+        return InstanceParts.at(
+            self.shared.effective,
+            self.registry,
+            self.membership,
+            self.models,
+            self.hosting.host,
+            self.engines.of_card,
+            self.metrics,
+            limits.runner,
+            self.clock,
+            rng,
+        )
+
+    def _new_serving(self, patience: Patience) -> ServingParts:
+        return ServingParts.at(
+            self.settings,
+            self.membership,
+            self.owning,
+            self.credentials,
+            lambda: self.hosting.monitor.used_bytes,
+            self.metrics,
+            patience,
+            self.clock,
+            self.models.served.standing_for,
+        )
+
+    def _new_health(self) -> Health:
+        def placed() -> list[InstanceInfo]:
+            return [instance for _, instance in self.owning.instances.all()]
+
+        return Health(
+            self.settings,
+            self.membership,
+            self.machine.disk,
+            self.hosting.runner_history.guard,
+            self.hosting.monitor,
+            placed,
+            self.clock,
+            self._ended_tasks,
+            self.models.downloads.failed_here,
+        )
+
+    def _ended_tasks(self) -> dict[str, str]:
+        """Long-lived tasks of this node and its parts that ended because of a bug: exception by name."""
+        ended = [self.tasks.ended, self.membership.ended_tasks, self.hosting.host.ended_tasks]
+        ended += [self.owning.ended_tasks, self.server.ended_tasks, self.models.exchange.ended_tasks]
+        ended += [discovery.ended_tasks for discovery in self.discoveries]
+        return {name: exception for tasks in ended for name, exception in tasks.items()}
+
+    def _new_observation(self) -> Observation:
+        return Observation(
+            self.settings,
+            self.phase,
+            self.membership,
+            self.hosting,
+            self.owning.instances,
+            self.serving,
+            self.health,
+            self.machine.disk,
+            self.metrics,
+        )
+
+    def _new_server(self) -> ControlServer:
+        models = self.models
+        service = ControlService(
+            self.membership,
+            self.hosting.host,
+            models.catalogue,
+            models.surveys,
+            models.self_tests,
+            self.owning.instances,
+            self.serving.journal,
+            self.observation.inspection,
+            self.keys,
+            self.desk,
+            models.shelf,
+            self.serving.streams,
+            self.serving.kept,
+            self.hosting.peer_desk,
+        )
+        return ControlServer(
+            service,
+            self.credentials,
+            peer_id=self.membership.own.id,
+            namespace=self.settings.namespace,
+            is_peer=self.membership.is_alive,
+            on_stranger=self.membership.note_stranger,
+        )
+
+    # what earlier parts need of later ones
+
+    async def _announce_models(self) -> None:
+        await announce_models(self.models.catalogue, self.membership, self.engines.of_local_models, is_sure=True)
+
+    def _read_telemetry(self) -> Telemetry:
+        self._sequence += 1
+        return own_reading(
+            self.membership,
+            self.hosting.host,
+            self.machine,
+            sequence=self._sequence,
+            reasons=self.health.problems(),
+            keys_digest=self.keys.digest,
+            fetch_room_bytes=self.models.downloads.room.num_bytes,
+            headroom_bytes=self.hosting.monitor.headroom_bytes,
+            entry_requests=self.owning.owned_rings.use.own_report(),
+        )
+
+    def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
+        self.owning.owned_rings.owner_left(peer, records)
+
+    async def _before_refute(self) -> None:
+        await self.owning.owned_rings.free_beaten()
