@@ -24,6 +24,7 @@ PACKAGES = {
     "settings", "telemetry", "domain", "security", "transport", "proto", "discovery", "membership", "weights", "text",
     "machine", "models", "hosting", "instances", "serving", "node", "runner", "engine", "fetcher", "api", "client",
     "balancing", "bench", "doctor", "cli", "files", "inspection", "services",
+    "prefix_disk",
 }  # fmt: skip
 MODULES = {
     "__init__.py",

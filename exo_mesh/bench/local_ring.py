@@ -97,6 +97,7 @@ class RingJob:
     options: dict[str, str]
     tls: Credentials | None
     prefix_bytes: int
+    disks: Path | None = None
 
 
 def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> driver_pb2.GenerateRequest:
@@ -126,6 +127,12 @@ async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> Loca
     return leader
 
 
+def _prefix_disk(disks: Path | None, index: int) -> pb.PrefixDisk | None:
+    if disks is None:
+        return None
+    return pb.PrefixDisk(directory=str(disks / str(index)), most_bytes=10**11, days=1)
+
+
 def free_endpoints(number: int) -> tuple[str, ...]:
     """Endpoints on loopback with ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
@@ -152,6 +159,7 @@ async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWir
         host="127.0.0.1",
         max_queued=64,
         prefix_bytes=what.prefix_bytes,
+        prefix_disk=_prefix_disk(what.disks, index),
         tls=tls_to_proto(what.tls),
         rank=None if rank is None else rank_to_proto(rank),
     )
@@ -167,15 +175,16 @@ async def local_ring(
     cpus: Sequence[int] = (),
     tls: Credentials | None = None,
     prefix_bytes: int = 0,
+    disks: Path | None = None,
 ) -> AsyncIterator[list[LocalRunner]]:
     """Starts every stage of the plan on loopback, waits until all are ready, and links the ring; stops all at the end.
 
     cpus: stage i is pinned to cpus[i % len] where the system supports it, so that stages do not share a core.
     tls: the credentials of all ends of the hops; None for plain connections. All ranks of a tensor group run here; the
     returned runner of such a stage is the leader. prefix_bytes: limit of the prefix cache on each stage; 0: it is
-    off.
+    off. disks: a directory with the files of all stages; None: no KV is written to disk.
     """
-    what = RingJob(plan, model_dir, options, tls, prefix_bytes)
+    what = RingJob(plan, model_dir, options, tls, prefix_bytes, disks)
     runners: list[LocalRunner] = []
     readers: list[asyncio.Task[None]] = []
     try:

@@ -66,7 +66,8 @@ class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence begins with the KV of the first `upto` positions of `source`; the sequence `source` goes on unchanged.
 
     A stage that cannot copy begins the sequence empty and appends a fault with the code NO_COPY: the driver then
-    prefills the sequence. Stages before first_stage do not hold the source: they begin the sequence empty.
+    prefills the sequence. Stages before first_stage do not hold the source: they begin the sequence empty. disk: key of
+    the file on each stage's disk that holds the source, whose number is 0 then; empty for a sequence in memory.
     """
 
     sequence: int
@@ -74,6 +75,7 @@ class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
     upto: int
     max_tokens: int
     first_stage: int = 0
+    disk: bytes = b""
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -86,6 +88,30 @@ class Keep(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence has ended, but every stage keeps its KV until its Remove: new sequences can begin as copies of it."""
 
     sequence: int
+
+
+class StoreKv(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Every stage writes the KV of a kept sequence to its disk, if it can, and goes on at once. key: of the first
+    `length` positions; blocks: the chained hashes of their blocks; replaces: files that the new one makes useless."""
+
+    sequence: int
+    key: bytes
+    length: int
+    blocks: bytes
+    replaces: tuple[bytes, ...] = ()
+
+
+class ReadAhead(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Every stage begins to read a file from its disk: a Copy of it follows, for this sequence."""
+
+    sequence: int
+    key: bytes
+
+
+class ListDisk(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Every stage reports which files it has on disk. The sequence is 0, which no request has."""
+
+    sequence: int = 0
 
 
 class ShowImage(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -119,7 +145,7 @@ class UnknownOp(msgspec.Struct, frozen=True):
         return (self.name, self.sequence, *self.fields)
 
 
-Op = Insert | Copy | Remove | Keep | ShowImage | Retain | Shutdown
+Op = Insert | Copy | Remove | Keep | StoreKv | ReadAhead | ListDisk | ShowImage | Retain | Shutdown
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -131,11 +157,23 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
+class DiskNews(msgspec.Struct, frozen=True, array_like=True):
+    """What a stage reports of its disk, by key. listed: all files, after a ListDisk; None: it was not asked. stored,
+    fetched: written, or read ahead (or in vain), since the last report. lost: files that are not there, or were not
+    written."""
+
+    listed: tuple[bytes, ...] | None = None
+    stored: tuple[bytes, ...] = ()
+    lost: tuple[bytes, ...] = ()
+    fetched: tuple[bytes, ...] = ()
+
+
 class StageReport(msgspec.Struct, frozen=True, array_like=True):
     """A stage's report on a frame that it passes on: seconds of computing it, and of waiting in the queue before.
     pressure: of memory on its machine; 0 there is room, 1 accept no new sequences, 2 run fewer than now. kv_tokens:
     positions that it can hold for all sequences together. kept_tokens: positions that it keeps of ended sequences at
-    most, by its settings. cuts_back: whether its engine can cut KV back to any position."""
+    most, by its settings. cuts_back: whether its engine can cut KV back to any position. disk: what has happened on its
+    disk, if anything has."""
 
     compute_s: float
     waited_s: float
@@ -143,6 +181,7 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     kv_tokens: int = 2**31
     kept_tokens: int = 2**31
     cuts_back: bool = True
+    disk: DiskNews | None = None
 
 
 class MemoryStatus(NamedTuple):

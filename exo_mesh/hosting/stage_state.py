@@ -47,10 +47,28 @@ def start_message(
         max_running=1 if settings.no_batch else settings.max_batch_size,
         prefill_chunk=settings.prefill_chunk,
         prefix_bytes=settings.prefix_cache_bytes,
+        prefix_disk=_prefix_disk(settings),
         tls=tls_to_proto(credentials.current if credentials else None),
         rank=None if wiring is None else rank_to_proto(wiring),
         total_bytes=0 if memory is None else memory.total_bytes,
         available_bytes=0 if memory is None else memory.available_bytes,
+    )
+
+
+def _prefix_disk(settings: Settings) -> runner_pb2.PrefixDisk | None:
+    """Where a runner keeps KV in files; None: nowhere."""
+    if settings.prefix_disk is None or not settings.prefix_cache_bytes:
+        return None
+    secret = b""
+    if settings.secret:
+        from exo_mesh.security.keys import prefix_disk_key  # an open mesh avoids this slow import
+
+        secret = prefix_disk_key(settings.secret)
+    return runner_pb2.PrefixDisk(
+        directory=str(settings.prefix_disk),
+        most_bytes=settings.prefix_disk_max_bytes,
+        days=settings.prefix_disk_days,
+        secret=secret,
     )
 
 

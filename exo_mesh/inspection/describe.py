@@ -148,8 +148,16 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
         "library": _describe_library(stage.beat),
         "prefix_cache": {"sequences": stage.beat.prefix.kept, "bytes": stage.beat.prefix.bytes},
     }
+    figures = stage.beat.prefix
+    if figures.has_disk:
+        shown["prefix_cache"]["disk"] = {
+            "files": figures.disk_files,
+            "bytes": figures.disk_bytes,
+            "writes": figures.disk_writes,
+            "errors": figures.disk_errors,
+            "problem": figures.disk_problem or None,
+        }
     if stage.is_driver:
-        figures = stage.beat.prefix
         shown["prefix_cache"] |= {
             "on": figures.is_on,
             "tokens": figures.kept_tokens,
@@ -158,6 +166,14 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
             "hit_tokens": figures.hit_tokens,
             "evictions": figures.evictions,
         }
+        if figures.has_disk:
+            shown["prefix_cache"]["disk"] |= {
+                "on": figures.disk_is_on,
+                "known": figures.disk_known,
+                "hits": figures.disk_hits,
+                "hit_tokens": figures.disk_hit_tokens,
+                "lost": figures.disk_misses,
+            }
         shown["kv_tokens"] = stage.beat.kv_tokens
         shown["kv_pool_tokens"] = stage.beat.kv_pool_tokens
         shown["evictions"] = stage.beat.evictions

@@ -18,7 +18,7 @@ class TlsCredentials(_message.Message):
     def __init__(self, authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., private_key: _Optional[bytes] = ...) -> None: ...
 
 class StartStage(_message.Message):
-    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank", "total_bytes", "available_bytes", "max_running", "prefill_chunk", "served", "prefix_bytes")
+    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank", "total_bytes", "available_bytes", "max_running", "prefill_chunk", "served", "prefix_bytes", "prefix_disk")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class StartStage(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     PREFIX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_DISK_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     stage: int
     model_dir: str
@@ -58,7 +59,20 @@ class StartStage(_message.Message):
     prefill_chunk: int
     served: _plan_pb2.ServedModel
     prefix_bytes: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ..., total_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., served: _Optional[_Union[_plan_pb2.ServedModel, _Mapping]] = ..., prefix_bytes: _Optional[int] = ...) -> None: ...
+    prefix_disk: PrefixDisk
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ..., total_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., served: _Optional[_Union[_plan_pb2.ServedModel, _Mapping]] = ..., prefix_bytes: _Optional[int] = ..., prefix_disk: _Optional[_Union[PrefixDisk, _Mapping]] = ...) -> None: ...
+
+class PrefixDisk(_message.Message):
+    __slots__ = ("directory", "most_bytes", "days", "secret")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    MOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    most_bytes: int
+    days: float
+    secret: bytes
+    def __init__(self, directory: _Optional[str] = ..., most_bytes: _Optional[int] = ..., days: _Optional[float] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LinkNext(_message.Message):
     __slots__ = ("endpoint", "keep_stream")
@@ -275,7 +289,7 @@ class Heartbeat(_message.Message):
     def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., prompts: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., hop_took: _Optional[_Union[Durations, _Mapping]] = ..., all_reduce_s: _Optional[float] = ..., library: _Optional[_Union[LibraryMemory, _Mapping]] = ..., slots: _Optional[int] = ..., step_all_reduces: _Optional[int] = ..., prefix: _Optional[_Union[PrefixFigures, _Mapping]] = ...) -> None: ...
 
 class PrefixFigures(_message.Message):
-    __slots__ = ("hits", "misses", "hit_tokens", "evictions", "kept_tokens", "kept", "bytes", "is_on")
+    __slots__ = ("hits", "misses", "hit_tokens", "evictions", "kept_tokens", "kept", "bytes", "is_on", "disk_is_on", "disk_hits", "disk_hit_tokens", "disk_misses", "disk_known", "disk_files", "disk_bytes", "disk_writes", "disk_errors", "disk_problem", "has_disk")
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +298,17 @@ class PrefixFigures(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     IS_ON_FIELD_NUMBER: _ClassVar[int]
+    DISK_IS_ON_FIELD_NUMBER: _ClassVar[int]
+    DISK_HITS_FIELD_NUMBER: _ClassVar[int]
+    DISK_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_MISSES_FIELD_NUMBER: _ClassVar[int]
+    DISK_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    DISK_FILES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_WRITES_FIELD_NUMBER: _ClassVar[int]
+    DISK_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    DISK_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    HAS_DISK_FIELD_NUMBER: _ClassVar[int]
     hits: int
     misses: int
     hit_tokens: int
@@ -292,7 +317,18 @@ class PrefixFigures(_message.Message):
     kept: int
     bytes: int
     is_on: bool
-    def __init__(self, hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., kept: _Optional[int] = ..., bytes: _Optional[int] = ..., is_on: bool = ...) -> None: ...
+    disk_is_on: bool
+    disk_hits: int
+    disk_hit_tokens: int
+    disk_misses: int
+    disk_known: int
+    disk_files: int
+    disk_bytes: int
+    disk_writes: int
+    disk_errors: int
+    disk_problem: str
+    has_disk: bool
+    def __init__(self, hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., kept: _Optional[int] = ..., bytes: _Optional[int] = ..., is_on: bool = ..., disk_is_on: bool = ..., disk_hits: _Optional[int] = ..., disk_hit_tokens: _Optional[int] = ..., disk_misses: _Optional[int] = ..., disk_known: _Optional[int] = ..., disk_files: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_writes: _Optional[int] = ..., disk_errors: _Optional[int] = ..., disk_problem: _Optional[str] = ..., has_disk: bool = ...) -> None: ...
 
 class LibraryMemory(_message.Message):
     __slots__ = ("source", "active_bytes", "cache_bytes", "peak_bytes", "limit_bytes")

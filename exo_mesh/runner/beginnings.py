@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from exo_mesh.domain.frame import UNKNOWN_OP, Copy, Fault, Insert, Keep, Op, Remove, Retain
+from exo_mesh.domain.frame import UNKNOWN_OP, Copy, Fault, Insert, Keep, ListDisk, Op, Remove, Retain
 from exo_mesh.runner.callers import Callers
 from exo_mesh.runner.generation import Generation, prefill_events, prefix_events
 from exo_mesh.runner.pictures.sender import PictureSender
 from exo_mesh.runner.prefix.cache import PrefixCache
+from exo_mesh.runner.prefix.disk_index import LEAST_TOKENS, DiskIndex, OnDisk
 from exo_mesh.runner.prefix.shared_prompts import SharedPrompts
 from exo_mesh.runner.scheduling.scheduler import Scheduler, Work
 from exo_mesh.runner.scheduling.sequence import Sequence, SequenceIds
@@ -34,6 +35,7 @@ class Beginnings:
         ops: list[Op],
         ids: SequenceIds,
         prefix: PrefixCache,
+        disk: DiskIndex | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._live = live
@@ -41,6 +43,7 @@ class Beginnings:
         self._ops = ops
         self._ids = ids
         self._prefix = prefix
+        self._disk = disk
         self._retained: set[int] = set()
         """Sequences that stages hold over a change of the plan, and that have not begun again."""
         self.shared = SharedPrompts()
@@ -54,6 +57,10 @@ class Beginnings:
         self.pictures.restart()
         self._retained = set(held)
         self._ops[:] = [Retain((*held, *self._prefix.held)), *map(Keep, self._prefix.held)]
+        if self._disk is not None:
+            for sequence_id in self._disk.change(num_stages):
+                self._live[sequence_id].sequence.awaits_disk = False
+            self._ops.append(ListDisk())
 
     def admitted(self, sequence: Sequence, now: float) -> None:
         """Begin a sequence that has just got its place, unless it waits to become a copy of a running one."""
@@ -66,6 +73,7 @@ class Beginnings:
         if not sequence.waits:
             self._ops.append(Remove(sequence.id))
         sequence.source = None
+        sequence.awaits_disk = False
         self._forget(sequence.id)
 
     def end(self, sequence: Sequence, *, is_sound: bool) -> None:
@@ -84,6 +92,8 @@ class Beginnings:
         self.shared.forget(sequence_id)
         self._prefix.lose(sequence_id)
         self.pictures.forget(sequence_id)
+        if self._disk is not None:
+            self._disk.forget(sequence_id)
 
     def came_round(self, step: int) -> None:
         """Note that a frame is back, and that all stages have made the copies and have the image in it."""
@@ -103,6 +113,8 @@ class Beginnings:
 
     def lose_copy(self, sequence_id: int) -> None:
         """Note that a stage could not make a copy: the prefix cache does not use its source again."""
+        if self._disk is not None and self._disk.failed(sequence_id):
+            return  # a file that one stage has lost is a miss, and no reason to do without the cache
         generation = self._live.get(sequence_id)
         if self._prefix.keeps(sequence_id) or (generation is not None and generation.cached):
             self._prefix.copied(well=False)
@@ -130,8 +142,39 @@ class Beginnings:
             self._prefix.make_room(scheduler.num_held, scheduler.max_tokens, scheduler.num_running, level, now)
             if level >= 2:
                 scheduler.memory_freed()
+            if self._disk is not None and not level:
+                for kept in self._prefix.evicted:
+                    op = self._disk.store_evicted(kept, self._prefix.cuts_back, now, scheduler.num_running)
+                    self._ops += [] if op is None else [op]
         for sequence_id in self._prefix.take_dropped():
             self._ops.append(Remove(sequence_id))
+
+    def store_settled(self, now: float) -> None:
+        """Let stages write a kept sequence to disk that nobody has used for a while, unless memory is short."""
+        if self._disk is not None and self._prefix.tokens and not self._scheduler.pressure:
+            op = self._disk.next_to_store(self._prefix, now, self._scheduler.num_running)
+            self._ops += [] if op is None else [op]
+
+    def load_ready(self, now: float) -> None:
+        """Begin the sequences whose files the stages have read, or, if nothing else runs, can wait for."""
+        assert self._disk is not None, "nothing waits for a disk"
+        is_idle = all(one.awaits_disk or one.waits for one in self._scheduler.running)
+        for waiting, found in self._disk.ready(now, is_idle):
+            sequences = [self._live[one].sequence for one in waiting]
+            for sequence in sequences:
+                sequence.awaits_disk = False
+            if found is not None:
+                self._load(sequences.pop(0), found)
+            for sequence in sequences:
+                self._begin(sequence, now, may_wait=True, may_load=False)
+
+    def _load(self, sequence: Sequence, found: OnDisk) -> None:
+        """Let every stage begin a sequence with a file from its disk."""
+        assert self._disk is not None, "the file is on disk"
+        generation = self._live[sequence.id]
+        self._disk.loads(sequence.id, found)
+        self._prefix.note_hit(found.length)
+        self._copied(Copy(sequence.id, 0, found.length, generation.max_positions, disk=found.key), sequence)
 
     def copy_ready(self) -> None:
         """Start the sequences that have waited for another one to compute the same prompt."""
@@ -147,10 +190,10 @@ class Beginnings:
                     self._live[sequence.id].cached = size
                     self._prefix.note_hit(size)
 
-    def _begin(self, sequence: Sequence, now: float, *, may_wait: bool = False) -> None:
+    def _begin(self, sequence: Sequence, now: float, *, may_wait: bool = False, may_load: bool = True) -> None:
         """Let every stage begin a sequence, with the part of its prompt that the prefix cache has. Images in the rest
         go first. may_wait: if a running request computes more of it at this moment, the sequence begins later, as a
-        copy of that."""
+        copy of that. may_load: if disks have more of it, the sequence begins as soon as they have been read."""
         generation = self._live[sequence.id]
         if may_wait and self._prefix.shares_running:
             known = self._prefix.known(sequence)
@@ -159,17 +202,34 @@ class Beginnings:
         if not generation.is_compared and (report := self._prefix.nearest(sequence)) is not None:
             generation.is_compared = True
             self._callers.tell(generation, prefix_events, report)
+        if self._disk is not None and may_load and self._awaits_disk(sequence, self._disk, now):
+            return
         reuse = self._prefix.find(sequence, now)
         if reuse is None:
             self._ops.append(Insert(sequence.id, generation.max_positions))
             self._show_rest(sequence, 0)
             return
-        op = Copy(sequence.id, reuse.source, reuse.length, generation.max_positions, reuse.first_stage)
-        self._ops.append(self.shared.made(op, saves=reuse.length))
-        self._scheduler.copied(sequence, reuse.length, reuse.first_stage)
-        self._show_rest(sequence, 0 if reuse.first_stage else reuse.length)
-        generation.cached = min(reuse.length, len(generation.request.prompt_ids))
+        self._copied(
+            Copy(sequence.id, reuse.source, reuse.length, generation.max_positions, reuse.first_stage), sequence
+        )
+
+    def _copied(self, op: Copy, sequence: Sequence) -> None:
+        """Begin a sequence with this copy, and compute the rest."""
+        generation = self._live[sequence.id]
+        self._ops.append(self.shared.made(op, saves=op.upto))
+        self._scheduler.copied(sequence, op.upto, op.first_stage)
+        self._show_rest(sequence, 0 if op.first_stage else op.upto)
+        generation.cached = min(op.upto, len(generation.request.prompt_ids))
         self._callers.tell(generation, prefill_events, generation.cached)
+
+    def _awaits_disk(self, sequence: Sequence, disk: DiskIndex, now: float) -> bool:
+        """Whether disks have much more of a sequence than memory: it then waits until they have been read."""
+        found = disk.find(sequence, self._prefix.cuts_back) if self._prefix.is_on else None
+        if found is None or found.length < self._prefix.known(sequence) + LEAST_TOKENS:
+            return False
+        op = disk.wait_for(found, sequence, now)
+        self._ops += [] if op is None else [op]
+        return True
 
     def _show_rest(self, sequence: Sequence, held: int) -> None:
         """Queue the images with tokens behind the positions that every stage holds."""

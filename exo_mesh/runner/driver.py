@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, Op, Shutdown
+from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
@@ -31,6 +31,7 @@ from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.outputs import Outputs
 from exo_mesh.runner.places import QueuePlaces
 from exo_mesh.runner.prefix.cache import PrefixCache
+from exo_mesh.runner.prefix.disk_index import DiskIndex
 from exo_mesh.runner.replays import Replays
 from exo_mesh.runner.scheduling.pace import Pace
 from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
@@ -62,6 +63,7 @@ class Driver:
         send: Callable[[Frame], None],
         grammars: Grammars | None = None,
         prefix: PrefixCache | None = None,
+        disk: DiskIndex | None = None,
     ) -> None:
         self._ballot = ballot
         self._pace = Pace(limits.num_stages)
@@ -71,7 +73,7 @@ class Driver:
         self._live: dict[int, Generation] = {}
         self._by_request: dict[str, int] = {}
         self._ids = SequenceIds()
-        self._ops: list[Op] = []
+        self._ops: list[Op] = [] if disk is None else [ListDisk()]
         """Operations of the next frame. Shared with `beginnings`, so it is always the same list."""
         self._in_flight: dict[int, Work] = {}
         self._last_step = 0
@@ -79,9 +81,10 @@ class Driver:
         self._knows_stages = False
         """Whether all stages of this plan have reported their limits of the prefix cache."""
         self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
+        self.disk = disk
         self.callers = Callers(ballot)
         self.places = QueuePlaces(self._scheduler, self._live, self.callers)
-        self.beginnings = Beginnings(self._scheduler, self._live, self.callers, self._ops, self._ids, self.prefix)
+        self.beginnings = Beginnings(self._scheduler, self._live, self.callers, self._ops, self._ids, self.prefix, disk)
         self.outputs = Outputs(self._scheduler, self._live, self.callers, grammars, self._end, self.pump)
         self.replays = Replays()
         self.laps = LapTimes()
@@ -108,6 +111,8 @@ class Driver:
         beat.evictions, beat.laps_saved = self.evictions, self.outputs.laps_saved
         beat.shared_tokens, beat.prompts = self.beginnings.shared.saved_tokens, self.outputs.prompts
         self.prefix.describe(beat.prefix)
+        if self.disk is not None:
+            self.disk.describe(beat.prefix)
         beat.oldest_wait_s = self.places.oldest_wait_s()
         for told, durations in (
             (beat.laps_took, self.laps.took), (beat.hops_took, self.hops), (beat.queue_waits, self.places.waits)
@@ -143,8 +148,11 @@ class Driver:
 
     def look(self) -> None:
         """Send an empty frame round if none has come for IDLE_LAP_S while stages keep sequences: its reports show if
-        some machine needs their memory."""
-        if self.prefix.tokens and not self._in_flight and time.perf_counter() - self._returned_at >= IDLE_LAP_S:
+        some machine needs their memory. Another one leaves if a sequence is to be written to disk, and while one is."""
+        now = time.perf_counter()
+        self.beginnings.store_settled(now)
+        waits = bool(self._ops) or (self.disk is not None and self.disk.is_writing)
+        if self.prefix.tokens and not self._in_flight and (waits or now - self._returned_at >= IDLE_LAP_S):
             self._start(Work((), ()))
 
     def reassure(self) -> None:
@@ -246,6 +254,8 @@ class Driver:
             if (lone := self._scheduler.lone_at_critical(now)) is not None:
                 text = f"the machine of stage {self._scheduler.pressed_stage} has no memory left for this request"
                 self._end(lone.id, MemoryPressureError(text))
+            if self.disk is not None:
+                self._note_disks(frame, now)
             if not self._knows_stages:
                 self._knows_stages = True
                 self.prefix.learn(frame.reports)
@@ -265,6 +275,16 @@ class Driver:
             self._learnt_at = now
             self._learn(work, lap_s + draw_s, frame, 0.0 if is_apart else draw_s)
 
+    def _note_disks(self, frame: Frame, now: float) -> None:
+        """Learn what has happened on the disks of the stages."""
+        assert self.disk is not None, "asked before"
+        self.disk.note_lap()
+        if not self._knows_stages:
+            self.disk.learn([None if report.disk is None else report.disk.listed for report in frame.reports])
+        for index, report in enumerate(frame.reports):
+            if report.disk is not None:
+                self.disk.note(index, report.disk, now)
+
     def shut_down(self) -> None:
         """End all requests and send every stage the op to stop."""
         for sequence_id in list(self._live):
@@ -275,6 +295,10 @@ class Driver:
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
         now, beginnings = time.perf_counter(), self.beginnings
+        if self.disk is not None and not self._knows_stages:
+            if not self._in_flight:
+                self._start(Work((), ()))  # a prompt may begin with what is on disk, so its stages list that first
+            return
         beginnings.make_room(now)
         for sequence in self._scheduler.evict():
             beginnings.evicted(sequence)
@@ -288,6 +312,10 @@ class Driver:
         beginnings.copy_ready()
         if self._ops:  # a sequence has begun, maybe
             beginnings.make_room(now)
+        if self.disk is not None and self.disk.is_waiting:
+            if any(isinstance(op, ReadAhead) for op in self._ops):
+                self._start(Work((), ()))  # stages begin to read at once
+            beginnings.load_ready(now)
         self._send_picture()
         scheduler = self._scheduler
         while (work := scheduler.next_work()) is not None:

@@ -22,6 +22,7 @@ from exo_mesh.engine.contract import MachineMemory, TensorSpec
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.model_files import without_paths
+from exo_mesh.prefix_disk.folder import FileLimits
 from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
@@ -30,7 +31,7 @@ from exo_mesh.runner.inbox import Change
 from exo_mesh.runner.node_link import EXIT_ORPHANED, NodeLink
 from exo_mesh.runner.ranks import RankFiles
 from exo_mesh.runner.scheduling.scheduler import PREFILL_CHUNK
-from exo_mesh.runner.stage_setup import PreparedEngine, StageSetup
+from exo_mesh.runner.stage_setup import DiskSetup, PreparedEngine, StageSetup
 from exo_mesh.runner.worker import Worker
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.transport.plan_codec import plan_from_proto, rank_from_proto
@@ -151,7 +152,12 @@ def _setup(start: pb.StartStage) -> StageSetup:
         max_running=start.max_running or MOST_SEQUENCES,
         prefill_chunk=start.prefill_chunk or PREFILL_CHUNK,
         prefix_bytes=start.prefix_bytes if start.HasField("prefix_bytes") else None,
+        disk=_disk_setup(start.prefix_disk) if start.HasField("prefix_disk") else None,
     )
+
+
+def _disk_setup(wanted: pb.PrefixDisk) -> DiskSetup:
+    return DiskSetup(Path(wanted.directory), FileLimits(wanted.most_bytes, wanted.days), wanted.secret)
 
 
 def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:

@@ -19,12 +19,15 @@ from exo_mesh.domain.frame import (
     Frame,
     Insert,
     Keep,
+    ListDisk,
     Op,
+    ReadAhead,
     Remove,
     Retain,
     Row,
     ShowImage,
     Shutdown,
+    StoreKv,
     UnknownOp,
 )
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
@@ -33,11 +36,16 @@ from exo_mesh.engine.contract import (
     SequenceCopier,
     SequenceKeeper,
     SequenceMover,
+    SequenceSaver,
     StageEngine,
     StageInput,
     StageOutput,
 )
 from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.runner.disk.store import DiskStore
+
+_SPARE = 0
+"""A sequence that no driver uses: a file with more positions than are wanted is read into it first."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +68,11 @@ class Stage:
     known.
     """
 
-    def __init__(self, engine: StageEngine, index: int, *, is_rank: bool = False) -> None:
+    def __init__(
+        self, engine: StageEngine, index: int, *, is_rank: bool = False, disk: DiskStore | None = None
+    ) -> None:
         self._engine = engine
+        self._disk = disk
         self._index = index
         self._is_rank = is_rank
         self._refused: set[int] = set()
@@ -130,6 +141,8 @@ class Stage:
                 case Keep():  # the KV stays until the Remove
                     if isinstance(self._engine, SequenceKeeper):
                         self._engine.keep(op.sequence)
+                case StoreKv() | ReadAhead() | ListDisk():
+                    self._use_disk(op)
                 case Retain():
                     self._refused &= set(op.sequences)
                     self.forget(set(self._engine.sequences()) - set(op.sequences))
@@ -170,6 +183,9 @@ class Stage:
             self._begin_empty(op)
             return ""
         try:
+            if op.disk:
+                self._load(op)
+                return ""
             if not isinstance(self._engine, SequenceCopier):
                 raise EngineError("this engine cannot copy sequences")
             make = self._engine.move if is_last and isinstance(self._engine, SequenceMover) else self._engine.copy
@@ -181,6 +197,42 @@ class Stage:
             self._begin_empty(op)
             return f"stage {self._index}: {exc}"
         return ""
+
+    def _use_disk(self, op: StoreKv | ReadAhead | ListDisk) -> None:
+        """Write to disk, or read ahead, in other threads. A stage without a disk does nothing: its driver has learnt
+        that from its answer to ListDisk, which is missing."""
+        if self._disk is None or not isinstance(self._engine, SequenceSaver):
+            return
+        if isinstance(op, StoreKv):
+            self._disk.store(op, self._engine.save)
+        elif isinstance(op, ReadAhead):
+            self._disk.fetch(op.key)
+        else:
+            self._disk.list_all()
+
+    def _load(self, op: Copy) -> None:
+        """Begin a sequence with a file from disk. Raises EngineError, or what the engine raises for tensors that are
+        not its own; the file is removed then."""
+        if self._disk is None or not isinstance(self._engine, SequenceSaver):
+            raise EngineError("this stage has no files on disk")
+        saved = self._disk.take(op.disk)
+        try:
+            if self._engine.capabilities.rollback != "any" and saved.length != op.upto:
+                raise EngineError(f"the file has {saved.length} positions, {op.upto} are wanted")
+            if saved.length <= op.max_tokens:
+                self._engine.restore(op.sequence, op.max_tokens, saved)
+                return
+            if not isinstance(self._engine, SequenceCopier):
+                raise EngineError("this engine cannot cut the file to the positions wanted")
+            self._engine.restore(_SPARE, saved.length, saved)
+            make = self._engine.move if isinstance(self._engine, SequenceMover) else self._engine.copy
+            make(_SPARE, op.sequence, op.upto, op.max_tokens)
+        except Exception:
+            self._disk.refuse(op.disk)
+            raise
+        finally:
+            if saved.length > op.max_tokens:
+                self._engine.remove(_SPARE)
 
     def _begin_empty(self, op: Copy) -> None:
         self._engine.remove(op.sequence)

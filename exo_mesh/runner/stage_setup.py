@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import MachineMemory, StageEngine
+from exo_mesh.prefix_disk.folder import FileLimits
 from exo_mesh.runner.scheduling.scheduler import PREFILL_CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSetup:
+    """Where a stage writes KV. secret: the key that seals the files; empty in an open mesh."""
+
+    root: Path
+    limits: FileLimits
+    secret: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +28,7 @@ class StageSetup:
     load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage.
 
     prefix_bytes: limit of the prefix cache on this stage; 0: it is off, None: what running sequences leave of the KV
-    pool.
+    pool. disk: where it writes KV for later prompts; None: nowhere.
     """
 
     plan: Plan
@@ -31,6 +41,7 @@ class StageSetup:
     max_running: int = MOST_SEQUENCES
     prefill_chunk: int = PREFILL_CHUNK
     prefix_bytes: int | None = None
+    disk: DiskSetup | None = None
 
     @property
     def num_stages(self) -> int:

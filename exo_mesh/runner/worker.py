@@ -9,11 +9,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.proto.runner_pb2 import PrefixFigures
+from exo_mesh.runner.disk.parts import disk_index, disk_store, ring_of
+from exo_mesh.runner.disk.store import DiskStore
 from exo_mesh.runner.driver import IDLE_LAP_S, Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
@@ -47,6 +51,9 @@ DIRECT_TOKENS = 32
 """Frames of at most this many tokens are computed in the task that read them, which saves a turn of the loop. Reading
 then waits for the hop to the next stage to take the frame. A frame this small always fits the hop's flow-control
 window, so no circle of stages can wait for each other."""
+
+DISK_LOOK_S = 1.0
+"""Time between two looks of a driver for something to write to disk."""
 
 Send = Callable[[Frame], Awaitable[None]]
 
@@ -95,6 +102,7 @@ class Worker:
         self.engine: StageEngine | None = None
         self.driver: Driver | None = None
         self._stage: Stage | None = None
+        self._disk: DiskStore | None = None
         self._ballot = setup.plan.ballot
         self._budget: KvBudget | None = None
         self._cuts_back = True
@@ -135,12 +143,14 @@ class Worker:
         engine.load(request, counted)
         if isinstance(engine, GroupMember) and setup.rank is not None:
             self._verify(engine)
+        self._disk = disk_store(setup)
         if setup.is_last and not setup.follows:
             prefix = PrefixCache(len(plan.stages), plan.pool_sequences)
-            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars, prefix)
+            disk = disk_index(setup, self._disk)
+            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars, prefix, disk)
         self.engine = engine
         self._cuts_back = engine.capabilities.rollback == "any"
-        self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None)
+        self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None, disk=self._disk)
         self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens, setup.prefix_bytes)
         self.load_s = time.perf_counter() - start
 
@@ -165,11 +175,15 @@ class Worker:
         """Write what this stage keeps for the prefix cache into a heartbeat. From any thread."""
         if self._budget is not None:
             figures.kept, figures.bytes = self._budget.num_kept, self._budget.kept_bytes
+        if self._disk is not None:
+            self._disk.describe(figures)
 
     def look(self) -> None:
         """Let the driver find out whether some machine needs the memory of what is kept. From any thread, often."""
         driver, now = self.driver, time.perf_counter()
-        if driver is not None and driver.prefix.tokens and now - self._looked_at >= IDLE_LAP_S:
+        if driver is None or not driver.prefix.tokens:
+            return
+        if now - self._looked_at >= (IDLE_LAP_S if driver.disk is None else DISK_LOOK_S):
             self._looked_at = now
             self._wake(driver.look)
 
@@ -231,6 +245,8 @@ class Worker:
 
     async def close(self) -> None:
         """Free what the engine holds, after the frames that it was given."""
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.close)
         if self.engine is not None:
             await self._thread.call(self.engine.close)
 
@@ -367,6 +383,8 @@ class Worker:
         self._budget.computed(frame, self._free_bytes)
         status = self.status.worse(self.status_of_others())
         report = StageReport(compute_s, start - since, *status, self._budget.most_kept_tokens, self._cuts_back)
+        if self._disk is not None and (news := self._disk.take_news()) is not None:
+            report = msgspec.structs.replace(report, disk=news)
         frame = result.frame.changed(reports=(*result.frame.reports, report))
         return StageResult(frame, result.logits, result.shutdown, result.hidden)
 
@@ -388,13 +406,15 @@ class Worker:
         resumed = 0
         if self.driver is not None:
             self.driver.prefix.most_sequences = change.setup.plan.pool_sequences
+            if self.driver.disk is not None:
+                self.driver.disk.ring = ring_of(change.setup)
             resumed = self.driver.change(change.setup.plan.ballot, self._limits(), change.kept_from)
         change.done(resumed)
 
     def _begin_anew(self, change: Change) -> None:
         """Start under the new plan, after the frames of the old one. In the engine's thread."""
         assert self.engine is not None and self._budget is not None, "load first"
-        self._stage = Stage(self.engine, change.setup.index)
+        self._stage = Stage(self.engine, change.setup.index, disk=self._disk)
         plan = change.setup.plan
         self._budget.plan(plan.stages[change.setup.index].reserve_bytes, plan.kv_tokens)
         if change.setup.index < change.kept_from:

@@ -10,6 +10,8 @@ SALT = b"exo-mesh"
 CA_INFO = b"exo-mesh v1: certificate authority, P-256 private key"
 ANNOUNCEMENT_INFO = b"exo-mesh v1: announcements, HMAC-SHA256"
 
+PREFIX_DISK_INFO = b"exo-mesh v1: files with KV, AES-256-GCM"
+
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """SEC 2, 2.4.2 (secp256r1)."""
 
@@ -31,3 +33,8 @@ def ca_key(secret: str) -> ec.EllipticCurvePrivateKey:
 def announcement_key(secret: str) -> bytes:
     """The key that signs announcements."""
     return derive(secret, ANNOUNCEMENT_INFO, 32)
+
+
+def prefix_disk_key(secret: str) -> bytes:
+    """The key that seals files with KV."""
+    return derive(secret, PREFIX_DISK_INFO, 32)

@@ -125,6 +125,9 @@ class Settings:
     no_batch: bool = False
     prefill_chunk: int = MOST_CHUNK_TOKENS
     prefix_cache_bytes: int = values.MOST_CACHE_BYTES
+    prefix_disk: Path | None = None
+    prefix_disk_max_bytes: int = 20 * 10**9
+    prefix_disk_days: int = 7
     max_queued: int = 32
     queue_timeout: int = 120
     prefill_timeout: int = 120

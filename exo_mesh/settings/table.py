@@ -211,6 +211,11 @@ _LIMITS = (
     Setting("prefix_cache", "SIZE", "most KV of ended requests that each stage here keeps for later prompts, such as "
         "4GB; auto = what running requests leave of the KV pool; off", values.cache_size, "prefix_cache_bytes",
         (str, int), show=values.cache_size_text),
+    Setting("prefix_disk", "DIR", "keep such KV also in files below this directory, for prompts after a restart; off",
+        values.path_or_off, show=lambda path: "off" if path is None else str(path)),
+    Setting("prefix_disk_max_size", "SIZE", "most disk space for these files; the least recently used ones go first",
+        values.size, "prefix_disk_max_bytes", (str, int)),
+    _whole("prefix_disk_days", "DAYS", "time after which such a file is removed if no prompt has used it", 1, 3650),
     _whole("max_queued", "N", "requests that may wait per model; further ones get a 429", 1, 100_000),
     _whole("queue_timeout", "SECONDS", "longest wait of a request in the queue; then it gets a 429", 1, 10**6),
     _whole("prefill_timeout", "SECONDS", "longest silence of a ring before the first token", 1, 10**6),

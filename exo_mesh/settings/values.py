@@ -148,6 +148,11 @@ def path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def path_or_off(text: str) -> Path | None:
+    """Parses a path as `path` does; None for `off`."""
+    return None if text.strip().lower() == "off" else path(text)
+
+
 def endpoint(text: str) -> str:
     """Checks `host:port`, with an IPv6 address in brackets."""
     host, _, port = text.rpartition(":")

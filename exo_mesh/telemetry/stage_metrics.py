@@ -101,6 +101,10 @@ class StageMetrics:
         self.prefix_evictions = Counters(
             "exo_mesh_prefix_evictions_total", "Sequences that the prefix cache had to give up.", _DRIVER
         )
+        self.prefix_disk_lookups = Counters(
+            "exo_mesh_prefix_disk_reads_total", "Prompts that began with a file on disk, by result.",
+            (*_DRIVER, "result"),
+        )
         # fmt: on
 
     def _init_stage(self) -> None:
@@ -119,6 +123,13 @@ class StageMetrics:
         self.sequences = Gauges("exo_mesh_stage_sequences", "Sequences with KV in a stage here.", _STAGE)
         self.prefix_bytes = Gauges(
             "exo_mesh_prefix_bytes", "KV of ended requests that a stage here keeps for the prefix cache.", _STAGE
+        )
+        self.disk_bytes = Gauges(
+            "exo_mesh_prefix_disk_bytes", "Files with KV of a stage here, for prompts after a restart.", _STAGE
+        )
+        self.disk_writes = Counters(
+            "exo_mesh_prefix_disk_writes_total", "Files with KV that a stage here wanted to write, by result.",
+            (*_STAGE, "result"),
         )
         self.memory = Gauges("exo_mesh_stage_memory_bytes", "Weights and KV of a stage here, by rank.", _RANK)
         self.layers = Gauges("exo_mesh_stage_layers", "Number of layers of a stage here.", _STAGE)
@@ -217,7 +228,7 @@ class StageMeter:
         driver = (seat.model, seat.instance_id)
         stage, rank = (*driver, str(seat.stage)), (*driver, str(seat.stage), str(seat.rank))
         of_stage = (metrics.busy_ratio, metrics.bubble, metrics.sequences, metrics.prefill_speed)
-        for gauges in (*of_stage, metrics.prefix_bytes, metrics.layers, metrics.first_layer):
+        for gauges in (*of_stage, metrics.prefix_bytes, metrics.disk_bytes, metrics.layers, metrics.first_layer):
             gauges.remove(*stage)
         for gauges in (metrics.memory, metrics.all_reduce, metrics.step_all_reduce):
             gauges.remove(*rank)
@@ -244,6 +255,10 @@ class StageMeter:
         metrics.sequences.labels(*stage).set(beat.sequences)
         metrics.memory.labels(*rank).set(beat.memory_bytes)
         metrics.prefix_bytes.labels(*stage).set(beat.prefix.bytes)
+        metrics.disk_bytes.labels(*stage).set(beat.prefix.disk_bytes)
+        if beat.prefix.has_disk:
+            self._grow(metrics.disk_writes, (*stage, "ok"), beat.prefix.disk_writes)
+            self._grow(metrics.disk_writes, (*stage, "error"), beat.prefix.disk_errors)
         shares.take(metrics.clock(), beat)
         metrics.busy_ratio.labels(*stage).set(shares.busy)
         metrics.bubble.labels(*stage).set(shares.bubble)
@@ -266,6 +281,9 @@ class StageMeter:
         self._grow(metrics.prefix_lookups, (*driver, "miss"), beat.prefix.misses)
         self._grow(metrics.prefix_tokens, driver, beat.prefix.hit_tokens)
         self._grow(metrics.prefix_evictions, driver, beat.prefix.evictions)
+        if beat.prefix.has_disk:
+            self._grow(metrics.prefix_disk_lookups, (*driver, "hit"), beat.prefix.disk_hits)
+            self._grow(metrics.prefix_disk_lookups, (*driver, "lost"), beat.prefix.disk_misses)
         self._grow(metrics.tokens, driver, beat.tokens)
         self._grow(metrics.evictions, driver, beat.evictions)
         self._grow(metrics.laps_saved, driver, beat.laps_saved)

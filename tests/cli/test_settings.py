@@ -131,6 +131,9 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "no_batch": "true",
         "prefill_chunk": "128",
         "prefix_cache": "4GB",
+        "prefix_disk": "/data/kv",
+        "prefix_disk_max_size": "3GB",
+        "prefix_disk_days": "2",
         "max_queued": "5",
         "queue_timeout": "61",
         "prefill_timeout": "62",
@@ -252,6 +255,9 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         no_batch=True,
         prefill_chunk=128,
         prefix_cache_bytes=4_000_000_000,
+        prefix_disk=Path("/data/kv"),
+        prefix_disk_max_bytes=3_000_000_000,
+        prefix_disk_days=2,
         max_queued=5,
         queue_timeout=61,
         prefill_timeout=62,
@@ -290,7 +296,14 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
     )
     assert load(tmp_path, texts).settings == expected
     assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == expected
-    sizes = {"max_memory", "override_memory", "models_max_size", "log_file_max_size", "prefix_cache"}
+    sizes = {
+        "max_memory",
+        "override_memory",
+        "models_max_size",
+        "log_file_max_size",
+        "prefix_cache",
+        "prefix_disk_max_size",
+    }
     plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - sizes
     lines = [f"{name} = {text}" if name in plain else f"{name} = '{text}'" for name, text in texts.items()]
     (tmp_path / "config.toml").write_text("\n".join(lines))

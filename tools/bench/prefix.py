@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -46,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--turns", type=int, default=20, help="of the agent")
     parser.add_argument("--tokens", type=int, default=128, help="of the single stream without reuse")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the disk tier, with files below DIR, instead")
     parser.set_defaults(run=run)
 
 
@@ -54,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("prefix needs prompts of at least 128 tokens, 2 turns, 2 tokens, and 1 stage and round")
     with tempfile.TemporaryDirectory() as scratch:
         bench = PrefixBench(args, Path(scratch))
+        if args.disk is not None:
+            for stages in args.stages:
+                asyncio.run(measure_disk(bench, stages, args))
+            return 0
         for stages in args.stages:
             asyncio.run(bench.measure(stages))
         asyncio.run(bench.single_stream())
@@ -62,12 +68,72 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer: seconds to its first and to its last token, its tokens, and the cached tokens of its prompt."""
+    """One answer: seconds to its first and to its last token, its tokens, the cached tokens of its prompt, and the
+    seconds between its tokens."""
 
     first_s: float
     all_s: float
     token_ids: list[int]
     cached: int
+    gaps_s: list[float]
+
+
+async def measure_disk(bench: PrefixBench, stages: int, args: argparse.Namespace) -> None:
+    """Prints how long the first token of a new ring takes, cold and with the prompt on disk, in turns, and the gaps
+    between the tokens of a stream while stages write, beside those of a ring that writes nothing."""
+    colds, warms = [], []
+    for _ in range(args.rounds):
+        prompt = bench.prompt(args.prompt)
+        disks = args.disk / f"{stages}-{next(bench.numbers)}"
+        async with bench.ring(stages, MOST_CACHE_BYTES, disks) as runners:
+            cold = await bench.ask(runners, prompt, 8)
+            written = [await _written(runner, 1) for runner in runners]
+        async with bench.ring(stages, MOST_CACHE_BYTES, disks) as runners:
+            warm = await bench.ask(runners, prompt, 8)
+        colds.append(cold.first_s)
+        warms.append(warm.first_s)
+        same = "the same" if warm.token_ids == cold.token_ids else "other"
+        print(
+            f"{sum(written) / 1e6:.1f} MB on disk, {warm.cached} of {len(prompt)} tokens read, {same} tokens",
+            flush=True,
+        )
+        shutil.rmtree(disks)
+    cold_s, warm_s = statistics.median(colds), statistics.median(warms)
+    print(
+        f"{args.engine}, {stages} stages, {args.prompt} tokens: first token of a new ring after {1000 * cold_s:.1f} ms "
+        f"cold, {1000 * warm_s:.1f} ms from disk ({100 * warm_s / cold_s:.1f} %)",
+        flush=True,
+    )
+    await _measure_gaps(bench, stages, args)
+
+
+async def _measure_gaps(bench: PrefixBench, stages: int, args: argparse.Namespace) -> None:
+    disks = args.disk / f"{stages}-gaps"
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    async with (
+        bench.ring(stages, MOST_CACHE_BYTES, disks) as writes,
+        bench.ring(stages, MOST_CACHE_BYTES) as rests,
+    ):
+        for index in range(2 * args.rounds):
+            is_writing = index % 4 in (0, 3)
+            runners = writes if is_writing else rests
+            await bench.ask(runners, bench.prompt(args.prompt), 2)
+            gaps[is_writing] += (await bench.ask(runners, bench.prompt(64), max(args.tokens, 600))).gaps_s
+        files = [(await runner.fresh_beat()).prefix.disk_files for runner in writes]
+    shutil.rmtree(disks)
+    with_s, without_s = (statistics.quantiles(gaps[key], n=100)[98] for key in (True, False))
+    print(
+        f"{args.engine}, {stages} stages: 99 of 100 gaps between tokens are below {1000 * with_s:.2f} ms while "
+        f"{min(files)} prompts are written, {1000 * without_s:.2f} ms without ({with_s / without_s:.2f})"
+    )
+
+
+async def _written(runner: LocalRunner, files: int) -> int:
+    """Waits until a stage has written so many files; returns their bytes. Raises TimeoutError."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (beat := await runner.fresh_beat()).prefix.disk_files < files:
+            pass
+        return int(beat.prefix.disk_bytes)
 
 
 class PrefixBench:
@@ -77,7 +143,7 @@ class PrefixBench:
         self._args, self._dir = args, scratch
         context = max(args.prompt, FIRST_TURN + args.turns * (NEW_TOKENS + ANSWER)) + 1024
         self._model = model_of_size(args.parameters) if args.parameters else TinyModel(layers=6, context=context)
-        self._context, self._rng, self._numbers = context, random.Random(7), itertools.count()
+        self._context, self._rng, self.numbers = context, random.Random(7), itertools.count()
         if args.engine == "dummy":
             config = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": self._model.layers}
             (scratch / "config.json").write_text(json.dumps(config))
@@ -85,8 +151,8 @@ class PrefixBench:
             write_checkpoint(scratch, self._model)
 
     @asynccontextmanager
-    async def ring(self, stages: int, cache_bytes: int) -> AsyncIterator[list[LocalRunner]]:
-        """A ring with room in its KV pool for several prompts."""
+    async def ring(self, stages: int, cache_bytes: int, disks: Path | None = None) -> AsyncIterator[list[LocalRunner]]:
+        """A ring with room in its KV pool for several prompts. disks: where its stages write KV."""
         layers = self._model.layers
         cuts = [layers * index // stages for index in range(stages + 1)]
         parts = tuple(
@@ -96,7 +162,7 @@ class PrefixBench:
         pool = 4 * self._context
         plan = Plan(INSTANCE, BALLOT, "bench", "", parts, self._context, PlanInputs((), "memory", stages), pool)
         options = {"cost_ms": "5"} if self._args.engine == "dummy" else {}
-        async with local_ring(plan, self._dir, options, prefix_bytes=cache_bytes) as runners:
+        async with local_ring(plan, self._dir, options, prefix_bytes=cache_bytes, disks=disks) as runners:
             yield runners
 
     def prompt(self, tokens: int) -> list[int]:
@@ -106,12 +172,12 @@ class PrefixBench:
     async def measure(self, stages: int) -> None:
         """Prints the figures of repeated prompts and of an agent, on a ring of so many stages."""
         async with self.ring(stages, MOST_CACHE_BYTES) as runners:
-            await self._ask(runners, self.prompt(self._args.prompt), 2)  # paces are learnt
+            await self.ask(runners, self.prompt(self._args.prompt), 2)  # paces are learnt
             cold, warm, again = [], [], []
             for _ in range(self._args.rounds):
                 prompt = self.prompt(self._args.prompt)
-                cold.append((await self._ask(runners, prompt, 2)).first_s)
-                repeated = await self._ask(runners, prompt, 2)
+                cold.append((await self.ask(runners, prompt, 2)).first_s)
+                repeated = await self.ask(runners, prompt, 2)
                 warm.append(repeated.first_s)
                 again.append(len(prompt) - repeated.cached)
             first_s, second_s = statistics.median(cold), statistics.median(warm)
@@ -126,7 +192,7 @@ class PrefixBench:
     async def _agent(self, runners: Sequence[LocalRunner]) -> str:
         talk, computed, new = self.prompt(FIRST_TURN), 0, FIRST_TURN
         for turn in range(self._args.turns):
-            answered = await self._ask(runners, talk, ANSWER)
+            answered = await self.ask(runners, talk, ANSWER)
             computed += len(talk) - answered.cached + ANSWER - 1
             new += ANSWER + (NEW_TOKENS if turn else 0)
             talk += [*answered.token_ids, *self.prompt(NEW_TOKENS)]
@@ -140,7 +206,7 @@ class PrefixBench:
             for index in range(self._args.rounds + 1):
                 prompt = self.prompt(64)
                 order = (on, off) if index % 2 else (off, on)
-                made = {id(ring): await self._ask(ring, prompt, self._args.tokens) for ring in order}
+                made = {id(ring): await self.ask(ring, prompt, self._args.tokens) for ring in order}
                 if index:  # the first round warms up
                     shares.append(made[id(off)].all_s / made[id(on)].all_s)
         print(
@@ -148,16 +214,18 @@ class PrefixBench:
             f"{statistics.median(shares):.3f} of its speed without the cache (min {min(shares):.3f})"
         )
 
-    async def _ask(self, runners: Sequence[LocalRunner], prompt: Sequence[int], tokens: int) -> Answered:
-        request = ring_request(f"bench-{next(self._numbers)}", prompt, tokens)
+    async def ask(self, runners: Sequence[LocalRunner], prompt: Sequence[int], tokens: int) -> Answered:
+        """Sends a prompt, and waits for so many tokens."""
+        request = ring_request(f"bench-{next(self.numbers)}", prompt, tokens)
         async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
             stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
             await channel.channel_ready()
-            events, began, first_s = [], time.perf_counter(), 0.0
+            events, times, began = [], [], time.perf_counter()
             async for message in stub.Generate(request, timeout=DEADLINE_S):
                 if message.error_code:
                     raise error_from_code(message.error_code, message.error_message)
                 events += message.events
-                first_s = first_s or (time.perf_counter() - began if events else 0.0)
+                times += [time.perf_counter() - began] * len(message.events)
             all_s = time.perf_counter() - began
-        return Answered(first_s, all_s, [event.token_id for event in events], events[0].cached)
+        gaps = [late - soon for soon, late in pairwise(times)]
+        return Answered(times[0], all_s, [event.token_id for event in events], events[0].cached, gaps)

@@ -59,6 +59,8 @@ class KeptSequence:
     last_stages: int = 0
     scope: bytes = b""
     client: str = ""
+    is_stored: bool = False
+    """Whether it is on disk, or need not be asked about again."""
 
     @property
     def length(self) -> int:
@@ -96,6 +98,8 @@ class PrefixCache:
     """By scope; none is empty."""
     _kept: dict[int, KeptSequence] = field(default_factory=dict)
     _dropped: list[int] = field(default_factory=list)
+    _evicted: list[KeptSequence] = field(default_factory=list)
+    """Of those that `make_room` has dropped, since its last call."""
     _pressed_at: float = float("-inf")
     _failures: int = 0
 
@@ -298,6 +302,7 @@ class PrefixCache:
     def make_room(self, held: int, pool: int, num_running: int, pressure: int, now: float) -> None:
         """Drop the least valuable kept sequences, as far as running ones need their room. held: positions of running
         sequences; pool: positions that all sequences may hold; pressure: see StageReport."""
+        self._evicted.clear()
         most = min(self.most_tokens, pool - held) if pressure < 2 and self.is_on else 0
         most_kept = min(MOST_KEPT, self.most_sequences - num_running if self.most_sequences else MOST_KEPT)
         while self.tokens > 0 and (self.tokens > most or self.num_kept > most_kept):
@@ -307,9 +312,19 @@ class PrefixCache:
             self._evict(now)
 
     def _evict(self, now: float) -> None:
-        kept = [one for one in self._kept.values() if not one.runs]
-        self._drop(min(kept, key=lambda one: self._value(one, now)).id)
+        least = min(self.kept(), key=lambda one: self._value(one, now))
+        self._drop(least.id)
+        self._evicted.append(least)
         self.evictions += 1
+
+    @property
+    def evicted(self) -> Iterable[KeptSequence]:
+        """The sequences that the last `make_room` has dropped."""
+        return iter(self._evicted)
+
+    def kept(self) -> list[KeptSequence]:
+        """The kept sequences, the oldest first."""
+        return [one for one in self._kept.values() if not one.runs]
 
     def _value(self, kept: KeptSequence, now: float) -> float:
         """What keeping a sequence is worth for each of its positions: the positions that would have to be computed

@@ -315,6 +315,8 @@ class Scheduler:
             if sequence.prefill_left:
                 prefilling = True
                 hurries = hurries or not sequence.embeds
+            elif sequence.awaits_disk:
+                continue
             elif sequence.draws and sequence.source is None and not sequence.awaits_images:
                 decoding.append(sequence)
                 if not sequence.decoding and not sequence.parked:

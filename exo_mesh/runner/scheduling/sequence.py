@@ -62,6 +62,8 @@ class Sequence:
     """The images of its prompt."""
     awaits_images: bool = False
     """Whether some image has not been sent to the stages yet: it gets no rows before."""
+    awaits_disk: bool = False
+    """Whether stages are reading the beginning of its prompt from their disks: it gets no rows before."""
 
     @property
     def waits(self) -> bool:
@@ -77,7 +79,7 @@ class Sequence:
 
     @property
     def prefill_left(self) -> int:
-        if self.source is not None or self.awaits_images:
+        if self.source is not None or self.awaits_images or self.awaits_disk:
             return 0
         left = len(self.tokens) - 1 + self.embeds - self.forced - self.computed
         return left if left > 0 else 0  # `max` would take a third of the time, and each frame asks all sequences
@@ -100,7 +102,7 @@ class Sequence:
 
     @property
     def catch_up_left(self) -> int:
-        if self.waits or self.awaits_images:
+        if self.waits or self.awaits_images or self.awaits_disk:
             return 0
         return max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
 

@@ -1,0 +1,1 @@
+"""The disk tier at one stage: the threads that write and read its files."""

@@ -1,0 +1,63 @@
+"""Makes the parts of the disk tier for one stage, from its setup."""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import blake2b
+
+from exo_mesh import __version__
+from exo_mesh.engine.registry import provider
+from exo_mesh.prefix_disk.folder import StageFolder
+from exo_mesh.runner.disk.store import DiskStore
+from exo_mesh.runner.prefix.disk_index import DiskIndex
+from exo_mesh.runner.stage_setup import StageSetup
+
+
+def disk_store(setup: StageSetup) -> DiskStore | None:
+    """The started files of a stage; None if it has none. Ranks of a tensor group have none: a file that only one rank
+    has lost would end the group."""
+    if setup.disk is None or setup.rank is not None or setup.prefix_bytes == 0:
+        return None
+    maker = _maker(setup)
+    folder = StageFolder(
+        setup.disk.root, _folder_name(setup, maker), maker, setup.disk.limits, setup.disk.secret or None
+    )
+    store = DiskStore(folder)
+    store.start()
+    return store
+
+
+def disk_index(setup: StageSetup, store: DiskStore | None) -> DiskIndex | None:
+    """The driver's index; None if its own stage has no files."""
+    if store is None or setup.disk is None:
+        return None
+    secret = blake2b(setup.disk.secret, digest_size=32, person=b"hashes").digest() if setup.disk.secret else b""
+    return DiskIndex(setup.num_stages, ring_of(setup), store.known, secret)
+
+
+def ring_of(setup: StageSetup) -> bytes:
+    """Describes what decides the KV of a prompt, besides its tokens: the model, and which engine computes which
+    layers."""
+    plan = setup.plan
+    stages = [(stage.engine, stage.shard.start, stage.shard.stop) for stage in plan.stages]
+    return json.dumps([plan.model, plan.model_digest, plan.activation_dtype, stages]).encode()
+
+
+def _maker(setup: StageSetup) -> str:
+    """Describes the stage whose files these are: another one does not use them."""
+    plan, stage = setup.plan, setup.plan.stages[setup.index]
+    shard = [stage.shard.start, stage.shard.stop, stage.shard.num_layers]
+    version = [__version__, stage.engine, provider(stage.engine).version()]
+    options = sorted(setup.options.items())
+    return json.dumps([plan.model, plan.model_digest, plan.activation_dtype, shard, version, options])
+
+
+def _folder_name(setup: StageSetup, maker: str) -> str:
+    """`<model>-<digest>/<engine>-layers-<start>-<stop>-<hash of the maker>/rank-0`, below the root."""
+    plan, stage = setup.plan, setup.plan.stages[setup.index]
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model)[:64].strip(".-") or "model"
+    digest = re.sub(r"[^A-Za-z0-9]+", "", plan.model_digest)[-12:] or "unknown"
+    stamp = blake2b(maker.encode(), digest_size=4).hexdigest()
+    layers = f"{stage.engine}-layers-{stage.shard.start}-{stage.shard.stop}-{stamp}"
+    return f"{model}-{digest}/{layers}/rank-0"
