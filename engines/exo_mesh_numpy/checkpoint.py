@@ -18,7 +18,9 @@ from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
 from exo_mesh.weights.gguf_blocks import READABLE
 from exo_mesh.weights.gguf_config import QUANT_METHOD
-from exo_mesh.weights.gguf_lines import GgufLines, needs_conversion
+from exo_mesh.weights.gguf_lines import needs_conversion
+from exo_mesh.weights.lines import LineReader, line_reader
+from exo_mesh.weights.packed.tensors import PackedTensor, is_packed_config, is_spare_bias, read_packed_table
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
 from exo_mesh.weights.tensors import read_tensor_table
 from exo_mesh_numpy.floats import widen_bfloat16
@@ -40,14 +42,20 @@ class NumpyCheckpoint:
     def __init__(self, model_dir: Path) -> None:
         """Raises ModelError for defects of the headers, and for a quantisation that this engine does not support."""
         self._dir = model_dir
-        self._table = _with_prefix(read_tensor_table(model_dir))
-        self._quantisation = _quantisation(model_dir / "config.json")
+        config_file = model_dir / "config.json"
+        config = read_json(config_file)
+        self._quantisation = _quantisation(config_file, config)
+        self._table = _with_prefix(read_packed_table(config_file, config, read_tensor_table(model_dir)))
 
     def names(self) -> Iterator[str]:
         return iter(self._table)
 
     def file_of(self, name: str) -> Path:
         return self._table[name].file
+
+    def is_spare(self, name: str) -> bool:
+        """Whether a tensor that no layer uses does not matter."""
+        return is_spare_bias(name, self._table)
 
     def has(self, name: str) -> bool:
         return name in self._table
@@ -91,7 +99,8 @@ class NumpyCheckpoint:
             raise ModelError(f"{self._dir}: the checkpoint has no tensor {name}")
         if info.shape != shape:
             raise ModelError(f"{info.file}: {name} has shape {list(info.shape)}, config.json requires {list(shape)}")
-        if info.dtype not in dtypes and not (needs_conversion(info) and info.dtype in READABLE):
+        converts = isinstance(info, PackedTensor) or (needs_conversion(info) and info.dtype in READABLE)
+        if info.dtype not in dtypes and not converts:
             raise ModelError(f"{info.file}: {name} is {info.dtype}; the numpy engine reads {', '.join(dtypes)} there")
         return info
 
@@ -113,8 +122,9 @@ class NumpyCheckpoint:
 
     def _read_floats(self, info: TensorInfo, name: str, out: np.ndarray) -> None:
         """Fill float32 `out`, C-contiguous `[n]`."""
-        if needs_conversion(info):
-            _read_gguf(GgufLines(name, info), out)
+        reader = line_reader(name, info)
+        if reader is not None:
+            _read_lines(reader, out)
             return
         spare = np.empty(0 if info.dtype == "F32" else min(CHUNK_ITEMS, len(out)), _RAW_DTYPES[info.dtype])
         with _opened(info, name) as stream:
@@ -141,23 +151,25 @@ class NumpyCheckpoint:
                 dequantise(raw[0], raw[1], raw[2] if len(raw) == 3 else None, packing, part)
 
 
-def _quantisation(config_file: Path) -> Mapping[str, Any]:
-    """MLX's quantisation settings; empty if there are none. Raises ModelError for the settings of other tools."""
-    config = read_json(config_file)
+def _quantisation(config_file: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """MLX's quantisation settings; empty if there are none. Raises ModelError for formats that are not read here."""
     found = config.get("quantization") or config.get("quantization_config") or {}
     if not isinstance(found, dict):
         raise ModelError(f"{config_file}: quantization is {json.dumps(found)}, not an object")
     if found.get("quant_method") == QUANT_METHOD:
         return {}  # each tensor has its own type
+    if is_packed_config(config):
+        return {}  # the table of tensors says what is quantised
     if "quant_method" in found:
         raise ModelError(
             f"{config_file}: quantization_config: quant_method {json.dumps(found['quant_method'])} is not supported by "
-            "the numpy engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4) and GGUF files"
+            "the numpy engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4), GGUF files, AWQ, GPTQ, "
+            "compressed-tensors and FP8"
         )
     return found
 
 
-def _read_gguf(lines: GgufLines, out: np.ndarray) -> None:
+def _read_lines(lines: LineReader, out: np.ndarray) -> None:
     """Fill float32 `out`, C-contiguous `[n]`, a few lines at a time."""
     rows = out.reshape(-1, lines.width)
     step = max(1, CHUNK_ITEMS // lines.width)

@@ -132,7 +132,8 @@ def check_tensors(checkpoint: NumpyCheckpoint, config: ModelConfig) -> None:
     for name in checkpoint.names():
         layer = _LAYER.match(name)
         beyond = layer is not None and int(layer[1]) >= config.num_layers
-        if name in used or beyond or _HARMLESS.search(name) or name.startswith(f"{HEAD}."):
+        harmless = _HARMLESS.search(name) or checkpoint.is_spare(name)
+        if name in used or beyond or harmless or name.startswith(f"{HEAD}."):
             continue
         raise ModelError(f"{checkpoint.file_of(name)}: {name} is not used by a model of this config")
 

@@ -29,10 +29,10 @@ def can_multiply() -> bool:
     return platform.machine() in ("x86_64", "AMD64") and _layout() is not None
 
 
-def held_bytes(rows: int, columns: int, bits: int, group_size: int) -> int:
-    """Bytes of memory of a matrix."""
+def held_bytes(rows: int, columns: int, bits: int, group_size: int, *, has_order: bool = False) -> int:
+    """Bytes of memory of a matrix. has_order: whether its columns may be reordered."""
     padded = -(-rows // 64) * 64
-    return bits // 4 * padded * (columns // 2 + columns // group_size * 4)
+    return bits // 4 * padded * (columns // 2 + columns // group_size * 4) + 8 * columns * has_order
 
 
 @cache
@@ -59,14 +59,17 @@ def _halves(packed: torch.Tensor, axis: int) -> torch.Tensor:
 class CodeMatrix:
     """A matrix `[rows, columns]` of 4-bit or 8-bit codes. Call `fill` for all rows before anything else."""
 
-    def __init__(self, rows: int, columns: int, bits: int, group_size: int) -> None:
-        """bits, group_size: some of BITS and GROUP_SIZES; group_size divides columns."""
+    def __init__(self, rows: int, columns: int, bits: int, group_size: int, order: torch.Tensor | None = None) -> None:
+        """bits, group_size: some of BITS and GROUP_SIZES; group_size divides columns. order int64 `[columns]`: the
+        column of the weight that is at each place of the codes; None if they are in the same order."""
+        self._order = order
         self.rows, self.columns, self.bits, self.group_size = rows, columns, bits, group_size
         self._parts = [_Part(rows, columns, group_size) for _ in range(bits // 4)]
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.packed.nbytes + part.factors.nbytes for part in self._parts)
+        order: int = 0 if self._order is None else self._order.nbytes
+        return order + sum(part.packed.nbytes + part.factors.nbytes for part in self._parts)
 
     def fill(self, first: int, codes: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor) -> None:
         """Put rows `[first, first + n)` in place. codes uint8 `[n, columns]`; scales, biases `[n, groups]`, of values
@@ -83,6 +86,8 @@ class CodeMatrix:
 
     def multiply(self, states: torch.Tensor) -> torch.Tensor:
         """`[n, columns]` -> `[n, rows]` in the dtype of states, with the accuracy of bfloat16."""
+        if self._order is not None:
+            states = states.index_select(-1, self._order)
         if len(states) <= MAX_KERNEL_ROWS:
             narrow = states.to(torch.bfloat16).contiguous()
             products = [part.multiply(narrow) for part in self._parts]
@@ -108,7 +113,7 @@ class CodeMatrix:
         total = self._parts[0].lines(ids)
         for part in self._parts[1:]:
             total += part.lines(ids)
-        return total
+        return total if self._order is None else torch.empty_like(total).index_copy_(-1, self._order, total)
 
 
 class _Part:

@@ -163,7 +163,8 @@ class StageLoader(ParameterLoader):
         super().__init__(checkpoint, model, device, NameMap(checkpoint, model), pack, small)
         self._trace = trace
         tied = any(len(names) > 1 for names in self._aliases.values())
-        refuse_surplus(self._names, trace.num_layers, tied, list(model._keys_to_ignore_on_load_unexpected or ()))
+        ignored = list(model._keys_to_ignore_on_load_unexpected or ())
+        refuse_surplus(self._names, checkpoint.table, trace.num_layers, tied, ignored)
 
     def wanted(self, start: int, stop: int) -> list[set[str]]:
         """Names of parameters and saved buffers by step: those outside the layers, then each layer of the stage."""

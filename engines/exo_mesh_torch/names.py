@@ -18,7 +18,8 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import layer_of
-from exo_mesh.weights.gguf_lines import GgufLines, needs_conversion
+from exo_mesh.weights.lines import line_reader
+from exo_mesh.weights.packed.tensors import is_spare_bias
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable
 from exo_mesh_torch.quantised import Quantisation, check_shapes
 from exo_mesh_torch.skeleton import TorchCheckpoint
@@ -123,8 +124,9 @@ def is_vision(name: str) -> bool:
     return _VISION.search(name) is not None
 
 
-def refuse_surplus(names: NameMap, num_layers: int, tied: bool, ignored: list[str]) -> None:
-    """Raises ModelError naming a tensor without a place in the model: the config belongs to another checkpoint."""
+def refuse_surplus(names: NameMap, table: TensorTable, num_layers: int, tied: bool, ignored: list[str]) -> None:
+    """Raises ModelError naming a tensor without a place in the model: the config belongs to another checkpoint. table:
+    all tensors."""
     patterns = [re.compile(pattern) for pattern in ignored]
     for name, info in names.unused:
         layer = layer_of(name)
@@ -132,16 +134,15 @@ def refuse_surplus(names: NameMap, num_layers: int, tied: bool, ignored: list[st
             continue  # multi-token prediction
         if _DERIVED.search(name) or re.search(r"(^|\.)mtp(\.|$)", name) or any(p.search(name) for p in patterns):
             continue
-        if tied and name.endswith("lm_head.weight"):
+        if (tied and name.endswith("lm_head.weight")) or is_spare_bias(name, table):
             continue
         raise ModelError(f"{info.file}: {name} {list(info.shape)} has no place in the model that config.json describes")
 
 
 def _source(quantisation: Quantisation | None, table: TensorTable, name: str) -> Plain | Packed | Converted:
     info = table[name]
-    if needs_conversion(info):
-        reader = GgufLines(name, info)
-        reader.check()
+    reader = line_reader(name, info)
+    if reader is not None:
         return Converted(name, reader)
     module = name.removesuffix(".weight")
     scales = table.get(f"{module}.scales")

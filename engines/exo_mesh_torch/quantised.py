@@ -17,6 +17,7 @@ import torch
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.packed.tensors import is_packed_config
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _FLOAT_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
@@ -58,11 +59,13 @@ def read_quantisation(file: Path, config: Mapping[str, Any]) -> Quantisation | N
         raise ModelError(f"{file}: {key} is not an object")
     if settings.get("quant_method") == QUANT_METHOD:
         return None  # each tensor of a GGUF file has its own type
+    if is_packed_config(config):
+        return None  # the table of tensors says what is quantised
     if "bits" not in settings or "quant_method" in settings:
         method = settings.get("quant_method")
         raise ModelError(
-            f"{file}: {key}.quant_method {json.dumps(method)} is not supported; MLX's formats, GGUF and plain "
-            "weights are"
+            f"{file}: {key}.quant_method {json.dumps(method)} is not supported; MLX's formats, GGUF, AWQ, "
+            "GPTQ, compressed-tensors, FP8 and plain weights are"
         )
     default = _packing(file, key, settings)
     own = {name: value for name, value in settings.items() if isinstance(value, dict)}

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
+from exo_mesh.weights.packed.tensors import read_packed_table
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh.weights.tensors import read_tensor_table
 from exo_mesh_torch.errors import one_line
@@ -51,7 +52,7 @@ def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
     quantisation = read_quantisation(model_dir / "config.json", config)
     return TorchCheckpoint(
         model_dir,
-        read_tensor_table(model_dir),
+        read_packed_table(model_dir / "config.json", config, read_tensor_table(model_dir)),
         quantisation,
         str(config.get("model_type")),
         isinstance(config.get("vision_config"), dict),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,11 @@ from torch import nn
 
 from exo_mesh.errors import InputError
 from exo_mesh_torch import int4
+from exo_mesh_torch.byte_matrices import Float8Matrix, RowMatrix, float8_bytes, row_matrix_bytes
 from exo_mesh_torch.names import NameMap, Recipe
 from exo_mesh_torch.sources import CHUNK_BYTES, Coded, TensorSource
+
+Matrix = int4.CodeMatrix | RowMatrix | Float8Matrix
 
 _MODULES = (nn.Linear, nn.Embedding)
 
@@ -38,8 +41,7 @@ def small_bytes(names: NameMap, model: nn.Module, aliases: Mapping[str, Sequence
         source = coded_source(recipe)
         targets = aliases.get(recipe.target, (recipe.target,))
         if source is not None and _fits(source, _owners(model, targets)):
-            rows, columns = source.shape
-            sizes |= dict.fromkeys(targets, int4.held_bytes(rows, columns, source.bits, source.group_size))
+            sizes |= dict.fromkeys(targets, _held_bytes(source))
     return sizes
 
 
@@ -54,7 +56,7 @@ class SmallWeights:
     directly, and not by calling the module, fails."""
 
     def __init__(self) -> None:
-        self._matrices: list[int4.CodeMatrix] = []
+        self._matrices: list[Matrix] = []
 
     @property
     def num_bytes(self) -> int:
@@ -66,7 +68,7 @@ class SmallWeights:
         modules = _owners(model, targets)
         if not _fits(source, modules):
             return []
-        matrix = read_codes(source)
+        matrix = read_matrix(source)
         self._matrices.append(matrix)
         for module in modules:
             if isinstance(module, nn.Linear):
@@ -79,14 +81,51 @@ class SmallWeights:
         return modules
 
 
-def read_codes(source: Coded) -> int4.CodeMatrix:
+def read_matrix(source: Coded) -> Matrix:
     """The matrix of a tensor. Raises ModelError naming file and tensor."""
     rows, columns = source.shape
-    matrix = int4.CodeMatrix(rows, columns, source.bits, source.group_size)
+    packed = source.packed
+    parts = _chunks(rows, columns)
+    if packed is not None and packed.is_float8:
+        floats = Float8Matrix(rows, columns, torch.from_numpy(packed.float8_scales()), packed.block)
+        for first, count in parts:
+            floats.fill(first, torch.from_numpy(packed.float8_codes(first, count)))
+        return floats
+    if _has_row_scales(source):
+        whole = RowMatrix(rows, columns)
+        for first, count in parts:
+            codes, scales, biases = source.codes(first, count)
+            whole.fill(first, codes, scales[:, 0], biases[:, 0])
+        return whole
+    order = packed.column_order() if packed is not None else None
+    in_order = None if order is None else torch.from_numpy(order)
+    matrix = int4.CodeMatrix(rows, columns, source.bits, source.group_size, in_order)
+    for first, count in parts:
+        matrix.fill(first, *source.codes(first, count))
+    return matrix
+
+
+def _chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """(first row, number of rows) of parts that are read at once."""
     step = max(1, CHUNK_BYTES // (8 * columns * 64)) * 64
     for first in range(0, rows, step):
-        matrix.fill(first, *source.codes(first, min(step, rows - first)))
-    return matrix
+        yield first, min(step, rows - first)
+
+
+def _held_bytes(source: Coded) -> int:
+    """Bytes of the matrix that `read_matrix` makes, at most."""
+    rows, columns = source.shape
+    packed = source.packed
+    if packed is not None and packed.is_float8:
+        return float8_bytes(rows, columns, packed.block)
+    if _has_row_scales(source):
+        return row_matrix_bytes(rows, columns)
+    has_order = packed is not None and packed.may_reorder
+    return int4.held_bytes(rows, columns, source.bits, source.group_size, has_order=has_order)
+
+
+def _has_row_scales(source: Coded) -> bool:
+    return source.bits == 8 and source.packed is not None and source.packed.has_row_scales
 
 
 class _SmallLinear:
@@ -94,7 +133,7 @@ class _SmallLinear:
 
     __slots__ = ("_linear", "_matrix")
 
-    def __init__(self, linear: nn.Linear, matrix: int4.CodeMatrix) -> None:
+    def __init__(self, linear: nn.Linear, matrix: Matrix) -> None:
         self._linear, self._matrix = linear, matrix
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
@@ -109,7 +148,7 @@ class _SmallEmbedding:
 
     __slots__ = ("_dtype", "_matrix")
 
-    def __init__(self, matrix: int4.CodeMatrix, dtype: torch.dtype) -> None:
+    def __init__(self, matrix: Matrix, dtype: torch.dtype) -> None:
         self._matrix, self._dtype = matrix, dtype
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
@@ -125,7 +164,9 @@ def _owners(model: nn.Module, targets: Sequence[str]) -> list[Any]:
 
 
 def _fits(source: Coded, modules: Sequence[nn.Module]) -> bool:
-    """Whether the kernel multiplies a tensor in its own groups, and the modules let it."""
+    """Whether a kernel multiplies a tensor in its own groups, and the modules let it."""
     if not modules or len(source.shape) != 2:
         return False
+    if (source.packed is not None and source.packed.is_float8) or _has_row_scales(source):
+        return True
     return source.bits in int4.BITS and source.group_size in int4.GROUP_SIZES

@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.gguf_codes import GROUP_SIZE
-from exo_mesh.weights.gguf_lines import GgufLines
+from exo_mesh.weights.lines import LineReader
+from exo_mesh.weights.packed.lines import PackedLines
 from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo, on_disk
 from exo_mesh_torch.quantised import TorchPacking, dequantise, unpack
 
@@ -72,6 +72,10 @@ class Coded(TensorSource, Protocol):
         """(codes uint8 `[count, shape[-1]]`, scales and biases `[count, groups]`). Raises ModelError naming file and
         tensor."""
 
+    @property
+    def packed(self) -> PackedLines | None:
+        """The reader of a tensor of GPTQ, AWQ, compressed-tensors or FP8, whose codes may be in another order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -125,6 +129,10 @@ class Packed:
     def group_size(self) -> int:
         return self.packing.group_size
 
+    @property
+    def packed(self) -> PackedLines | None:
+        return None
+
     def codes(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert self.biases is not None, "affine weights have biases"
         words = _read(self.name, self.words, first, count)
@@ -134,10 +142,10 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A tensor of a GGUF file that is quantised, or whose values were changed when the file was made."""
+    """A tensor that is quantised and not in MLX's format, or whose values were changed when a GGUF file was made."""
 
     name: str
-    reader: GgufLines
+    reader: LineReader
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,7 +164,11 @@ class Converted:
 
     @property
     def group_size(self) -> int:
-        return GROUP_SIZE
+        return self.reader.group_size
+
+    @property
+    def packed(self) -> PackedLines | None:
+        return self.reader if isinstance(self.reader, PackedLines) else None
 
     def codes(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         codes, scales, biases = self.reader.read_codes(first, count)

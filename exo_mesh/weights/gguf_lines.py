@@ -10,7 +10,7 @@ from exo_mesh.errors import ModelError
 from exo_mesh.model_files import named
 from exo_mesh.weights.gguf import BLOCK_SIZES
 from exo_mesh.weights.gguf_blocks import READABLE, dequantise
-from exo_mesh.weights.gguf_codes import CODED, Parts
+from exo_mesh.weights.gguf_codes import CODED, GROUP_SIZE, Parts
 from exo_mesh.weights.gguf_table import GgufTensor
 from exo_mesh.weights.safetensors import TensorInfo, on_disk
 
@@ -72,6 +72,11 @@ class GgufLines:
         coded = CODED.get(self.info.dtype)
         changed = isinstance(self.info, GgufTensor) and bool(self.info.added)
         return coded.bits if coded is not None and len(self.info.shape) > 1 and not changed else 0
+
+    @property
+    def group_size(self) -> int:
+        """Columns of a group in what `read_codes` returns."""
+        return GROUP_SIZE
 
     def read_codes(self, first: int, count: int) -> Parts:
         """See Parts, by lines in place of blocks. Call it only if `bits` is not 0. Raises ModelError naming file and

@@ -171,7 +171,7 @@ def test_a_config_with_the_older_names_means_the_same(name: str, tmp_path: Path)
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"rms_norm_eps": None}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, 'quant_method "gptq"'),
+        ({"quantization_config": {"quant_method": "bitnet", "bits": 4}}, 'quant_method "bitnet"'),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -156,7 +156,10 @@ def edit(directory: Path, **changes: Any) -> None:
         ({"quantization": {"group_size": 32, "bits": 4, "mode": "iq4"}}, r'quantization\.mode "iq4" is not supported'),
         ({"quantization": {"group_size": 64, "bits": 4}}, r"lm_head\.weight .* is not 4 bits in groups of 64"),
         ({"quantization": None, "quantization_config": None}, r"model\.safetensors: .* is packed, but"),
-        ({"quantization": None, "quantization_config": {"quant_method": "gptq", "bits": 4}}, r'quant_method "gptq"'),
+        (
+            {"quantization": None, "quantization_config": {"quant_method": "bitnet", "bits": 4}},
+            r'quant_method "bitnet"',
+        ),
     ],
     ids=["bits", "mode", "group", "unsaid", "method"],
 )
