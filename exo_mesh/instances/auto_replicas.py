@@ -22,7 +22,7 @@ from exo_mesh.errors import MeshError, PlacementError
 from exo_mesh.instances.choosing import slots_of
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.owned_rings import OwnedRings
-from exo_mesh.instances.placer import Placer
+from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.short_peers import is_short
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
@@ -43,14 +43,14 @@ class AutoReplicas:
         membership: Membership,
         instances: Instances,
         owned_rings: OwnedRings,
-        placer: Placer,
+        planner: Planner,
         catalogue: Catalogue,
         clock: Clock,
     ) -> None:
         self._membership = membership
         self._instances = instances
         self._owned = owned_rings
-        self._placer = placer
+        self._planner = planner
         self._catalogue = catalogue
         self._clock = clock
         self._policies: dict[str, ReplicaPolicy] = {}
@@ -159,7 +159,7 @@ class AutoReplicas:
         spec = InstanceSpec(model, context_limit=context, exclude_peers=tuple(sorted(busy)), is_auto=True)
         card = await self._catalogue.card(model)
         ballot = NO_BALLOT.next_for(self._membership.own.id)
-        plan = await self._placer.propose(card, spec, "preview", ballot, hopeless=True)
+        plan = await self._planner.propose(card, spec, "preview", ballot, hopeless=True)
         if not is_free:
             _require_small(plan)
         return InstanceSpec(

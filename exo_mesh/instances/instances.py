@@ -28,8 +28,9 @@ from exo_mesh.errors import (
 from exo_mesh.instances.avoided_rings import Distrust
 from exo_mesh.instances.choosing import InstanceChoice, Load
 from exo_mesh.instances.owned_rings import OwnedRings
-from exo_mesh.instances.placer import BallotBeatenError, Placer, StageFailedError
+from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.recoverer import Recoverer
+from exo_mesh.instances.refused_stages import BallotBeatenError, StageFailedError
 from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.short_peers import draining_members, refusal_of, short_members
 from exo_mesh.instances.spec import InstanceSpec

@@ -25,8 +25,8 @@ from exo_mesh.errors import MeshError
 from exo_mesh.instances.liveness import SilentSeats, StageLook
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
-from exo_mesh.instances.placer import BallotBeatenError
 from exo_mesh.instances.recoverer import Recoverer
+from exo_mesh.instances.refused_stages import BallotBeatenError
 from exo_mesh.instances.ring_monitor import RingMonitor, tell_nobody
 from exo_mesh.instances.ring_use import RingUse
 from exo_mesh.instances.unloading import UnusedRings

@@ -19,6 +19,7 @@ from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.owned_rings import OwnedRings
 from exo_mesh.instances.placer import Placer
+from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
@@ -32,6 +33,7 @@ class InstanceParts:
     instances: those of the whole mesh. auto_replicas: None if that is off."""
 
     members: Members
+    planner: Planner
     placer: Placer
     owned_rings: OwnedRings
     instances: Instances
@@ -58,14 +60,15 @@ class InstanceParts:
         groups = GroupKnowledge(
             settings, registry, membership.view.peers, plans_in_force(membership), models.texts.directory, clock
         )
-        placer = Placer(effective, membership, members, models.surveys, models.mixing, metrics, pool, limits, groups)
-        recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
+        planner = Planner(effective, membership, models.surveys, models.mixing, pool, groups)
+        placer = Placer(planner, membership, members, metrics, pool, limits, groups)
+        recoverer = Recoverer(membership, members, models.catalogue, planner, models.mixing, metrics, limits)
         owned_rings = OwnedRings(membership, members, recoverer, limits, settings.idle_unload)
         instances = Instances(membership, owned_rings, placer, models.catalogue, recoverer, rng, clock)
         auto_replicas = None
         if settings.auto_replicas == "on":
-            auto_replicas = AutoReplicas(membership, instances, owned_rings, placer, models.catalogue, clock)
-        return InstanceParts(members, placer, owned_rings, instances, auto_replicas)
+            auto_replicas = AutoReplicas(membership, instances, owned_rings, planner, models.catalogue, clock)
+        return InstanceParts(members, planner, placer, owned_rings, instances, auto_replicas)
 
     def start(self) -> None:
         """Watch the instances of this node, and place further ones if that is on."""

@@ -16,7 +16,7 @@ from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
 from exo_mesh.domain.tensor_group import sharded
 from exo_mesh.errors import InputError, PlacementError
-from exo_mesh.instances.placer import Placer
+from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.spec import InstanceSpec
 
 MAX_WIDTH = 16
@@ -66,15 +66,15 @@ def _quoted(name: str) -> str:
 
 
 async def previews(
-    placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]
+    planner: Planner, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]
 ) -> list[dict[str, Any]]:
     """For each width and policy: a plan, or the reason why there is none. Plans that several policies share are listed
     once."""
-    candidates = placer.candidates(card, spec, may_fetch=True)
+    candidates = planner.candidates(card, spec, may_fetch=True)
     try:
         refuse_too_few(card, candidates, 1)
     except PlacementError as exc:
-        raise await placer.judge(card, spec, placer.naming_left_out(card, exc)) from exc
+        raise await planner.judge(card, spec, planner.naming_left_out(card, exc)) from exc
     names = {peer.id: peer.name for peer in peers}
     usable = {candidate.peer_id: candidate.usable_bytes for candidate in candidates}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -83,34 +83,34 @@ async def previews(
         refusal: PlacementError | None = None
         for policy in POLICIES:
             try:
-                plan = await placer.propose(card, replace(spec, policy=policy, min_peers=width))
+                plan = await planner.propose(card, replace(spec, policy=policy, min_peers=width))
             except PlacementError as exc:
                 refusal = exc
                 continue
             key = (plan.context_limit, *((s.peers, s.engine, s.shard.start, s.shard.stop) for s in plan.stages))
-            held = {engine: await placer.held(card, engine) for engine in plan.engines}
-            described = _describe(held, plan, names, usable, spec, placer.note_of(plan, spec))
-            entry = found.setdefault(key, {**described, "predicted": _predicted(placer.prediction(card, plan))})
+            held = {engine: await planner.held(card, engine) for engine in plan.engines}
+            described = _describe(held, plan, names, usable, spec, planner.note_of(plan, spec))
+            entry = found.setdefault(key, {**described, "predicted": _predicted(planner.prediction(card, plan))})
             if policy not in entry["policies"]:
                 entry["policies"].append(policy)
         if all(entry["width"] != width for entry in found.values()):
-            refused.append(_why_not(placer, card, spec, width, refusal))
+            refused.append(_why_not(planner, card, spec, width, refusal))
     for entry in found.values():
         entry["policies"].sort(key=POLICIES.index)
     return sorted([*found.values(), *refused], key=lambda entry: int(entry["width"]))
 
 
-async def preview(placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]) -> dict[str, Any]:
+async def preview(planner: Planner, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]) -> dict[str, Any]:
     """The one plan that the spec would get now. Raises PlacementError."""
     try:
-        plan = await placer.propose(card, spec)
+        plan = await planner.propose(card, spec)
     except PlacementError as exc:
-        raise await placer.judge(card, spec, exc) from exc
+        raise await planner.judge(card, spec, exc) from exc
     names = {peer.id: peer.name for peer in peers}
-    usable = {one.peer_id: one.usable_bytes for one in placer.candidates(card, spec, may_fetch=True)}
-    held = {engine: await placer.held(card, engine) for engine in plan.engines}
-    described = _describe(held, plan, names, usable, spec, placer.note_of(plan, spec))
-    predicted = _predicted(placer.prediction(card, plan))
+    usable = {one.peer_id: one.usable_bytes for one in planner.candidates(card, spec, may_fetch=True)}
+    held = {engine: await planner.held(card, engine) for engine in plan.engines}
+    described = _describe(held, plan, names, usable, spec, planner.note_of(plan, spec))
+    predicted = _predicted(planner.prediction(card, plan))
     return {**described, "policies": [plan.inputs.policy], "predicted": predicted}
 
 
@@ -166,20 +166,20 @@ def _describe(
 
 
 def _why_not(
-    placer: Placer, card: ModelCard, spec: InstanceSpec, width: int, refusal: PlacementError | None
+    planner: Planner, card: ModelCard, spec: InstanceSpec, width: int, refusal: PlacementError | None
 ) -> dict[str, Any]:
     """Why there is no plan of this width: what the largest `width` peers lack, or that their engines must not be
     mixed."""
     if refusal is not None and refusal.reason in ("mixing", "tensor_group"):
         return {"width": width, "policies": list(POLICIES), "refused": {"message": str(refusal), **refusal.details}}
-    largest = sorted(placer.candidates(card, spec, may_fetch=True), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
+    largest = sorted(planner.candidates(card, spec, may_fetch=True), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
     try:
         solve(
             card,
             largest,
             policy="memory",
             min_peers=width,
-            context_limit=min(placer.context_for(spec), card.context_length),
+            context_limit=min(planner.context_for(spec), card.context_length),
             instance_id="preview",
             ballot=NO_BALLOT,
         )

@@ -21,7 +21,8 @@ from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, StageLostError, TransportError
 from exo_mesh.instances.members import Members
-from exo_mesh.instances.placer import BallotBeatenError, Placer, ring_of
+from exo_mesh.instances.planner import Planner, ring_of
+from exo_mesh.instances.refused_stages import BallotBeatenError
 from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
@@ -64,7 +65,7 @@ class Recoverer:
         membership: Membership,
         members: Members,
         catalogue: Catalogue,
-        placer: Placer,
+        planner: Planner,
         mixing: Mixing,
         metrics: Metrics,
         runner_limits: RunnerLimits,
@@ -72,7 +73,7 @@ class Recoverer:
         self._membership = membership
         self._members = members
         self._catalogue = catalogue
-        self._placer = placer
+        self._planner = planner
         self._mixing = mixing
         self._metrics = metrics
         self._runner_limits = runner_limits
@@ -152,7 +153,7 @@ class Recoverer:
         card = await self._catalogue.card(last.model)
         if card.digest != last.model_digest:
             raise PlacementError(f"the files of {last.model} have changed since {last.instance_id} was placed")
-        cards = {engine: await self._placer.held(card, engine) for engine in last.engines}
+        cards = {engine: await self._planner.held(card, engine) for engine in last.engines}
         for _ in range(MAX_PLANS):
             statuses = await self._statuses(last, attempt.unable)
             self._refuse_beaten(attempt, statuses)
@@ -190,8 +191,8 @@ class Recoverer:
         around: Surroundings,
     ) -> Recovery:
         spec = InstanceSpec(last.model)
-        holders = self._placer.candidates(card, spec)
-        everybody = self._placer.candidates(card, spec, may_fetch=True)
+        holders = self._planner.candidates(card, spec)
+        everybody = self._planner.candidates(card, spec, may_fetch=True)
         pools = [*by_tier(everybody)] or [everybody]
         # If the remaining peers lack files too, a spare that has to fetch them is no slower.
         if statuses.keys() <= {one.peer_id for one in holders}:
@@ -226,7 +227,7 @@ class Recoverer:
             around=around,
         )
         if len(found.plan.engines) > 1 and not set(found.plan.peer_ids) <= set(last.peer_ids):
-            everybody = self._placer.candidates(card, InstanceSpec(last.model), may_fetch=True)
+            everybody = self._planner.candidates(card, InstanceSpec(last.model), may_fetch=True)
             outcome = await self._mixing.of(card, ring_of(found.plan, everybody))
             if outcome.unmixable:
                 raise PlacementError(f"{last.instance_id}: " + "; ".join(outcome.unmixable.values()), reason="mixing")

@@ -44,12 +44,12 @@ class InstanceDesk:
     async def previews(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         """See MeshService.preview_instances."""
         card, spec = await self._to_preview(spec)
-        return await previews(self._owning.placer, card, spec, self._membership.view.peers())
+        return await previews(self._owning.planner, card, spec, self._membership.view.peers())
 
     async def preview(self, spec: InstanceSpec) -> dict[str, Any]:
         """See MeshService.preview_instance."""
         card, spec = await self._to_preview(spec)
-        return await preview(self._owning.placer, card, spec, self._membership.view.peers())
+        return await preview(self._owning.planner, card, spec, self._membership.view.peers())
 
     async def _to_preview(self, spec: InstanceSpec) -> tuple[ModelCard, InstanceSpec]:
         """The card of the model, and the spec with the ids of its peers. Engines are measured with the model later."""
@@ -64,4 +64,4 @@ class InstanceDesk:
         if placed:  # a request waits for a ring that recovers, and that ring keeps its limit
             return max(instance.plan.context_limit for instance in placed)
         card = await self._models.catalogue.card(name)
-        return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
+        return (await self._owning.planner.propose(card, InstanceSpec(name))).context_limit

@@ -22,7 +22,7 @@ from exo_mesh.errors import (
     UnknownModelError,
 )
 from exo_mesh.fetcher.wire import FILES_ONLY, HubModel
-from exo_mesh.instances.placer import Placer
+from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
@@ -59,13 +59,13 @@ class ModelDesk:
         membership: Membership,
         catalogue: Catalogue,
         downloads: Downloads,
-        placer: Placer,
+        planner: Planner,
         shelf: CardShelf,
     ) -> None:
         self._membership = membership
         self._catalogue = catalogue
         self._downloads = downloads
-        self._placer = placer
+        self._planner = planner
         self._shelf = shelf
         self._asked = Bound(MAX_ASKED, "requests of peers to fetch models run here")
 
@@ -258,9 +258,9 @@ class ModelDesk:
             spec = InstanceSpec(card.name, min_peers=len(named), exclude_peers=others)
         spec = with_peer_ids(spec, known)
         try:
-            plan = await self._placer.propose(card, spec)
+            plan = await self._planner.propose(card, spec)
         except PlacementError as exc:
-            raise await self._placer.judge(card, spec, exc) from exc
+            raise await self._planner.judge(card, spec, exc) from exc
         return {peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers}
 
     async def _introduce_at(self, peer_id: str, card: ModelCard) -> None:

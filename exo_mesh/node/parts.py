@@ -92,7 +92,7 @@ class NodeParts:
         self.owning = self._new_owning(tuning.host, rng)
         self.serving = self._new_serving(tuning.patience)
         models = self.models
-        self.desk = ModelDesk(self.membership, models.catalogue, models.downloads, self.owning.placer, models.shelf)
+        self.desk = ModelDesk(self.membership, models.catalogue, models.downloads, self.owning.planner, models.shelf)
         self.health = self._new_health()
         self.observation = self._new_observation()
         self.server = self._new_server()

@@ -35,7 +35,7 @@ def has_ipv6() -> bool:
 async def a_plan(node: Node, instance_id: str) -> Plan:
     """A plan for this node alone, of an owner whom nobody knows."""
     card = await node._models.catalogue.card(MODEL)
-    return await node._owning.placer.propose(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"))
+    return await node._owning.planner.propose(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"))
 
 
 @pytest.mark.extended

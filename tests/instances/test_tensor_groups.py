@@ -181,7 +181,7 @@ async def test_a_preview_of_a_group_can_be_sent_back(tmp_path: Path) -> None:
 async def test_each_attempt_of_a_group_has_ports_of_its_own(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as (one, two):
         card = await one._models.catalogue.card(MODEL)
-        plans = [await one._owning.placer.propose(card, PAIR, "i", Ballot(n, one.node_id)) for n in (1, 2)]
+        plans = [await one._owning.planner.propose(card, PAIR, "i", Ballot(n, one.node_id)) for n in (1, 2)]
         answers = [
             (await one._hosting.host.reserve(plan, 0)).collective
             + " "
@@ -208,7 +208,7 @@ async def test_an_owner_that_stops_leaves_its_group_to_its_ranks(tmp_path: Path)
 async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as (one, two):
         card = await one._models.catalogue.card(MODEL)
-        plan = await one._owning.placer.propose(card, PAIR, "i", Ballot(1, one.node_id))
+        plan = await one._owning.planner.propose(card, PAIR, "i", Ballot(1, one.node_id))
         host = one._hosting.host if plan.stages[0].peers[1] == one.node_id else two._hosting.host
         assert (await host.reserve(plan, 0)).granted
         for wiring in (None, RankWiring("ring", 0, ("127.0.0.1:1", "127.0.0.1:2"))):
@@ -275,7 +275,7 @@ def test_only_those_listen_whom_others_dial() -> None:
 async def test_wirings_put_together_what_each_rank_said(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as (one, _):
         card = await one._models.catalogue.card(MODEL)
-        plan: Plan = await one._owning.placer.propose(card, PAIR)
+        plan: Plan = await one._owning.planner.propose(card, PAIR)
         said = {seat: f"127.0.0.1:{seat.rank + 1}" for seat in plan.seats}
         assert [w.rank for w in wirings(plan, said).values()] == [0, 1]
         assert {w.endpoints for w in wirings(plan, said).values()} == {("127.0.0.1:1", "127.0.0.1:2")}

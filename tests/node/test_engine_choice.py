@@ -45,7 +45,7 @@ async def chosen(node: Node, spec: InstanceSpec) -> dict[str, tuple[str, ...]]:
     """Engines of each peer by its name, the first choice first."""
     names = {peer.id: peer.name for peer in node.membership.view.peers()}
     card = await node._models.catalogue.card(spec.model)
-    candidates = node._owning.placer.candidates(card, spec)
+    candidates = node._owning.planner.candidates(card, spec)
     return {names[candidate.peer_id]: (candidate.engine, *candidate.others) for candidate in candidates}
 
 

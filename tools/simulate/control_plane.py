@@ -28,6 +28,7 @@ from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.owned_rings import OwnedRings
 from exo_mesh.instances.placer import Placer
+from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine.memory import MemoryReading
@@ -258,9 +259,10 @@ class SimNode(SimPeer):
         limits = RunnerLimits()
         groups = GroupKnowledge(settings, nothing, membership.view.peers, list, nothing, self.network.loop.time)
         effective = EffectiveSettings(settings)
-        self.placer = Placer(effective, membership, members, surveys, nothing, nothing, pool, limits, groups)
+        planner = Planner(effective, membership, surveys, nothing, pool, groups)
+        self.placer = Placer(planner, membership, members, nothing, pool, limits, groups)
         self.network.listens = self.ledger.listens
-        recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
+        recoverer = Recoverer(membership, members, catalogue, planner, nothing, nothing, limits)
         self.owned_rings = OwnedRings(membership, members, recoverer, limits)
         self.instances = Instances(
             membership, self.owned_rings, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
