@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import logging
 import random
-import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.group_placement import FAILED, groups_of
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.pinning import Pin
-from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import (
     DeadlineError,
@@ -33,18 +30,13 @@ from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.refused_stages import BallotBeatenError, StageFailedError
 from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.short_peers import draining_members, refusal_of, short_members
-from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.spec import InstanceSpec, replica_id, suits
 from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.membership.fences import FENCE_S, LEAP, Fence
 from exo_mesh.membership.messages import fence_to_proto
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.tasks import TaskOwner
-
-PRELOAD_SETTLE_S = 5.0
-"""Delay between the start of a node and its first preload: its peers may still be starting."""
-
-PRELOAD_RETRY_S = 15.0
 
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
@@ -62,47 +54,6 @@ SHORT_RETRY_S = 10.0
 """Retry-After of a refusal for lack of memory: other programs usually end, and weights are unloaded, in this time."""
 
 _log = logging.getLogger(__name__)
-
-
-def replica_id(model: str, replica: int) -> str:
-    """The instance id of a replica, `org--name-1`. It is equal on every peer, so two peers that place a model at the
-    same time create one instance."""
-    slug = re.sub(r"[^A-Za-z0-9._]+", "-", model.replace("/", "--")).strip("-")
-    return f"{slug[-80:]}-{replica}"
-
-
-_MIXED = {None: (False, True), "auto": (False, True), "never": (False,), "always": (True,)}
-"""Allowed values of "the plan uses several engines", by the `mixed_rings` value of the spec."""
-
-
-def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
-    """Whether an instance matches a spec. A field that the spec leaves open matches any value."""
-    plan = instance.plan
-    return (
-        plan.model == spec.model
-        and len(plan.member_ids) >= (spec.min_peers or 1)
-        and plan.context_limit >= (spec.context_limit or 0)
-        and all(spec.engine in (None, stage.engine) for stage in plan.stages)
-        and (len(plan.engines) > 1) in _MIXED[spec.mixed_rings]
-        and not set(spec.exclude_peers) & set(plan.member_ids)
-        and (not spec.pins or _as_pinned(plan, spec.pins))
-        and (FAILED in instance.reason or _as_grouped(plan, spec))
-    )
-
-
-def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
-    ordered = sorted(pins, key=lambda pin: pin.start)
-    held = [(stage.peers, stage.shard.start, stage.shard.stop) for stage in plan.stages]
-    return held == [(pin.group or (pin.peer_id,), pin.start, pin.stop) for pin in ordered] and all(
-        pin.engine in (None, stage.engine) for pin, stage in zip(ordered, plan.stages, strict=True)
-    )
-
-
-def _as_grouped(plan: Plan, spec: InstanceSpec) -> bool:
-    groups = groups_of(plan)
-    if spec.groups:
-        return {group.peers for group in groups} >= set(spec.groups)
-    return spec.tensor_group is None or max((group.size for group in groups), default=1) == spec.tensor_group
 
 
 async def _ignore_failure(call: Awaitable[bool]) -> None:
@@ -198,7 +149,7 @@ class Instances:
         driver = instance.plan.peer_ids[-1]
         if self._membership.unanswered_s(driver):
             self._out_of_reach.add(driver)
-        self._owned.note(instance.plan.instance_id, instance.ballot)  # remembered even if the record disappears
+        self._owned.known.note(instance.plan.instance_id, instance.ballot)  # remembered even if the record disappears
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
         return not (self._distrust.includes(instance, self._clock()) or self._is_out_of_reach(instance))
@@ -288,26 +239,6 @@ class Instances:
         there = any(one.plan.model == model and one.state is not InstanceState.FAILED for _, one in self.all())
         return there or any(spec.model == model for spec in self._flights) or self._owned.awaits_model(model)
 
-    async def preload(self, models: Sequence[str], find: Callable[[str], Awaitable[ModelCard]]) -> None:
-        """Place each model once unless it has an instance, and retry until each was placed: after a power cut, peers
-        come back one by one. An instance that is deleted later stays deleted. find: returns the model card for a
-        name."""
-        missing, warned = list(models), set[str]()
-        pause_s = PRELOAD_SETTLE_S
-        while missing:
-            await asyncio.sleep(pause_s)
-            pause_s = PRELOAD_RETRY_S
-            for name in list(missing):
-                try:
-                    await self.ensure(InstanceSpec((await find(name)).name))
-                    missing.remove(name)
-                except InstanceDeletedError:
-                    missing.remove(name)
-                except MeshError as exc:
-                    level = logging.DEBUG if name in warned else logging.WARNING
-                    _log.log(level, "cannot preload %s yet, retrying: %s", name, exc)
-                    warned.add(name)
-
     def keep_alive(self, instance_id: str, idle_s: float) -> None:
         """Send the owner of an instance how long it may be idle before it is unloaded; negative: for ever. Returns at
         once. An owner that does not support this call uses its own setting."""
@@ -335,9 +266,9 @@ class Instances:
         """
         records = self._membership.view.records_of_instances()
         owners = {owner for owner, instance in records if instance.plan.instance_id == instance_id}
-        if not owners and self._owned.lapsed(instance_id) is None:
+        if not owners and self._owned.known.lapsed(instance_id) is None:
             return False
-        above = self._owned.above(instance_id)
+        above = self._owned.known.above(instance_id)
         fence = Fence(instance_id, Ballot(above.counter + LEAP, self._membership.own.id), FENCE_S)
         self._membership.take_fence(fence)
         waited = []
@@ -386,7 +317,7 @@ class Instances:
                     return await self._place(card, spec, instance_id)
                 except BallotBeatenError as exc:
                     failure = exc
-                    self._owned.note(instance_id, exc.ballot)
+                    self._owned.known.note(instance_id, exc.ballot)
                     if exc.ballot.proposer == self._membership.own.id:
                         continue  # an earlier run of this node used it
                     try:
@@ -448,7 +379,9 @@ class Instances:
                 stale = self._owned.monitors.pop(instance_id, None)
                 if stale is not None:
                     await self._owned.end(stale)
-                found = await self._placer.place(card, spec, instance_id, self._owned.above(instance_id), on_progress)
+                found = await self._placer.place(
+                    card, spec, instance_id, self._owned.known.above(instance_id), on_progress
+                )
         finally:
             self._progress.pop(spec.model, None)
         monitor, instance = found
@@ -464,10 +397,10 @@ class Instances:
 
         Raises BallotBeatenError if another peer is recovering it.
         """
-        left = self._owned.lapsed(instance_id) or self._distrusted(instance_id)
+        left = self._owned.known.lapsed(instance_id) or self._distrusted(instance_id)
         if left is None or not suits(left, spec):
             return None
-        above = max(self._owned.above(instance_id), left.ballot)
+        above = max(self._owned.known.above(instance_id), left.ballot)
         stale = self._owned.monitors.pop(instance_id, None)
         if stale is not None:  # its watch would report this recovery as a loss
             await stale.close()

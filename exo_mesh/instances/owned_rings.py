@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from exo_mesh.beat import next_beat, until_beat
+from exo_mesh.beat import until_beat
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rdma_links import broken_cable
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
-from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.errors import MeshError
-from exo_mesh.instances.liveness import SilentSeats, StageLook
+from exo_mesh.instances.known_rings import KnownRings
+from exo_mesh.instances.liveness import StageLook
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.refused_stages import BallotBeatenError
 from exo_mesh.instances.ring_monitor import RingMonitor, tell_nobody
 from exo_mesh.instances.ring_use import RingUse
+from exo_mesh.instances.silent_owners import SilentOwners
 from exo_mesh.instances.unloading import UnusedRings
 from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
@@ -41,19 +42,9 @@ HOP_SUSPECT_S = 60.0
 """A hop that is lost while both its ends are alive is re-established once. If it is lost again within this time, the
 peer behind it is left out: a firewall does not go away."""
 
-MAX_LAPSED = 256
-"""Most rings without an owner that are remembered for the next placement of their model."""
-
-LAPSED_S = 30.0
-"""How long a ring without an owner is remembered; after that its stages have ended (see reservations.LEASE_S)."""
-
 ORDER_EVERY_S = 1.0
 """Longest pause between two rounds: without a change of the view, failed adoptions are retried and orphans grow
 older."""
-
-LOOK_EVERY_S = 0.2
-CALM_LOOK_EVERY_S = 0.5
-"""How often this node checks for rings of other owners that do not answer: while there is such a ring, and else."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,25 +62,24 @@ class OwnedRings:
     ) -> None:
         """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
+        self.known = KnownRings(membership, members)
         self.use = RingUse(membership, members)
         self.unused = UnusedRings(membership, self.monitors, idle_s)
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}
         self._relinked_hops: dict[str, float] = {}
-        self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
         self._membership = membership
         self._members = members
         self._runner_limits = runner_limits
-        self._highest: dict[str, Ballot] = {}
         self._ownerless: dict[str, InstanceInfo] = {}
         self._orphans = Orphans()
-        self._silent: dict[tuple[str, Ballot], SilentSeats] = {}
+        self._silent = SilentOwners(membership, members, self.use, self._ownerless.values)
         self._tasks = TaskOwner()
 
     def start(self) -> None:
         self._tasks.keep(self._keep_order, "ownership of instances")
-        self._tasks.keep(self._keep_looking, "silent owners")
+        self._tasks.keep(self._silent.keep, "silent owners")
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
@@ -105,7 +95,7 @@ class OwnedRings:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self._tasks.close()
-        await asyncio.gather(*(looks.close() for looks in self._silent.values()))
+        await self._silent.close()
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
         """Remember the rings of a peer that is gone, so that the lowest-id live member of each adopts it."""
@@ -116,9 +106,7 @@ class OwnedRings:
             if self._membership.own.id in instance.plan.member_ids:
                 self._ownerless[record.key.id] = instance
             if instance.state is InstanceState.READY:
-                self._lapsed[record.key.id] = instance, asyncio.get_running_loop().time()
-                while len(self._lapsed) > MAX_LAPSED:
-                    del self._lapsed[next(iter(self._lapsed))]
+                self.known.note_lapsed(instance)
         self._membership.changed.beat()
 
     def keep(self, monitor: RingMonitor) -> None:
@@ -134,8 +122,8 @@ class OwnedRings:
     def _publish_taken_back(self, monitor: RingMonitor) -> None:
         """Publish the higher ballot by which this node took its ring back."""
         instance_id = monitor.plan.instance_id
-        self.note(instance_id, monitor.ballot)
-        record = self._own_record(instance_id)
+        self.known.note(instance_id, monitor.ballot)
+        record = self.known.own_record(instance_id)
         if self.monitors.get(instance_id) is monitor and record is not None:
             self._membership.put_instance(instance_id, replace(record, adopted=monitor.adopted))
 
@@ -164,7 +152,7 @@ class OwnedRings:
         instance_id = monitor.plan.instance_id
         await monitor.close()
         suspects = await self._suspects(monitor)
-        is_wanted = not self._is_deleted(instance_id, monitor.ballot)
+        is_wanted = not self.known.is_deleted(instance_id, monitor.ballot)
         cause = "stage_lost" if monitor.hop_lost is None else "hop_lost"
         if (
             is_wanted
@@ -198,11 +186,11 @@ class OwnedRings:
         """Recover the rest of a ring that this node owns by the ballot `owned`; False if that fails. cause: of the
         loss, for the metrics."""
         instance_id = plan.instance_id
-        is_auto = self._is_auto(instance_id)
+        is_auto = self.known.is_auto(instance_id)
         try:
             monitor, instance = await self._recoverer.recover(
                 plan,
-                self.above(instance_id),
+                self.known.above(instance_id),
                 tell_nobody,
                 trouble_s=trouble_s,
                 owned=owned,
@@ -210,7 +198,7 @@ class OwnedRings:
                 cause=cause,
             )
         except BallotBeatenError as exc:
-            self.note(instance_id, exc.ballot)
+            self.known.note(instance_id, exc.ballot)
             _log.info("%s was left to another peer: %s", instance_id, exc)
             return False
         except MeshError as exc:
@@ -218,13 +206,6 @@ class OwnedRings:
             return False
         self.take(monitor, replace(instance, is_auto=is_auto))
         return True
-
-    def _is_auto(self, instance_id: str) -> bool:
-        """Whether the last known record of an instance says that the mesh placed it by itself."""
-        records = [one for _, one in self._records_of(instance_id)]
-        lapsed, _ = self._lapsed.get(instance_id, (None, 0.0))
-        known = [*records, *([] if lapsed is None else [lapsed])]
-        return bool(known) and max(known, key=lambda one: one.ballot).is_auto
 
     def unload(self, instance_id: str) -> None:
         """End an instance that this node owns and nobody uses, without a deletion fence: a later request may place it
@@ -236,9 +217,9 @@ class OwnedRings:
     def take(self, monitor: RingMonitor, instance: InstanceInfo) -> None:
         """Become the owner of a ring that is ready: watch it and publish it."""
         instance_id = instance.plan.instance_id
-        self._lapsed.pop(instance_id, None)
+        self.known.forget_lapsed(instance_id)
         self._ownerless.pop(instance_id, None)
-        self.note(instance_id, instance.ballot)
+        self.known.note(instance_id, instance.ballot)
         self.keep(monitor)
         self._membership.put_instance(instance_id, instance)
 
@@ -252,17 +233,6 @@ class OwnedRings:
         self._membership.put_instance(instance_id, None)
         return True
 
-    def lapsed(self, instance_id: str) -> InstanceInfo | None:
-        """The record of a ring whose owner is gone, or that was never recovered; some of its stages may still run. None
-        after LAPSED_S, after a deletion, or if the view has a higher ballot."""
-        instance, at = self._lapsed.get(instance_id, (None, 0.0))
-        if instance is None or asyncio.get_running_loop().time() > at + LAPSED_S:
-            return None
-        if self._is_deleted(instance_id, instance.ballot):
-            return None
-        newer = any(one.ballot > instance.ballot for _, one in self._records_of(instance_id))
-        return None if newer else instance
-
     def is_recovering(self, instance_id: str) -> bool:
         """Whether this node is recovering this instance now."""
         return instance_id in self._recoveries
@@ -271,21 +241,16 @@ class OwnedRings:
         """Whether a peer is expected to recover this ring soon, or to report that it is lost."""
         if self.is_recovering(instance_id):
             return True
-        records = [one for _, one in self._records_of(instance_id)]
+        records = [one for _, one in self.known.records_of(instance_id)]
         if records:
             return max(records, key=lambda one: one.ballot).state is InstanceState.READY
-        lapsed = self.lapsed(instance_id)
+        lapsed = self.known.lapsed(instance_id)
         return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.member_ids)
 
     def awaits_model(self, model: str) -> bool:
         """Whether some ring of a model is expected to be recovered soon."""
-        lapsed = [name for name, (one, _) in self._lapsed.items() if one.plan.model == model]
         mine = [name for name, one in self.monitors.items() if one.plan.model == model]
-        return any(map(self.is_awaited, (*lapsed, *mine)))
-
-    def _own_record(self, instance_id: str) -> InstanceInfo | None:
-        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
-        return record.value if record is not None and isinstance(record.value, InstanceInfo) else None
+        return any(map(self.is_awaited, (*self.known.lapsed_of_model(model), *mine)))
 
     async def end(self, monitor: RingMonitor, *, for_good: bool = False) -> None:
         """Release a ring that is no longer in `monitors` and withdraw this node's record of it. for_good: see
@@ -312,10 +277,10 @@ class OwnedRings:
 
     async def _end(self, monitor: RingMonitor, for_good: bool) -> None:
         instance_id = monitor.plan.instance_id
-        self.note(instance_id, monitor.ballot)
+        self.known.note(instance_id, monitor.ballot)
         await monitor.release(for_good=for_good)
-        self.note(instance_id, monitor.ballot)
-        record = self._own_record(instance_id)
+        self.known.note(instance_id, monitor.ballot)
+        record = self.known.own_record(instance_id)
         # By now this node may have started to place the instance again, by a higher ballot.
         if record is not None and record.ballot <= monitor.ballot:
             self._membership.put_instance(instance_id, None)
@@ -335,24 +300,21 @@ class OwnedRings:
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(until_beat(ORDER_EVERY_S))
 
-    def _is_deleted(self, instance_id: str, ballot: Ballot) -> bool:
-        return self._membership.fences.covers(instance_id, ballot)
-
     async def _end_deleted(self) -> None:
         """End what was deleted, regardless of who placed, adopted or recovers it: stages on this node and rings it
         owns."""
         for instance_id, monitor in list(self.monitors.items()):
-            if self._is_deleted(instance_id, monitor.ballot) and self.monitors.get(instance_id) is monitor:
+            if self.known.is_deleted(instance_id, monitor.ballot) and self.monitors.get(instance_id) is monitor:
                 del self.monitors[instance_id]
                 self._start_end(monitor, for_good=True)
         for instance_id, instance in list(self._ownerless.items()):
-            if self._is_deleted(instance_id, instance.ballot):
+            if self.known.is_deleted(instance_id, instance.ballot):
                 del self._ownerless[instance_id]
         for instance_id, (ballot, _) in list(self._recoveries.items()):
-            if self._is_deleted(instance_id, ballot):
+            if self.known.is_deleted(instance_id, ballot):
                 await self.stop_recovery(instance_id)
         for instance_id, ballot in self._members.leased_here():
-            if self._is_deleted(instance_id, ballot):
+            if self.known.is_deleted(instance_id, ballot):
                 await self._members.release_here(instance_id, self._membership.fences.ballot(instance_id))
 
     def _give_up_broken_groups(self) -> None:
@@ -384,7 +346,7 @@ class OwnedRings:
         """Adopt a ring without an owner if this node is its heir; a failed adoption is retried in a later round."""
         plan = instance.plan
         runs_here = self._members.runs_here(plan)
-        known = [one for _, one in self._records_of(plan.instance_id)]
+        known = [one for _, one in self.known.records_of(plan.instance_id)]
         if not runs_here or plan.instance_id in self.monitors or any(one.ballot >= instance.ballot for one in known):
             self._ownerless.pop(plan.instance_id, None)
             return
@@ -393,22 +355,22 @@ class OwnedRings:
             await self._recover_if_due(instance)
         if heir != self._membership.own.id:
             return
-        adopted = max(self.above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
+        adopted = max(self.known.above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
         answers = await asyncio.gather(*(self._ask_to_adopt(plan, seat, adopted) for seat in plan.seats))
         for answer in answers:
             if not answer.granted:
                 _log.info("%s cannot be adopted yet, retrying: %s", plan.instance_id, answer.reason)
-                self.note(plan.instance_id, answer.beaten_by or NO_BALLOT)
+                self.known.note(plan.instance_id, answer.beaten_by or NO_BALLOT)
                 return
         self._ownerless.pop(plan.instance_id, None)
-        self.note(plan.instance_id, adopted)
-        if any(owner == self._membership.own.id for owner, _ in self._records_of(plan.instance_id)):
+        self.known.note(plan.instance_id, adopted)
+        if any(owner == self._membership.own.id for owner, _ in self.known.records_of(plan.instance_id)):
             return  # this node is already placing it by a higher ballot
         _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
         monitor = RingMonitor(
             plan, self._members, tell_nobody, self._runner_limits, adopted, endpoints=instance.endpoints
         )
-        self._lapsed.pop(plan.instance_id, None)
+        self.known.forget_lapsed(plan.instance_id)
         self.keep(monitor)
         monitor.watch()
         self._membership.put_instance(plan.instance_id, replace(instance, adopted=adopted))
@@ -421,57 +383,19 @@ class OwnedRings:
         if not is_heir or instance_id in self._recoveries:
             return
         gone = [seat for seat in plan.seats if not self._membership.is_alive(seat.peer_id)]
-        looks = await asyncio.gather(*map(self._looks_at(instance).result, gone))
+        looks = await asyncio.gather(*map(self._silent.looks_at(instance).result, gone))
         if StageLook.LIVES in looks and not self._is_idle(instance):
             return
         _log.info("recovering %s, which lost its owner and %d seats", instance_id, len(gone))
         self._start_recovery(instance_id, instance.ballot, self._take_over(plan, instance.ballot))
 
-    def _looks_at(self, instance: InstanceInfo) -> SilentSeats:
-        """The checks of a ring's stages since their nodes stopped answering."""
-        key = instance.plan.instance_id, instance.ballot
-        if key not in self._silent:
-            self._silent[key] = SilentSeats(instance.plan, self._members, functools.partial(self._addresses, instance))
-        return self._silent[key]
-
     def _is_idle(self, instance: InstanceInfo) -> bool:
         """See RingUse.is_idle."""
-        now = asyncio.get_running_loop().time()
-        _, lapsed_at = self._lapsed.get(instance.plan.instance_id, (None, now))
-        return self.use.is_idle(instance, now - lapsed_at)
-
-    async def _keep_looking(self) -> None:
-        """Check the stages of rings that may have to be taken over, before the mesh agrees that their owner is dead."""
-        while True:
-            rings = self._rings_of_silent_owners()
-            for key in [key for key in self._silent if key not in rings]:
-                await self._silent.pop(key).close()
-            for instance in rings.values():
-                self._looks_at(instance).step({})
-            if self._ownerless and self.use.notice_awaited():
-                self._membership.changed.beat()
-            await next_beat(LOOK_EVERY_S if rings else CALM_LOOK_EVERY_S)
-
-    def _rings_of_silent_owners(self) -> dict[tuple[str, Ballot], InstanceInfo]:
-        """Ready rings with a stage here whose owner is dead or does not answer this node."""
-        own_id = self._membership.own.id
-        silent = [
-            one
-            for owner, one in self._membership.view.records_of_instances()
-            if own_id in one.plan.member_ids and self._membership.unanswered_s(owner) > 0
-        ]
-        rings = [one for one in (*silent, *self._ownerless.values()) if one.state is InstanceState.READY]
-        return {(one.plan.instance_id, one.ballot): one for one in rings}
-
-    def _addresses(self, instance: InstanceInfo, seat: Seat) -> list[str]:
-        """Where the runner of a seat may be reached; [] for a rank that is not a leader, whose address is not
-        published."""
-        return [] if seat.rank else self._members.addresses(instance.endpoints[seat.stage], seat.peer_id)
+        return self.use.is_idle(instance, self.known.lapsed_for_s(instance.plan.instance_id))
 
     async def _take_over(self, plan: Plan, owned: Ballot) -> None:
-        loop = asyncio.get_running_loop()
-        _, since = self._lapsed.get(plan.instance_id, (None, loop.time()))
-        if not await self._recover(plan, owned, loop.time() - since, "owner_lost"):
+        trouble_s = self.known.lapsed_for_s(plan.instance_id)
+        if not await self._recover(plan, owned, trouble_s, "owner_lost"):
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 
@@ -495,17 +419,3 @@ class OwnedRings:
         for instance_id, ballot, higher in beaten(self._members.stages_here(), instances):
             _log.info("ending the stage of %s (ballot %s): ballot %s is ready", instance_id, ballot, higher)
             await self._members.release_here(instance_id, ballot, higher)
-
-    def _records_of(self, instance_id: str) -> list[tuple[str, InstanceInfo]]:
-        records = self._membership.view.records_of_instances()
-        return [(owner, one) for owner, one in records if one.plan.instance_id == instance_id]
-
-    def above(self, instance_id: str) -> Ballot:
-        """The highest ballot of an instance that this node knows; a new plan needs a higher one."""
-        in_view = [one.ballot for _, one in self._records_of(instance_id)]
-        fence, promised = self._membership.fences.ballot(instance_id), self._members.promised_here(instance_id)
-        return max([self._highest.get(instance_id, NO_BALLOT), promised, fence, *in_view])
-
-    def note(self, instance_id: str, ballot: Ballot) -> None:
-        """Remember a ballot of an instance, so that the next plan gets a higher one."""
-        self._highest[instance_id] = max(ballot, self._highest.get(instance_id, NO_BALLOT))

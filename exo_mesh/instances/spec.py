@@ -1,11 +1,16 @@
-"""What a client asks of an instance: the model, and how it may be placed."""
+"""What a client asks of an instance: the model, and how it may be placed; and whether an instance is like that."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from exo_mesh.domain.group_placement import FAILED, groups_of
 from exo_mesh.domain.grouping import GroupWish, WishedBackend
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.settings.config import Settings
 
 
@@ -40,3 +45,44 @@ class InstanceSpec:
         """The requested grouping, with open fields taken from the settings."""
         size = self.tensor_group if self.tensor_group or self.groups else settings.tensor_group or None
         return GroupWish(size, self.groups, self.group_backend or settings.group_backend)
+
+
+def replica_id(model: str, replica: int) -> str:
+    """The instance id of a replica, `org--name-1`. It is equal on every peer, so two peers that place a model at the
+    same time create one instance."""
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", model.replace("/", "--")).strip("-")
+    return f"{slug[-80:]}-{replica}"
+
+
+_MIXED = {None: (False, True), "auto": (False, True), "never": (False,), "always": (True,)}
+"""Allowed values of "the plan uses several engines", by the `mixed_rings` value of the spec."""
+
+
+def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
+    """Whether an instance matches a spec. A field that the spec leaves open matches any value."""
+    plan = instance.plan
+    return (
+        plan.model == spec.model
+        and len(plan.member_ids) >= (spec.min_peers or 1)
+        and plan.context_limit >= (spec.context_limit or 0)
+        and all(spec.engine in (None, stage.engine) for stage in plan.stages)
+        and (len(plan.engines) > 1) in _MIXED[spec.mixed_rings]
+        and not set(spec.exclude_peers) & set(plan.member_ids)
+        and (not spec.pins or _as_pinned(plan, spec.pins))
+        and (FAILED in instance.reason or _as_grouped(plan, spec))
+    )
+
+
+def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
+    ordered = sorted(pins, key=lambda pin: pin.start)
+    held = [(stage.peers, stage.shard.start, stage.shard.stop) for stage in plan.stages]
+    return held == [(pin.group or (pin.peer_id,), pin.start, pin.stop) for pin in ordered] and all(
+        pin.engine in (None, stage.engine) for pin, stage in zip(ordered, plan.stages, strict=True)
+    )
+
+
+def _as_grouped(plan: Plan, spec: InstanceSpec) -> bool:
+    groups = groups_of(plan)
+    if spec.groups:
+        return {group.peers for group in groups} >= set(spec.groups)
+    return spec.tensor_group is None or max((group.size for group in groups), default=1) == spec.tensor_group

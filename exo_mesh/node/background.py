@@ -6,6 +6,7 @@ from functools import partial
 
 from exo_mesh.hosting.certificate_renewal import Renewal
 from exo_mesh.hosting.ring_energy import keep_ring_energy
+from exo_mesh.instances.preloading import preload
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.node.housekeeping import keep_addresses, keep_awake, keep_house, keep_rdma_ports
 from exo_mesh.node.parts import NodeParts
@@ -59,7 +60,7 @@ def _keep_models(parts: NodeParts) -> None:
     """Tasks that load, download, describe and measure models."""
     models, tasks = parts.models, parts.tasks
     find = partial(parts.desk.find, may_download=True)
-    tasks.start(parts.owning.instances.preload(parts.settings.preload, find), "preloading")
+    tasks.start(preload(parts.owning.instances, parts.settings.preload, find), "preloading")
     tasks.start(models.resume_pulls(parts.membership), "unfinished pulls")
     tasks.keep(models.keep_cards, "model cards")
     tasks.keep(models.served.keep, "model servers")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.instances import instances as instances_module
+from exo_mesh.instances import preloading
 from exo_mesh.instances.idle import IdleClock
 from exo_mesh.instances.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, instances, mesh, runners, tokens, until
@@ -81,7 +81,7 @@ async def test_an_idle_model_is_unloaded_and_the_next_request_loads_it_again(tmp
 async def test_all_peers_that_preload_a_model_place_it_once_and_a_deletion_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instances_module, "PRELOAD_SETTLE_S", 0.5)
+    monkeypatch.setattr(preloading, "PRELOAD_SETTLE_S", 0.5)
     async with mesh(tmp_path, 2, preload=(MODEL, "nobody-has-this")) as nodes:
         await until(lambda: all([one["state"] for one in instances(node)] == ["ready"] for node in nodes))
         assert await nodes[1].delete_instance(instances(nodes[1])[0]["id"])
