@@ -8,6 +8,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from tools.structure import constructions, packages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,3 +70,19 @@ def test_a_node_is_made_of_parts() -> None:
     made = constructions(ROOT / "exo_mesh" / "node" / "parts.py", "NodeParts")
     assert 10 < len(made) <= 18, "a new part belongs into the factory of its package, parts.py"
     assert "NodeParts" in constructions(ROOT / "exo_mesh" / "node" / "node.py", "Node")
+
+
+def test_a_module_has_one_subject_and_fewer_than_500_lines() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in product()}
+    assert {name: lines for name, lines in lengths.items() if lines >= 500} == {}, "split it by subject"
+
+
+@pytest.mark.extended
+def test_a_function_fits_on_a_screen() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in product()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+    ]
+    assert long == []

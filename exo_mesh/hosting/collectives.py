@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from ipaddress import AddressValueError, IPv4Address
 
 from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.domain.addresses import Interface, LinkKind
+from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import ReservationError
+
+
+async def own_endpoint(plan: Plan, index: int, own_id: str, hosts_of: Callable[[str], Sequence[str]]) -> str:
+    """See collective_endpoint; empty for a stage that is no tensor group. hosts_of: the addresses of a peer from this
+    node, the best first."""
+    stage = plan.stages[index]
+    if stage.group is None:
+        return ""
+    rank = stage.peers.index(own_id)
+
+    def best(peer_id: str) -> str | None:
+        return next(iter(hosts_of(peer_id)), None)
+
+    return await asyncio.to_thread(collective_endpoint, stage.group, rank, own_id, best)
 
 
 def collective_endpoint(group: TensorGroup, rank: int, own_id: str, host_of: Callable[[str], str | None]) -> str:

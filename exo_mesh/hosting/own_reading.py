@@ -30,6 +30,7 @@ def own_reading(
 ) -> Telemetry:
     """The current reading of this node. Reads nothing that blocks, because each probe makes one."""
     hardware = machine.meter.last
+    drivers = {stage.instance_id: stage.beat for stage in host.beats() if stage.is_driver}
     return Telemetry(
         membership.own.id,
         sequence,
@@ -38,8 +39,8 @@ def own_reading(
         host.reserved_bytes,
         os.getloadavg()[0],
         host.s_per_gb,
-        host.tokens,
-        host.outstanding,
+        {name: beat.tokens for name, beat in drivers.items()},
+        {name: beat.queued + beat.running for name, beat in drivers.items()},
         reasons,
         keys_digest,
         fetch_room_bytes,
@@ -47,14 +48,14 @@ def own_reading(
         headroom_bytes,
         temperature_c=hardware.machine.temperature_c or 0.0,
         power_w=hardware.machine.power_w or 0.0,
-        frames=host.frames,
+        frames={name: beat.prefill_frames + beat.decode_frames for name, beat in drivers.items()},
         is_draining=host.draining,
         hops=own_hops(membership, host),
         hardware=hardware,
-        prompt_tokens=host.prompt_tokens,
+        prompt_tokens={name: beat.prefill_tokens for name, beat in drivers.items()},
         entry_requests=entry_requests,
-        waiting=host.waiting,
-        slots=host.slots,
+        waiting={name: beat.queued for name, beat in drivers.items()},
+        slots={name: beat.slots for name, beat in drivers.items() if beat.slots},
     )
 
 

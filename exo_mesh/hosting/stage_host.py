@@ -16,7 +16,7 @@ from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
-from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
+from exo_mesh.hosting.collectives import own_endpoint, wiring_fault
 from exo_mesh.hosting.hops import Hops
 from exo_mesh.hosting.local_models import LocalModels, refuse_misfit
 from exo_mesh.hosting.reservations import Lease, Reservations
@@ -24,7 +24,7 @@ from exo_mesh.hosting.runner_exit import End
 from exo_mesh.hosting.runner_starter import USUAL_LIMITS, HostLimits, RunnerHistory, RunnerStarter
 from exo_mesh.hosting.spares import HeadStart
 from exo_mesh.hosting.speed import SpeedMeter
-from exo_mesh.hosting.stage_state import goes_on, is_well, why_unwell
+from exo_mesh.hosting.stage_state import goes_on, is_well, seat_of, why_unwell
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.hosting.supervisor import Runner
 from exo_mesh.machine.disk import Disk
@@ -35,7 +35,7 @@ from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
-from exo_mesh.telemetry.stage_metrics import StageMeter, StageSeat
+from exo_mesh.telemetry.stage_metrics import StageMeter
 from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
@@ -161,39 +161,6 @@ class StageHost:
         """The measured speed of the engines here; see SpeedMeter."""
         return self._speed.s_per_gb()
 
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Tokens drawn so far, by instance whose driver runs here."""
-        drivers = [lease.plan.instance_id for lease in self.leases if lease.plan.peer_ids[-1] == self._own_id]
-        beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
-        return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
-
-    @property
-    def frames(self) -> dict[str, int]:
-        """Frames computed so far, by instance whose driver runs here."""
-        drivers = (stage for stage in self.beats() if stage.is_driver)
-        return {stage.instance_id: stage.beat.prefill_frames + stage.beat.decode_frames for stage in drivers}
-
-    @property
-    def prompt_tokens(self) -> dict[str, int]:
-        """Prompt tokens computed so far, by instance whose driver runs here."""
-        return {stage.instance_id: stage.beat.prefill_tokens for stage in self.beats() if stage.is_driver}
-
-    @property
-    def outstanding(self) -> dict[str, int]:
-        """Requests that wait or run, by instance whose driver runs here."""
-        return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}
-
-    @property
-    def waiting(self) -> dict[str, int]:
-        """Requests in the queue, by instance whose driver runs here."""
-        return {stage.instance_id: stage.beat.queued for stage in self.beats() if stage.is_driver}
-
-    @property
-    def slots(self) -> dict[str, int]:
-        """Requests that run at once, by instance whose driver runs here."""
-        return {stage.instance_id: stage.beat.slots for stage in self.beats() if stage.is_driver and stage.beat.slots}
-
     def promised(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node has promised."""
         return self._reservations.promised(instance_id)
@@ -248,7 +215,7 @@ class StageHost:
             )
         await refuse_misfit(plan, index, self._own_id, self._models, self._can_run)
         self._keep.guard.check(plan, index)
-        collective = await self._collective(plan, index)
+        collective = await own_endpoint(plan, index, self._own_id, self._hosts_of)
         async with self._turn:
             if self._stopping:
                 return ReserveAnswer(False, 0, "this node is stopping")
@@ -271,17 +238,6 @@ class StageHost:
         memory."""
         most = self._keep.guard.most_bytes(plan, index)
         return self.usable_bytes() if most is None else min(most, self.usable_bytes())
-
-    async def _collective(self, plan: Plan, index: int) -> str:
-        stage = plan.stages[index]
-        if stage.group is None:
-            return ""
-        rank = stage.peers.index(self._own_id)
-        return await asyncio.to_thread(collective_endpoint, stage.group, rank, self._own_id, self._host_of)
-
-    def _host_of(self, peer_id: str) -> str | None:
-        """The best address of a peer from this node."""
-        return next(iter(self._hosts_of(peer_id)), None)
 
     async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> ReserveAnswer:
         """Promise a running stage to a new owner; see Reservations.adopt."""
@@ -481,7 +437,7 @@ class StageHost:
                 self._starter.pace.started(runner.started_s)
                 self._starter.pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
             lease.ready = runner.board.ready
-            meter.take(self._seat(lease), beat)
+            meter.take(seat_of(lease, self._own_id), beat)
 
         def on_end(end: End, why: str) -> None:
             self._metrics.runner_ended(lease.plan.model, str(end))
@@ -499,22 +455,6 @@ class StageHost:
             meter.end()
             failed = runner.board.failed
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
-
-    def _seat(self, lease: Lease) -> StageSeat:
-        """The place of a lease's runner in its ring, for the metrics."""
-        plan, stage = lease.plan, lease.stage
-        rank = stage.peers.index(self._own_id)
-        passes_on = len(plan.stages) > 1 and rank == 0
-        return StageSeat(
-            model=plan.model,
-            instance_id=plan.instance_id,
-            stage=lease.index,
-            layers=(stage.shard.start, stage.shard.stop),
-            engine=stage.engine,
-            rank=rank,
-            epoch=lease.ballot.counter,
-            next_peer=plan.stages[(lease.index + 1) % len(plan.stages)].peer_id if passes_on else "",
-        )
 
     async def _end_runner(self, instance_id: str) -> None:
         runner = self._runners.get(instance_id)

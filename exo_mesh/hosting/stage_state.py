@@ -1,5 +1,5 @@
-"""Decides about a stage on this machine: its start message, whether it is healthy, and whether it may continue under
-another plan."""
+"""Decides about a stage on this machine: its start message, its place in the ring, whether it is healthy, and whether
+it may continue under another plan."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.proto import runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
+from exo_mesh.telemetry.stage_metrics import StageSeat
 from exo_mesh.transport.plan_codec import plan_to_proto, rank_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
@@ -97,4 +98,21 @@ def goes_on(started: Lease, plan: Plan, index: int) -> bool:
         and (started.stage.engine, started.stage.shard) == (new.stages[index].engine, new.stages[index].shard)
         and (old.model, old.model_digest) == (new.model, new.model_digest)
         and (old.context_limit, old.activation_dtype) == (new.context_limit, new.activation_dtype)
+    )
+
+
+def seat_of(lease: Lease, own_id: str) -> StageSeat:
+    """The place of a lease's runner in its ring, for the metrics."""
+    plan, stage = lease.plan, lease.stage
+    rank = stage.peers.index(own_id)
+    passes_on = len(plan.stages) > 1 and rank == 0
+    return StageSeat(
+        model=plan.model,
+        instance_id=plan.instance_id,
+        stage=lease.index,
+        layers=(stage.shard.start, stage.shard.stop),
+        engine=stage.engine,
+        rank=rank,
+        epoch=lease.ballot.counter,
+        next_peer=plan.stages[(lease.index + 1) % len(plan.stages)].peer_id if passes_on else "",
     )

@@ -122,7 +122,7 @@ async def test_the_death_of_an_api_peer_takes_no_ring_with_it(tmp_path: Path) ->
         await asyncio.gather(running, return_exceptions=True)
         await crash(entry)
         assert len(await tokens(nodes[0], a_request("after", 20))) == 20
-        await until(lambda: not any(nodes[0]._hosting.host.outstanding.values()))
+        await until(lambda: not any(stage.beat.queued + stage.beat.running for stage in nodes[0]._hosting.host.beats()))
         after = instances(nodes[0])[0]
         assert (before["id"], before["ballot"]) == (after["id"], after["ballot"]), "nothing was placed again"
         await entry.stop()
