@@ -269,8 +269,10 @@ class DiskIndex:
         return None
 
     def store_evicted(self, kept: KeptSequence, cuts_back: bool, now: float, num_running: int) -> StoreKv | None:
-        """The op that writes a sequence which memory gives up; None if it is on disk, or cannot be written now."""
-        if kept.is_stored or kept.length < LEAST_TOKENS or not self._may_store(now, num_running):
+        """The op that writes a sequence which memory gives up; None if it is on disk, or cannot be written now. If one
+        request runs, it is the one that needs the room, and no stream waits for the copy."""
+        num_others = num_running if num_running > 1 else 0
+        if kept.is_stored or kept.length < LEAST_TOKENS or not self._may_store(now, num_others):
             return None
         return self._store(kept, cuts_back, now)
 
