@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest
 from exo_mesh.domain.request import TokenEvent
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.prefix_disk.folder import stored_files
 from tests.support.nodes import MODEL, a_request, mesh, until
 
 pytestmark = pytest.mark.extended
@@ -79,3 +81,36 @@ async def test_one_node_can_switch_the_cache_of_a_ring_off(tmp_path: Path, off: 
     async with ring(tmp_path, each=each) as here:
         answer, _ = await here.ask()
         assert await here.ask() == (answer, 0)
+
+
+LONG = tuple(3 + (11 * place) % 250 for place in range(900))
+
+
+@pytest.mark.parametrize("secret", ["", "k" * 40])
+async def test_after_a_restart_of_all_nodes_a_prompt_is_read_from_their_disks(tmp_path: Path, secret: str) -> None:
+    each = [{"prefix_disk": tmp_path / f"kv-{index}"} for index in range(2)]
+    async with ring(tmp_path, each=each, secret=secret) as here:
+        answer, _ = await here.ask(LONG)
+        await until(lambda: (here.prefix().get("disk") or {}).get("known") == 1)
+    written = [list(stored_files(tmp_path / f"kv-{index}")) for index in range(2)]
+    assert [len(files) for files in written] == [1, 1], "each node has the layers of its own stage"
+    assert written[0][0].stage != written[1][0].stage
+    assert written[0][0].path.read_bytes().startswith(b"EXOMKV1") == bool(secret)
+    async with ring(tmp_path, each=each, secret=secret) as here:
+        again, cached = await here.ask(LONG)
+        assert again == answer and cached == len(LONG) // 64 * 64
+        await until(lambda: (here.prefix().get("disk") or {}).get("hits") == 1)
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.3, 0.9])
+async def test_runners_that_are_killed_while_they_write_cost_no_answer(tmp_path: Path, moment_s: float) -> None:
+    each = [{"prefix_disk": tmp_path / f"kv-{index}"} for index in range(2)]
+    async with ring(tmp_path, each=each) as here:
+        answer, _ = await here.ask(LONG)
+        await asyncio.sleep(moment_s)  # the moment is arbitrary, and nothing is measured
+        (instance,) = here.nodes[0].observation.state()["view"]["instances"]
+        for stage in instance["stages"]:
+            os.kill(stage["pid"], signal.SIGKILL)
+        assert (await here.ask(LONG))[0] == answer
+    async with ring(tmp_path, each=each) as here:
+        assert (await here.ask(LONG))[0] == answer
