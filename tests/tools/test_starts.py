@@ -112,6 +112,14 @@ def test_bench_measures_a_llamacpp_stage_beside_llamacpp() -> None:
     assert all(cell["cpu_ms"] > 0 and cell["llama_cpu_ms"] > 0 for cell in cells)
 
 
+@needs_llamacpp
+@pytest.mark.extended
+def test_bench_measures_two_llamacpp_stages_on_a_core_each_beside_llamacpp() -> None:
+    briefly = ("--size", "5M", "--streams", "2", "--prompt", "4", "--tokens", "4", "--turns", "1", "--json")
+    (load,) = json.loads(start("tools.bench", "llama-ring", *briefly))
+    assert load["streams"] == 2 and load["ring"] > 0 and load["whole"] > 0 and not load["rpc"]
+
+
 @needs_mlx
 @pytest.mark.extended
 def test_tensor_groups_compares_two_ranks_with_one_process() -> None:

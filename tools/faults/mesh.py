@@ -372,8 +372,9 @@ elsewhere."""
 class Meshes:
     """Meshes of several sizes, one at a time, reused up to MAX_USES unless a run failed."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, engine: Sequence[str] = DETERMINISTIC) -> None:
+        """engine: the flags of each node's engine."""
+        self._root, self._engine = root, engine
         self._held = contextlib.ExitStack()
         self._mesh: FaultMesh | None = None
         self._uses = 0
@@ -383,7 +384,7 @@ class Meshes:
         if self._mesh is None or len(self._mesh.nodes) != count or self._uses >= MAX_USES:
             self.close()
             folder = self._root / f"mesh-{next(_numbers)}"
-            self._mesh = self._held.enter_context(fault_mesh(folder, count))
+            self._mesh = self._held.enter_context(fault_mesh(folder, count, engine=self._engine))
             self._uses = 0
         self._uses += 1
         return self._mesh
