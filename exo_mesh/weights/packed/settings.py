@@ -36,9 +36,12 @@ class WeightScheme:
 
 @dataclass(frozen=True, slots=True)
 class PackedSettings:
-    """Settings of a checkpoint. bits: of GPTQ and AWQ. group_size: of GPTQ; -1 for one
-    group a row. reorders: whether columns of a group may be apart. zero_offset: added to stored zero points. block: rows and
-    columns that share a scale in FP8; None for one scale a tensor. schemes: of compressed-tensors."""
+    """Settings of a checkpoint.
+
+    bits: of GPTQ and AWQ. group_size, reorders, zero_offset: of GPTQ: columns that share a scale (-1 for all), whether
+    they may be apart, and what is added to stored zero points. block: rows and columns that share a scale in FP8; None
+    for one scale a tensor. schemes: of compressed-tensors.
+    """
 
     file: Path
     method: str

@@ -27,8 +27,8 @@ class PackedTensor(TensorInfo):
     """A quantised weight `[rows, columns]`; shape is that of the plain weight, the other fields are those of its codes.
 
     layout: gptq, awq, words (rows of packed words), int8 or float8. scales, zeros, group_index: its other tensors.
-    reorders: whether config.json says that columns of a group are apart. zero_offset: added to zero points as they are stored. group_size: columns that share a scale. block: rows and
-    columns that share one, for float8.
+    reorders: whether config.json says that columns of a group are apart. zero_offset: added to zero points as they are
+    stored. group_size: columns that share a scale. block: rows and columns that share one, for float8.
     """
 
     layout: str
