@@ -68,8 +68,8 @@ class CodeMatrix:
 
     @property
     def num_bytes(self) -> int:
-        parts = sum(part.packed.nbytes + part.factors.nbytes for part in self._parts)
-        return parts + (0 if self._order is None else self._order.nbytes)
+        parts: int = sum(part.packed.nbytes + part.factors.nbytes for part in self._parts)
+        return parts + (0 if self._order is None else 8 * self.columns)
 
     def fill(self, first: int, codes: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor) -> None:
         """Put rows `[first, first + n)` in place. codes uint8 `[n, columns]`; scales, biases `[n, groups]`, of values

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.proto import driver_pb2
@@ -145,7 +146,7 @@ async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWir
     ours, theirs = socket_pair()
     command = [sys.executable, "-m", "exo_mesh.runner", "--control-fd", str(theirs.fileno())]
     process = await asyncio.create_subprocess_exec(
-        *command, pass_fds=(theirs.fileno(),), env={**os.environ, **RUNNER_ENVIRONMENT}
+        *command, pass_fds=(theirs.fileno(),), env={**compute_environment(os.environ), **RUNNER_ENVIRONMENT}
     )
     theirs.close()
     if cpu is not None and hasattr(os, "sched_setaffinity"):

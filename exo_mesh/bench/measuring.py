@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError
 from exo_mesh.hosting.runner_child import RUNNER_ENVIRONMENT
 
@@ -50,7 +51,7 @@ class MeasuringChild:
             stdout=subprocess.PIPE,
             stderr=self._log,
             bufsize=0,
-            env={**os.environ, **RUNNER_ENVIRONMENT},  # the same allocator settings as for a stage
+            env={**compute_environment(os.environ), **RUNNER_ENVIRONMENT},  # the same allocator settings as for a stage
         )
         return self
 

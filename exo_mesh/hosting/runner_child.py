@@ -8,18 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exo_mesh.domain.wiring_rules import MLX_VARIABLES
+from exo_mesh.engine.process_environment import ALLOCATOR, compute_environment
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.transport import runner_pipe
 from exo_mesh.transport.grpc_environment import QUICK_POLLING
 
-RUNNER_ENVIRONMENT = {
-    # By default glibc maps and faults in fresh pages for every large message: half of the cost of a 16 MiB hop,
-    # measured.
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "268435456",
-    **QUICK_POLLING,
-}
+RUNNER_ENVIRONMENT = {**ALLOCATOR, **QUICK_POLLING}
 
 
 @dataclass(slots=True)
@@ -65,7 +59,7 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Runne
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**_for_runner(environment), **RUNNER_ENVIRONMENT},
+            env={**compute_environment(_for_runner(environment)), **RUNNER_ENVIRONMENT},
             start_new_session=True,
         )
     except OSError:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError
 from exo_mesh.settings.config import SECRET_VARIABLE
 
@@ -29,7 +30,7 @@ async def ask_child(command: Sequence[str], deadline_s: float, what: str) -> Map
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != SECRET_VARIABLE},
+        env=compute_environment({name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}),
         start_new_session=True,
     )
     with contextlib.suppress(OSError):
