@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from exo_mesh.domain.request import FinishReason, GenerateRequest, PromptLogprob, TokenEvent, TokenLogprob
-from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import Respelling, TextPiece, TextUsage
 from exo_mesh.errors import KeyReusedError
 
 RETENTION_S = 600.0
@@ -22,8 +22,9 @@ LOGPROBS_COUNT = 50
 PIECE_COUNT = 50
 """A piece of text takes about as much memory as 50 ids, and one more for each 4 characters."""
 
-Output = int | TextPiece
-"""What one event of an answer adds to it: a token id or a piece of text."""
+Output = int | TextPiece | Respelling
+"""What one event of an answer adds to it: a token id or a piece of text. A Respelling adds nothing: it says which
+tokens stand for the text so far."""
 
 
 @dataclass(slots=True)
@@ -62,6 +63,9 @@ class Kept:
         if event.piece is not None:
             self.rest.append(event.piece)
             self._rest_weight += PIECE_COUNT + len(event.piece.text) // 4
+        elif event.respelling is not None:
+            self.rest.append(event.respelling)
+            self._rest_weight += PIECE_COUNT + len(event.respelling.ids)
         elif event.token_id is not None and self.rest:
             self.rest.append(event.token_id)
             self._rest_weight += PIECE_COUNT
@@ -94,6 +98,14 @@ class Kept:
             for piece in sent:
                 self.add(TokenEvent(len(self), None, piece=piece))
 
+    def cut(self, length: int) -> None:
+        """Drops the token ids from number `length` on, to be drawn again."""
+        removed = max(0, len(self.ids) - length)
+        if removed:
+            del self.ids[length:]
+            del self.details[max(0, len(self.details) - removed) :]
+            self.finish = None
+
     def reopen(self) -> None:
         """Drops the output because log-probabilities of the prompt are missing: both are computed again, the prompt
         first."""
@@ -124,7 +136,17 @@ class Kept:
 
 def output_event(index: int, item: Output) -> TokenEvent:
     """The event that adds this output as number `index`."""
-    return TokenEvent(index, None, piece=item) if isinstance(item, TextPiece) else TokenEvent(index, item)
+    if isinstance(item, TextPiece):
+        return TokenEvent(index, None, piece=item)
+    if isinstance(item, Respelling):
+        return TokenEvent(index, None, respelling=item)
+    return TokenEvent(index, item)
+
+
+def output_of(event: TokenEvent) -> Output | None:
+    """What an event adds to the output; None for an end that adds nothing."""
+    added = event.piece or event.respelling
+    return event.token_id if added is None else added
 
 
 class ReplayStore:

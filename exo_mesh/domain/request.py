@@ -9,7 +9,7 @@ from typing import Protocol
 
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import Respelling, TextInput, TextPiece, TextUsage
 from exo_mesh.pictures import Picture, pictures_defect
 
 
@@ -65,8 +65,8 @@ class ThinkingBudget:
 class TextBridge(Protocol):
     """Converts the beginning of an answer between token ids and text; the entry peer has the model's tokenizer."""
 
-    def ids_of(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        """The token ids with which a model would have written these pieces. Raises EngineError if it cannot have."""
+    def respelling(self, pieces: Sequence[TextPiece]) -> Respelling:
+        """The tokens with which a model would have written these pieces. Raises EngineError if it cannot have."""
 
     def pieces_of(self, token_ids: Sequence[int]) -> tuple[TextPiece, ...]:
         """The pieces of text that these token ids mean."""
@@ -121,6 +121,8 @@ class GenerateRequest:
     """Restricts the output from its first token on. The output ends where the grammar is complete; stop_ids can be
     drawn only where it may end, or where the grammar names them."""
     thinking: ThinkingBudget | None = None
+    begins_with: str = ""
+    """The tokens after resume_ids spell this text, and may spell more with the last of them."""
     text: TextInput | None = None
     """What the client asked for, as text. A request for a model without a tokenizer in the mesh has no prompt_ids."""
     bridge: TextBridge | None = field(default=None, compare=False, repr=False)
@@ -207,9 +209,10 @@ class TokenEvent:
     """The output token number `index` of a request, or its end.
 
     token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only. From an
-    engine that gives text, an event has a `piece` instead of a token id, and `usage` on the last event. cached: on the
-    first event, the prompt tokens that came from a prefix cache. vector: the result of a request for a vector, on its
-    only event: float32 values, little-endian.
+    engine that gives text, an event has a `piece` instead of a token id, and `usage` on the last event; respelling:
+    which tokens stand for the text so far, before the first token of a ring that continues it. cached: on the first
+    event, the prompt tokens that came from a prefix cache. vector: the result of a request for a vector, on its only
+    event: float32 values, little-endian.
     """
 
     index: int
@@ -221,6 +224,7 @@ class TokenEvent:
     usage: TextUsage | None = None
     cached: int = 0
     vector: bytes | None = None
+    respelling: Respelling | None = None
 
 
 @dataclass(frozen=True, slots=True)

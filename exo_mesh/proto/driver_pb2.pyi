@@ -71,6 +71,16 @@ class TextPiece(_message.Message):
     name: bytes
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[bytes] = ..., call: _Optional[int] = ..., call_id: _Optional[str] = ..., name: _Optional[bytes] = ...) -> None: ...
 
+class Respelling(_message.Message):
+    __slots__ = ("ids", "spelling", "known")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    SPELLING_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    spelling: bytes
+    known: bytes
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., spelling: _Optional[bytes] = ..., known: _Optional[bytes] = ...) -> None: ...
+
 class TextInput(_message.Message):
     __slots__ = ("body", "stops", "begun")
     BODY_FIELD_NUMBER: _ClassVar[int]
@@ -136,7 +146,7 @@ class PutImageReply(_message.Message):
     def __init__(self) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text", "embed", "images", "no_store", "cache_scope")
+    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking", "text", "embed", "images", "begins_with", "no_store", "cache_scope")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +170,7 @@ class GenerateRequest(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_WITH_FIELD_NUMBER: _ClassVar[int]
     NO_STORE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
@@ -185,9 +196,10 @@ class GenerateRequest(_message.Message):
     text: TextInput
     embed: Embed
     images: _containers.RepeatedCompositeFieldContainer[Image]
+    begins_with: bytes
     no_store: bool
     cache_scope: bytes
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., no_store: bool = ..., cache_scope: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., text: _Optional[_Union[TextInput, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., begins_with: _Optional[bytes] = ..., no_store: bool = ..., cache_scope: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -198,7 +210,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens", "cached", "vector")
+    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens", "respelling", "cached", "vector")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +219,7 @@ class TokenEvent(_message.Message):
     PIECE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESPELLING_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     index: int
@@ -217,9 +230,10 @@ class TokenEvent(_message.Message):
     piece: TextPiece
     prompt_tokens: int
     output_tokens: int
+    respelling: Respelling
     cached: int
     vector: bytes
-    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., respelling: _Optional[_Union[Respelling, _Mapping]] = ..., cached: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class PromptLogprob(_message.Message):
     __slots__ = ("index", "logprob", "top")

@@ -1,10 +1,9 @@
-"""Limits the output of one request by a grammar, a thinking budget, or both."""
+"""Limits the output of one request: by a grammar, a thinking budget, or a text that it must begin with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh.model_files import one_line
 from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.thoughts import ThoughtLimit
+from exo_mesh.text.spelling import Spelling
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -38,13 +38,15 @@ class Constraint:
         if request.thinking is not None:
             self._thought = ThoughtLimit(request.thinking, request.resume_ids)
         self._matcher: LLMatcher | None = None
+        self._beginning: Spelling | None = None
+        """Set until the output has spelled the text that it must begin with."""
         self._eos: frozenset[int] = frozenset()
         self._allowed: Allowed | None = None
         self._making: Future[None] | None = None
         self.is_complete = False
         """True when nothing can follow the output: the request ends."""
-        if request.grammar is not None:
-            self._making = grammars.compile(request.grammar, self._begin)
+        if request.grammar is not None or request.begins_with:
+            self._making = grammars.begin(self._begin)
 
     @property
     def is_ready(self) -> bool:
@@ -60,7 +62,7 @@ class Constraint:
         """The tokens that may come next, as a mask by id; ids beyond its end are not allowed. None: any token may come.
         Raises the MeshError that ends the request."""
         self._settle()
-        if self._one_by_one and self._thought is not None and (ids := self._possible(self._thought)):
+        if self._one_by_one and (ids := self._end_of_thought()):
             only = np.zeros(ids[0] + 1, np.bool_)
             only[ids[0]] = True
             return only
@@ -73,6 +75,10 @@ class Constraint:
             self._thought.add(token_id)
         if self._matcher is not None and not self._matcher.consume_token(token_id):
             raise self._broken(self._matcher)
+        if self._beginning is not None:
+            self._beginning.accept(token_id)
+            if self._beginning.is_done:
+                self._beginning = None
 
     def follow(self, room: int) -> list[int]:
         """The tokens that must come next, at most `room`; they count as output from now on. Then starts to compute what
@@ -88,21 +94,25 @@ class Constraint:
             else:
                 self.accept(ids[0])
                 forced.append(ids[0])
+        self._allowed = None
         if self._matcher is not None and not self.is_complete:
             self._check(self._matcher)
-            self._making = self._grammars.submit(partial(self._make_mask, self._matcher))
+        if (self._matcher is not None or self._beginning is not None) and not self.is_complete:
+            self._making = self._grammars.submit(self._make_mask)
         return forced
 
     def _must_come(self) -> Sequence[int]:
-        if self._thought is not None and (ids := self._possible(self._thought)):
+        if ids := self._end_of_thought():
             return ids
-        return () if self._matcher is None else self._matcher.compute_ff_tokens()
+        return () if self._matcher is None or self._beginning is not None else self._matcher.compute_ff_tokens()
 
-    def _possible(self, thought: ThoughtLimit) -> tuple[int, ...]:
-        """The tokens that must come to end a thought; none if the grammar does not allow them."""
-        ids = thought.forced()
+    def _end_of_thought(self) -> tuple[int, ...]:
+        """The tokens that must come to end a thought; none if the grammar does not allow them, or not yet."""
+        if self._thought is None or self._beginning is not None:
+            return ()
+        ids = self._thought.forced()
         if ids and self._matcher is not None and self._matcher.validate_tokens(list(ids)) < len(ids):
-            thought.give_up()
+            self._thought.give_up()
             return ()
         return ids
 
@@ -118,13 +128,31 @@ class Constraint:
 
     # the methods below run in other threads
 
-    def _begin(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
+    def _begin(self) -> None:
+        if self._request.begins_with:
+            self._beginning = Spelling(self._grammars.token_bytes(), self._request.begins_with)
+        if self._request.grammar is None:
+            return
+        matcher, eos_ids = self._grammars.matcher(self._request.grammar)
         resume_ids = list(self._request.resume_ids)
         if resume_ids and not matcher.consume_tokens(resume_ids):
             raise InputError(f"the grammar does not accept the output so far: {one_line(matcher.get_error())}")
         self._matcher, self._eos = matcher, eos_ids
 
-    def _make_mask(self, matcher: LLMatcher) -> None:
+    def _make_mask(self) -> None:
+        allowed = None if self._matcher is None else self._of_grammar(self._matcher)
+        if self._beginning is not None:
+            spelling = self._beginning.allowed()
+            spelling[[token_id for token_id in self._ends if token_id < spelling.size]] = False
+            if allowed is not None:
+                size = min(allowed.size, spelling.size)  # one of them ends at a multiple of 32
+                spelling = allowed[:size] & spelling[:size]
+            allowed = spelling
+            if not allowed.any():
+                raise InputError("no token that may come next spells the text that the output must begin with")
+        self._allowed = allowed
+
+    def _of_grammar(self, matcher: LLMatcher) -> Allowed:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         self._check(matcher)
         allowed = np.unpackbits(bits, bitorder="little").view(np.bool_)
@@ -135,7 +163,7 @@ class Constraint:
             allowed[[token_id for token_id in self._ends if token_id < allowed.size]] = True
         elif not allowed.any():
             raise InputError("the grammar allows no token of this model to come next")
-        self._allowed = allowed
+        return allowed
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():

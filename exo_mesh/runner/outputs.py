@@ -81,10 +81,11 @@ class Outputs:
                 self._pool_one(generation, row, states)
 
     def constrain(self, generation: Generation) -> None:
-        """Attach a grammar or a thinking budget to a request that asks for one, as soon as it is ready; the prompt is
-        computed meanwhile."""
+        """Attach a grammar, a thinking budget or a text to begin with to a request that asks for one, as soon as it is
+        ready; the prompt is computed meanwhile."""
         request = generation.request
-        if (request.grammar is None and request.thinking is None) or not generation.sequence.draws:
+        is_free = request.grammar is None and request.thinking is None and not request.begins_with
+        if is_free or not generation.sequence.draws:
             return
         if self._grammars is None:
             self._end(generation.sequence.id, InputError("this driver cannot apply grammars or thinking budgets"))

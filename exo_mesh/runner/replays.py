@@ -41,6 +41,8 @@ class Replays:
         """Note that a sequence works on the answer from now on. Returns the request that continues after everything
         kept, and the kept events that its caller has not received."""
         kept.meet(request.resume_ids)
+        if request.begins_with:
+            kept.cut(len(request.resume_ids))  # the caller has the text that these tokens must spell, and not them
         if request.num_scores > len(kept.prompt):
             kept.reopen()
         kept.live = True

@@ -11,9 +11,9 @@ from itertools import groupby
 from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.replay import Kept, Output, ReplayStore
+from exo_mesh.domain.replay import Kept, Output, ReplayStore, output_of
 from exo_mesh.domain.request import GenerateRequest, PrefixReport, PromptLogprobs, TextBridge, TokenEvent
-from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import Respelling, TextPiece, TextUsage, rest_of
 from exo_mesh.errors import (
     CancelledRequestError,
     EngineError,
@@ -48,7 +48,8 @@ class JournalEntry:
     model: str
     entered_at: float
     emitted: list[Output] = field(default_factory=list)
-    """Its output so far: token ids, and pieces of text where an engine gave text."""
+    """Its output so far: token ids, and pieces of text where an engine gave text. Before the token ids that follow
+    such pieces it says which tokens stand for them."""
     cancelled: bool = False
     on_cancel: Callable[[], object] | None = None
     last_token_at: float | None = None
@@ -74,6 +75,8 @@ class JournalEntry:
     """Its tokens as its engine counted them, at the end of an answer as text."""
     _skew: int = 0
     """How many more events were emitted than the present leg counts from: ids and pieces are not one to one."""
+    _respelling: Respelling | None = None
+    """What the next token of the present leg follows, if that stands for text and was not passed on yet."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache of its first ring."""
     prefix: PrefixReport | None = None
@@ -104,28 +107,65 @@ class JournalEntry:
         if as_text:
             return self._as_text()
         wanted = self.request.prompt_logprobs if self.scored < self.request.num_scores else None
-        ids = tuple(item for item in self.emitted if not isinstance(item, TextPiece))
-        if len(ids) < len(self.emitted):
-            ids = self._bridge.ids_of(self._pieces())
+        ids, begins_with = self._as_ids(), ""
+        self._respelling = None
+        if ids is None:
+            self._respelling = self._bridge.respelling(self._pieces())
+            ids, begins_with = self._respelling.ids, self._respelling.spelling
         resume_ids = (*self.request.resume_ids, *ids)
-        self._skew = self.next_index - len(resume_ids)
-        return replace(self.request, resume_ids=resume_ids, prompt_logprobs=wanted, text=None)
+        self._skew = self.next_index + (self._respelling is not None) - len(resume_ids)
+        return replace(self.request, resume_ids=resume_ids, begins_with=begins_with, prompt_logprobs=wanted, text=None)
+
+    def _as_ids(self) -> tuple[int, ...] | None:
+        """The tokens of the output so far; None if text came since the last ones, or if the tokens may not have spelled
+        all of the text before them yet."""
+        last, since = self._since_respelling()
+        ids = tuple(item for item in since if isinstance(item, int))
+        if len(ids) < len(since) or len(ids) < len(last.spelling.encode()):  # a token spells a byte or more
+            return None
+        return (*last.ids, *ids)
+
+    def _since_respelling(self) -> tuple[Respelling, list[Output]]:
+        """The last statement which tokens stand for text, and the output after it."""
+        for at in range(len(self.emitted) - 1, -1, -1):
+            item = self.emitted[at]
+            if isinstance(item, Respelling):
+                return item, self.emitted[at + 1 :]
+        return Respelling(()), self.emitted
+
+    def take_respelling(self) -> list[TokenEvent]:
+        """The event to pass on before the first token of the present leg; empty if there is none."""
+        if self._respelling is None:
+            return []
+        event = TokenEvent(self.next_index, None, respelling=self._respelling)
+        self._respelling = None
+        self._add(event)
+        return [event]
 
     def _as_text(self) -> GenerateRequest:
         assert self.request.text is not None, "an instance was chosen that takes text"
         begun = (*self.request.text.begun, *self._pieces())
-        self._skew = self.next_index - len(begun)
+        self._skew, self._respelling = self.next_index - len(begun), None
         text = replace(self.request.text, begun=begun)
         return replace(self.request, prompt_ids=(), resume_ids=(), text=text)
 
     def _pieces(self) -> tuple[TextPiece, ...]:
         """The emitted output as text."""
         found: list[TextPiece] = []
-        for is_text, items in groupby(self.emitted, lambda item: isinstance(item, TextPiece)):
-            if is_text:
-                found += [item for item in items if isinstance(item, TextPiece)]
-            else:
-                found += self._bridge.pieces_of([item for item in items if not isinstance(item, TextPiece)])
+        begun: Respelling | None = None
+        for kind, items in groupby(self.emitted, type):
+            if kind is int:
+                ids = [item for item in items if isinstance(item, int)]
+                if begun is None:
+                    found += self._bridge.pieces_of(ids)
+                else:
+                    found += rest_of(self._bridge.pieces_of((*begun.ids, *ids)), found)
+                continue
+            for item in items:
+                if isinstance(item, TextPiece):
+                    found.append(item)
+                elif isinstance(item, Respelling):
+                    begun = item
         return tuple(found)
 
     @property
@@ -150,7 +190,8 @@ class JournalEntry:
         """As the engine counted them, if it gave text; a piece counts as a token before that."""
         if self.usage is not None and self.usage.output_tokens is not None:
             return self.usage.output_tokens
-        return len(self.emitted)
+        last, since = self._since_respelling()
+        return len(last.ids) + len(since)
 
     def accept(self, event: TokenEvent) -> bool:
         """Record an event; False for a repeated event, which the caller must drop. Raises TransportError if one is
@@ -160,16 +201,17 @@ class JournalEntry:
             return False
         if index > self.next_index:
             raise TransportError(f"the driver skipped from token {self.next_index} to token {index}")
-        if event.piece is not None:
-            self.emitted.append(event.piece)
-        elif event.token_id is not None:
-            self.emitted.append(event.token_id)
-        self.usage = event.usage or self.usage
+        self._add(event)
         if event.cached:
             self.cached_tokens = min(event.cached, len(self.request.prompt_ids))
+        return True
+
+    def _add(self, event: TokenEvent) -> None:
+        if (output := output_of(event)) is not None:
+            self.emitted.append(output)
+        self.usage = event.usage or self.usage
         if self.kept is not None and not self.superseded:
             self.kept.add(event)
-        return True
 
     def accept_prompt(self, event: PromptLogprobs) -> PromptLogprobs | None:
         """Record log-probabilities of the prompt; returns the new ones. Raises TransportError if some are missing."""
@@ -191,10 +233,8 @@ class JournalEntry:
             self.kept.reopen()
         events = self.kept.events(0)
         for event in events:
-            if event.piece is not None:
-                self.emitted.append(event.piece)
-            elif event.token_id is not None:
-                self.emitted.append(event.token_id)
+            if (output := output_of(event)) is not None:
+                self.emitted.append(output)
             self.usage = event.usage or self.usage
         return [*([PromptLogprobs(tuple(self.kept.prompt))] if self.scored else []), *events]
 

@@ -250,7 +250,8 @@ class RequestRun:
             return [] if new is None else [new]
         if event.events[-1].finish is not None:
             self._go(RunState.ENDED)
-        tokens = [token for token in event.events if self._entry.accept(token)]
+        respelling = self._entry.take_respelling()
+        tokens = [*respelling, *(token for token in event.events if self._entry.accept(token))]
         if tokens and tokens[0].index == 0:
             self._first_came(tokens[0])
         self._leg.came(len(tokens))

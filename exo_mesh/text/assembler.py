@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exo_mesh.domain.request import FinishReason, TokenEvent
+from exo_mesh.domain.whole.text_pieces import Respelling
 from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.stop import StopStrings
 
@@ -45,6 +46,7 @@ class TextAssembler:
         self._spans: deque[TokenSpan] = deque()
         self._num_decoded = 0
         self._num_released = 0
+        self._known = ""
         self.num_tokens = 0
         """Output tokens so far, including the tokens of a stop string."""
 
@@ -54,12 +56,12 @@ class TextAssembler:
         decoded = ""
         if event.token_id is not None:
             self.num_tokens += 1
-            decoded = self._detokenizer.push(event.token_id)
+            decoded = self._unknown(self._detokenizer.push(event.token_id))
             start, self._num_decoded = self._num_decoded, self._num_decoded + len(decoded)
             self._spans.append(TokenSpan(event, start, self._num_decoded))
         text = self._stops.push(decoded)
         if event.finish is not None and not self._stops.stopped:
-            tail = self._detokenizer.flush()
+            tail = self._unknown(self._detokenizer.flush())
             self._num_decoded += len(tail)
             text += self._stops.push(tail)
             if not self._stops.stopped:
@@ -80,6 +82,22 @@ class TextAssembler:
         self._num_released += len(given)
         released = self._release(everything=ends is not None and not self._stops.stopped)
         return Piece(given, released, ends, self._stops.matched)
+
+    def respell(self, respelling: Respelling) -> None:
+        """Continue after text that came without tokens: the first tokens spell the end of that text again."""
+        self._detokenizer.continue_after(respelling.ids)
+        self._known = respelling.known
+        self.num_tokens = len(respelling.ids)
+
+    def _unknown(self, decoded: str) -> str:
+        """The part of a text that was not there before `respell`."""
+        if not self._known or not decoded:
+            return decoded
+        if self._known[0] == " " != decoded[0]:  # some decoders drop a space at the beginning
+            self._known = self._known[1:]
+        size = min(len(self._known), len(decoded))
+        self._known = self._known[size:]
+        return decoded[size:]
 
     def _release(self, *, everything: bool) -> tuple[TokenSpan, ...]:
         """Remove and return the tokens whose text has been sent. A token that ends inside a character waits until that

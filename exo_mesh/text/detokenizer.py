@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer
 
 from exo_mesh.errors import ModelError
@@ -42,6 +44,13 @@ class Detokenizer:
         if len(self._window) - self._num_sent > MAX_CHARACTER_TOKENS:
             return self._release_broken(text)
         return ""
+
+    def continue_after(self, token_ids: Sequence[int]) -> None:
+        """Start again after these tokens, whose text has been sent."""
+        self._window, self._num_sent, self._sent = [], 0, ""
+        for token_id in token_ids[-MAX_WINDOW_TOKENS:]:
+            self.push(token_id)
+        self.flush()
 
     def flush(self) -> str:
         """End the stream. Returns the text of an incomplete character, if one is held, else ""."""

@@ -31,6 +31,8 @@ from exo_mesh.transport.text_codec import (
     add_usage,
     piece_from_proto,
     piece_to_proto,
+    respelling_from_proto,
+    respelling_to_proto,
     text_from_proto,
     text_to_proto,
     usage_from_proto,
@@ -44,6 +46,7 @@ MAX_SHARE_ID_CHARS = 256
 MAX_PRIORITY = 10
 HASH_BYTES = 32
 MAX_MARKER_IDS = 256
+MAX_BEGINNING_BYTES = 64 << 10
 
 
 def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
@@ -68,6 +71,7 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
         prompt_logprobs=request.prompt_logprobs,
         no_store=not request.is_kept,
         cache_scope=request.cache_scope,
+        begins_with=request.begins_with.encode(),
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -137,6 +141,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         thinking=_thinking(message.thinking) if message.HasField("thinking") else None,
         text=text_from_proto(message.text) if message.HasField("text") else None,
+        begins_with=_beginning(message.begins_with),
         embed=_embed(message.embed) if message.HasField("embed") else None,
         sampling=SamplingParams(
             temperature=sampling.temperature,
@@ -151,6 +156,12 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         ),
     )
+
+
+def _beginning(value: bytes) -> str:
+    if len(value) > MAX_BEGINNING_BYTES:
+        raise ValueError(f"the output must begin with {len(value)} bytes, more than {MAX_BEGINNING_BYTES}")
+    return value.decode()
 
 
 def _grammar(message: pb.Grammar) -> GrammarSpec:
@@ -198,6 +209,8 @@ def event_to_proto(event: TokenEvent) -> pb.TokenEvent:
         message.top.extend(pb.TokenLogprob(token_id=top.token_id, logprob=top.logprob) for top in event.top)
     if event.piece is not None:
         message.piece.CopyFrom(piece_to_proto(event.piece))
+    if event.respelling is not None:
+        message.respelling.CopyFrom(respelling_to_proto(event.respelling))
     if event.usage is not None:
         add_usage(message, event.usage)
     if event.vector is not None:
@@ -281,6 +294,7 @@ def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
         finish=_finish(message.finish) if message.finish else None,
         piece=piece_from_proto(message.piece) if message.HasField("piece") else None,
         usage=usage_from_proto(message) if message.finish else None,
+        respelling=respelling_from_proto(message.respelling) if message.HasField("respelling") else None,
         cached=message.cached,
         vector=_vector(message.vector) if message.HasField("vector") else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast, get_args
 
-from exo_mesh.domain.whole.text_pieces import PieceKind, TextInput, TextPiece, TextUsage
+from exo_mesh.domain.whole.text_pieces import PieceKind, Respelling, TextInput, TextPiece, TextUsage
 from exo_mesh.errors import PeerVersionError
 from exo_mesh.printable import printable
 from exo_mesh.proto import driver_pb2 as pb
@@ -25,6 +25,15 @@ def piece_from_proto(message: pb.TextPiece) -> TextPiece:
         raise PeerVersionError(f'a piece of text has the kind "{printable(message.kind, 40)}", which is not known here')
     call_id = printable(message.call_id, MAX_CALL_ID_CHARS)
     return TextPiece(cast(PieceKind, message.kind), _text(message.text), message.call, call_id, _text(message.name))
+
+
+def respelling_to_proto(respelling: Respelling) -> pb.Respelling:
+    return pb.Respelling(ids=respelling.ids, spelling=_bytes(respelling.spelling), known=_bytes(respelling.known))
+
+
+def respelling_from_proto(message: pb.Respelling) -> Respelling:
+    """Raises ValueError for text that is not UTF-8."""
+    return Respelling(tuple(message.ids), _text(message.spelling), _text(message.known))
 
 
 def text_to_proto(text: TextInput) -> pb.TextInput:

@@ -15,7 +15,7 @@ from exo_mesh.domain.request import (
     SamplingParams,
     TokenEvent,
 )
-from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage, text_of
+from exo_mesh.domain.whole.text_pieces import Respelling, TextInput, TextPiece, TextUsage, text_of
 from exo_mesh.errors import EngineError, InputError, OverloadError, TransportError
 from exo_mesh.serving.choices import fan_out
 from exo_mesh.serving.journal import Journal
@@ -144,8 +144,8 @@ def test_a_cancel_of_a_request_ends_all_its_choices() -> None:
 class Bridge:
     """One id for each character."""
 
-    def ids_of(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
-        return tuple(ord(character) for character in text_of(pieces))
+    def respelling(self, pieces: Sequence[TextPiece]) -> Respelling:
+        return Respelling(tuple(ord(character) for character in text_of(pieces)))
 
     def pieces_of(self, token_ids: Sequence[int]) -> tuple[TextPiece, ...]:
         return (TextPiece("text", "".join(map(chr, token_ids))),)
@@ -162,10 +162,40 @@ def test_an_answer_of_a_model_server_continues_on_a_ring_as_token_ids() -> None:
         assert entry.accept(TokenEvent(index, None, piece=TextPiece("text", word)))
     onwards = entry.resumption(as_text=False)
     assert onwards.resume_ids == tuple(map(ord, "abcde")) and onwards.text is None
+    assert [event.respelling for event in entry.take_respelling()] == [Respelling(onwards.resume_ids)]
     assert not entry.accept(TokenEvent(4, ord("e"))), "the client has it"
-    assert entry.accept(TokenEvent(5, ord("f"))) and len(entry.emitted) == 3
+    assert entry.accept(TokenEvent(5, ord("f"))) and entry.num_output_tokens == 6
     with pytest.raises(TransportError, match="skipped"):
         entry.accept(TokenEvent(7, ord("h")))
+
+
+class TakingBack(Bridge):
+    """The last two characters are spelled again."""
+
+    def respelling(self, pieces: Sequence[TextPiece]) -> Respelling:
+        text = text_of(pieces)
+        return Respelling(tuple(map(ord, text[:-2])), text[-2:], text[-2:])
+
+
+def test_the_last_tokens_of_a_text_are_spelled_again_until_a_ring_has_done_so() -> None:
+    entry = Journal().open(replace(of_both_kinds(), bridge=TakingBack()), "m", 0.0)
+    entry.resumption(as_text=True)
+    assert entry.accept(TokenEvent(0, None, piece=TextPiece("text", "abcd")))
+    for _ in range(2):  # the first ring is lost before it has spelled both characters
+        onwards = entry.resumption(as_text=False)
+        assert (onwards.resume_ids, onwards.begins_with) == ((97, 98), "cd")
+        (event,) = entry.take_respelling()
+        assert event.respelling == Respelling((97, 98), "cd", "cd") and not entry.take_respelling()
+        assert entry.accept(TokenEvent(2, ord("c")))
+    assert entry.accept(TokenEvent(3, ord("d"))) and entry.accept(TokenEvent(4, ord("e")))
+    third = entry.resumption(as_text=False)
+    assert (third.resume_ids, third.begins_with) == (tuple(map(ord, "abcde")), "")
+    assert not entry.take_respelling()
+    as_text = entry.resumption(as_text=True)
+    assert as_text.text is not None and text_of(as_text.text.begun) == "abcde"
+    assert entry.accept(TokenEvent(len(as_text.text.begun), None, piece=TextPiece("text", "fg")))
+    fourth = entry.resumption(as_text=False)
+    assert (fourth.resume_ids, fourth.begins_with) == (tuple(map(ord, "abcde")), "fg")
 
 
 def test_an_answer_of_a_ring_continues_on_a_model_server_as_text() -> None:

@@ -80,12 +80,18 @@ class NoiseEngine:
 class HeldRing:
     """A ring of one, driven by hand. laps: frames that came round."""
 
-    def __init__(self, model_dir: Path | None = None, **limits: float) -> None:
-        self.engine = NoiseEngine()
+    def __init__(
+        self,
+        model_dir: Path | None = None,
+        engine: NoiseEngine | None = None,
+        grammars: Grammars | None = None,
+        **limits: float,
+    ) -> None:
+        self.engine = engine or NoiseEngine()
         self.stage = Stage(self.engine, 0)  # type: ignore[arg-type]
         self.sent: deque[Frame] = deque()
         self.limits = SchedulerLimits(1, **limits)  # type: ignore[arg-type]
-        grammars = GRAMMARS if model_dir is None else Grammars(model_dir, WOKEN.put)
+        grammars = grammars or (GRAMMARS if model_dir is None else Grammars(model_dir, WOKEN.put))
         self.driver = Driver(BALLOT, self.limits, self.sent.append, grammars)
         self.laps = 0
         self.rows: list[int] = []

@@ -76,7 +76,7 @@ class ChoiceReader:
         self.position += 1
         if event.cached:
             self.num_cached_tokens = event.cached
-        if event.piece is not None or self._served.has_begun or event.usage is not None:
+        if event.piece is not None or event.respelling is not None or self._served.has_begun or event.usage is not None:
             events = self._served.push(event)
             self.finished = self._served.is_over
             return events

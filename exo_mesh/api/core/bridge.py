@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exo_mesh.domain.request import TokenEvent
-from exo_mesh.domain.whole.text_pieces import TextPiece, text_of
+from exo_mesh.domain.whole.text_pieces import Respelling, TextPiece, text_of
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh.text.assembler import TextAssembler
 from exo_mesh.text.output.events import ReasoningPart, TextPart, ToolCallArguments, ToolCallBegin, ToolCallEnd
 from exo_mesh.text.output.parser import OutputParser
 from exo_mesh.text.output.tools import Tool
+from exo_mesh.text.respelling import respell
 from exo_mesh.text.tokenizer import TextModel
 
 
@@ -26,7 +27,7 @@ class AnswerBridge:
         self._starts_in_reasoning = starts_in_reasoning
         self._is_bare = is_bare
 
-    def ids_of(self, pieces: Sequence[TextPiece]) -> tuple[int, ...]:
+    def respelling(self, pieces: Sequence[TextPiece]) -> Respelling:
         """See TextBridge. Calls cannot be converted: each model writes them in a form of its own."""
         if any(piece.kind == "call" for piece in pieces):
             raise EngineError("this answer cannot continue on a ring: it has begun a tool call on a model server")
@@ -38,7 +39,7 @@ class AnswerBridge:
             written = reasoning if self._starts_in_reasoning else output.reasoning_start + "\n" + reasoning
             written += f"\n{output.reasoning_end}\n\n" if text else ""
         try:
-            return tuple(self._text.encode_prompt(written + text))
+            return respell(self._text, written + text)
         except InputError as exc:
             raise EngineError(f"this answer cannot continue on a ring: {exc}") from exc
 

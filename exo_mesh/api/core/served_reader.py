@@ -43,6 +43,10 @@ class ServedReader:
             self.prompt_tokens, self.output_tokens = event.usage.prompt_tokens, event.usage.output_tokens
         if event.token_id is not None:
             return self._push_token(event)
+        if event.respelling is not None:
+            self._assembler.respell(event.respelling)
+            self._parser = None  # what it holds back is not among the text that is known
+            self.num_pieces = 0  # from now on its tokens are counted
         made = [] if event.piece is None else self._push_piece(event.piece)
         if event.finish is not None and not self.is_over:
             made += self._end(self._assembler.push_text("", event.finish))
@@ -81,11 +85,16 @@ class ServedReader:
                 tools=self._prepared.tools,
                 starts_in_reasoning=self._kind == "reasoning",
                 max_calls=None if self._prepared.parallel_calls else 1,
+                is_continued=True,
             )
         given = self._assembler.push(event)
         self.is_over = given.finish is not None
         if self._parser is not None:
-            return self._parser.push(given)
+            events = self._parser.push(given)
+            for made_event in events:
+                if isinstance(made_event, ReasoningPart | TextPart):
+                    self._kind = "reasoning" if isinstance(made_event, ReasoningPart) else "text"
+            return events
         made: list[OutputEvent] = [TextPart(given.text, given.tokens)] if given.text else []
         return [*made, OutputEnd(given.finish.value, given.stop_string)] if given.finish is not None else made
 

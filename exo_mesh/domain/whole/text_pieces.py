@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 PieceKind = Literal["text", "reasoning", "call"]
 
@@ -22,6 +22,21 @@ class TextPiece:
     call: int = 0
     call_id: str = ""
     name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Respelling:
+    """An answer so far, which came as text, as tokens with which a ring continues it.
+
+    The last tokens of a text depend on what follows it: ", " may be one token, but a text that ends with "," does not
+    end with that token. So `ids` stop before the end of the text, and the tokens after them must begin with `spelling`.
+    known: the part of the text that the client has although `ids` do not spell it. It is `spelling`, except where a
+    tokenizer writes a space before the first word.
+    """
+
+    ids: tuple[int, ...]
+    spelling: str = ""
+    known: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,18 @@ class TextInput:
     body: bytes
     stops: tuple[str, ...] = ()
     begun: tuple[TextPiece, ...] = ()
+
+
+def rest_of(pieces: Iterable[TextPiece], known: Sequence[TextPiece]) -> list[TextPiece]:
+    """The pieces after those that are known, which are text and reasoning."""
+    left = {kind: len(text_of(known, kind)) for kind in get_args(PieceKind)}
+    found = []
+    for piece in pieces:
+        size = 0 if piece.kind == "call" else min(left[piece.kind], len(piece.text))
+        left[piece.kind] -= size
+        if size < len(piece.text) or piece.kind == "call":
+            found.append(replace(piece, text=piece.text[size:]))
+    return found
 
 
 def text_of(pieces: Iterable[TextPiece], kind: PieceKind = "text") -> str:

@@ -29,16 +29,19 @@ class OutputParser:
         tools: Sequence[Tool] = (),
         starts_in_reasoning: bool = False,
         max_calls: int | None = None,
+        is_continued: bool = False,
     ) -> None:
         """tools: the tools that the request offers; without tools no text is read as a call. max_calls: further calls
-        are dropped."""
+        are dropped. is_continued: the first text continues a part that has begun, so its white space is kept."""
         self._reader = Reader()
         trims = bool(output.is_harmony or output.reasoning_start or (tools and output.tool_family))
         self._writer = EventWriter(self._reader, trims=trims, max_calls=max_calls)
         if output.is_harmony:
             self._steps = HarmonyReading(self._reader, self._writer, Schemas(tools)).read()
         else:
-            self._steps = _Flat(self._reader, self._writer, output, tools).read(starts_in_reasoning)
+            self._steps = _Flat(self._reader, self._writer, output, tools).read(
+                starts_in_reasoning, is_continued=is_continued
+            )
         self._is_done = False
 
     @property
@@ -85,11 +88,12 @@ class _Flat:
         self._in_thought = markers(output.reasoning_end, *(self._starts if family and family.ends_reasoning else ()))
         self._keeps_inner = False
 
-    def read(self, starts_in_reasoning: bool) -> More[None]:
+    def read(self, starts_in_reasoning: bool, *, is_continued: bool) -> More[None]:
         """Read the whole answer."""
         marker = ""
         if starts_in_reasoning:
-            self._writer.marker(in_reasoning=True)
+            if not is_continued:
+                self._writer.marker(in_reasoning=True)
             marker = yield from self._read_thought()
         while True:
             if not marker and (yield from self._comes_bare_call()):
