@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class Ring:
         try:
             yield
         finally:
-            os.kill(self._pids[stage], signal.SIGCONT)
+            with suppress(ProcessLookupError):  # its node has ended it: the test says why
+                os.kill(self._pids[stage], signal.SIGCONT)
 
     async def serves_on(self) -> None:
         await until(lambda: all(free(node) for node in self.nodes))
@@ -95,14 +96,15 @@ def in_phase(phase: str) -> Callable[[TokenEvent | Progress], bool]:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", [0, 1])
 async def test_prefill_that_makes_no_progress_is_a_deadline(tmp_path: Path, stage: int) -> None:
-    async with ring(tmp_path, prefill_timeout=3) as here:
+    """Before the ring counts as lost: a driver that stands still for 2 s is, and so is a stage after 5 s."""
+    async with ring(tmp_path, prefill_timeout=1) as here:
         asking = Asking(here.nodes[0], "r", prompt=LONG_PROMPT)
         await asking.until(in_phase("prefill"))
         with here.standing_still(stage):
             error = await asking.error()
-        assert isinstance(error, DeadlineError) and "silent for 3 s" in str(error)
+        assert isinstance(error, DeadlineError) and "silent for 1 s" in str(error)
         assert not any(map(is_token, asking.items))
         await here.serves_on()
 
