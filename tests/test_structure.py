@@ -32,7 +32,10 @@ def module_name(path: Path) -> str:
 
 
 def promises_to_be_pure(tree: ast.Module) -> bool:
-    documented = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    documented: list[ast.Module | ast.ClassDef] = [
+        tree,
+        *(node for node in tree.body if isinstance(node, ast.ClassDef)),
+    ]
     return any(PROMISE.search(ast.get_docstring(node) or "") for node in documented)
 
 

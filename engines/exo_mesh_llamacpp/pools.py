@@ -82,11 +82,6 @@ class Pools:
         """Slots that a pool had when it was last freed, by its cells: the next burst may be as large."""
         self.held: dict[int, Held] = {}
 
-    @property
-    def reserved_cells(self) -> int:
-        """Positions for which the sequences have room."""
-        return sum(held.cells for held in list(self.held.values()))
-
     def reserve(self, held: Held, length: int) -> tuple[Pool, int]:
         """Make room for a sequence of `length` positions, with what it holds. Raises EngineError without memory."""
         if held.place and held.place[0].cells >= length:

@@ -29,7 +29,6 @@ RECORD_NAMES = (
     "json",
     "Customer",
 )
-RECORD_KEYS = (*((("name", "age"),) * 4), ("age", "name"), ("name", "city"), ("name", "age", "city"), ("name",))
 DECOYS = (
     "get_time(city: string)",
     "search(query: string)",

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from exo_mesh.weights.store import ModelStore
@@ -170,9 +169,3 @@ def _moved(mesh: FaultMesh, counted: Sequence[tuple[float, float]], struck: Stru
         if node not in struck.gone
     ]
     return sum(resumed for resumed, _ in moved), sum(redialled for _, redialled in moved)
-
-
-def meshes_for(root: Path, drawn: Sequence[Case]) -> Iterator[tuple[int, Path, list[Case]]]:
-    """Yields (peers, folder, cases) by size, so that each mesh is started once."""
-    for peers in sorted({case.peers for case in drawn}):
-        yield peers, root / f"of-{peers}", [case for case in drawn if case.peers == peers]
