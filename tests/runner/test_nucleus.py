@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.runner.sampling.nucleus import nucleus, nucleus_of
+from exo_mesh.runner.sampling.nucleus import LARGE, from_border, nucleus, nucleus_of
 from exo_mesh.runner.sampling.weights_of_logits import weights_of
 
 
@@ -57,6 +57,26 @@ def test_a_nucleus_of_many_tokens_is_right_or_left_to_all_weights(top_p: float) 
     logits = rng.standard_normal(50_000, dtype=np.float32) - np.log(ranks)
     found = nucleus_of(logits, int(logits.argmax()), 0.7, top_p)
     assert found is None or found.tolist() == whole(logits, 0.7, top_p)
+
+
+@pytest.mark.parametrize("step", [0.0, 0.25])
+@pytest.mark.parametrize("fall", [0.0, 1.0, 1.3])
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999])
+def test_a_large_nucleus_is_that_of_sorting_all_weights(fall: float, step: float, top_p: float) -> None:
+    rng = np.random.default_rng(5)
+    size = LARGE + 12_345
+    logits = rng.standard_normal(size) - fall * np.log(rng.permutation(np.arange(1, size + 1)))
+    weights = np.exp(np.round(logits / step) * step if step else logits)
+    weights[rng.permutation(size)[: size // 3]] = 0.0
+    falling = np.sort(weights)[::-1]
+    count = int(np.searchsorted(np.cumsum(falling), top_p * weights.sum())) + 1
+    assert nucleus(weights, top_p).tolist() == from_border(weights, falling[count - 1], count).tolist()
+
+
+def test_the_border_takes_the_first_of_equal_values() -> None:
+    values = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 0.0])
+    assert from_border(values, values[2], 3).tolist() == [1, 2, 3]
+    assert from_border(values, values[2], 4).tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-30])

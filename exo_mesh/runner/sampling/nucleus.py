@@ -37,6 +37,20 @@ result."""
 ROUNDING = 1e-12
 """Bound of the relative difference between two sums of the same doubles in another order."""
 
+ONE_BY_ONE = 1e-10
+"""The same bound where one of the sums adds up to a million doubles one after the other: each addition has an error of
+2^-53."""
+
+FINE_SAMPLE = 4096
+"""Weights that are looked at to find where a large nucleus ends."""
+
+MARGIN = 96
+"""Sampled weights on either side of the expected border, between which the border nearly always is: three standard
+deviations of a median."""
+
+LARGE = 16 * FINE_SAMPLE
+"""Fewer weights are sorted as fast as they are sampled."""
+
 
 def nucleus_of(logits: Floats, best: int, temperature: float, top_p: float) -> Ids | None:
     """The ids, ascending, of the nucleus among all tokens, without all weights in double precision. None if
@@ -56,9 +70,11 @@ def nucleus_of(logits: Floats, best: int, temperature: float, top_p: float) -> I
     total = float(rough.sum())
     if not math.isfinite(total):  # a temperature too small for float32
         return None
+    too_deep = 0.0  # a weight that too many tokens have; so many or more have a lower weight, too
     for border, is_careful in _borders(rough, 0.5 * (1.0 - top_p) * total):
-        ids = _within(logits, best, max(0.0, -math.log(border)) * temperature)
+        ids = _within(logits, best, max(0.0, -math.log(border)) * temperature) if border > too_deep else None
         if ids is None:
+            too_deep = max(too_deep, border)
             continue
         weights = weights_of(logits, best, temperature, ids)
         least, most = _bounds(float(weights.sum()), rough, ids, total, is_careful=is_careful)
@@ -97,13 +113,43 @@ def nucleus(weights: Doubles, top_p: float) -> Ids:
     """Indexes, ascending, of the smallest set of largest weights that holds top_p of their sum; at least one. Among
     equals at the border the lowest indexes win."""
     wanted = top_p * float(weights.sum())
+    if (found := _large_nucleus(weights, wanted)) is not None:
+        return found
     falling, count = _falling(weights, wanted)
     return from_border(weights, falling[count - 1], count)
+
+
+def _large_nucleus(weights: Doubles, wanted: float) -> Ids | None:
+    """The same for many weights, of which only those near the border are sorted; the larger ones are only summed. A
+    sample says where the border is. None if it is not there, or if the sum there is so close to `wanted` that the order
+    of additions matters."""
+    if weights.size < LARGE:
+        return None
+    step = weights.size // FINE_SAMPLE
+    rising = np.sort(weights[::step])
+    # From below, because a sample may miss the few largest weights.
+    cut = int(np.searchsorted(np.cumsum(rising) * step, float(weights.sum()) - wanted))
+    low, high = rising[max(0, cut - MARGIN)], rising[min(cut + MARGIN, rising.size - 1)]
+    # The sum of the weights above `high`, without gathering them, which would take longer.
+    num_above = int(np.count_nonzero(weights > high))
+    sum_above = float((np.maximum(weights, high) - high).sum()) + num_above * float(high)
+    near = np.sort(weights[(weights >= low) & (weights <= high)])[::-1]
+    reached = np.cumsum(near)
+    reached += sum_above
+    index = int(np.searchsorted(reached, wanted))
+    if index == 0 or index == reached.size:
+        return None
+    if reached[index] < wanted * (1.0 + ONE_BY_ONE) or reached[index - 1] > wanted * (1.0 - ONE_BY_ONE):
+        return None
+    return from_border(weights, near[index], num_above + index + 1)
 
 
 def from_border(values: Floats, border: np.floating, count: int) -> Ids:
     """Indexes, ascending, of `count` largest values, of which `border` is the smallest. Among equals at the border the
     lowest indexes win."""
+    is_in = values >= border
+    if int(np.count_nonzero(is_in)) == count:
+        return np.flatnonzero(is_in)
     above = np.flatnonzero(values > border)
     equal = np.flatnonzero(values == border)[: count - above.size]
     return np.sort(np.concatenate([above, equal]))
