@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("cache ls takes nothing else; rm needs KEY, MODEL or --all; pin and unpin need KEY or MODEL")
     flags = {"home": args.home} if args.home else {}
     if args.prefix_disk:
-        flags["prefix_disk"] = args.prefix_disk
+        flags["prefix_disk"] = [args.prefix_disk]
     root = load_settings(flags, os.environ).settings.prefix_disk
     if root is None:
         raise InputError("no directory is set: give --prefix-disk DIR, here or in the settings of the node")
