@@ -13,6 +13,7 @@ import numpy as np
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
+    LEAST_SHARED,
     UNKNOWN_STAGE,
     Capabilities,
     GroupCheck,
@@ -25,6 +26,7 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.errors import CanaryError, EngineError, InputError
 from exo_mesh_dummy.model import read_dummy_model
 from exo_mesh_dummy.payload import MIN_WORDS, Payloads, check_marks, kv_marks, mix, write_marks
@@ -105,10 +107,11 @@ class DummyStage:
     """A stage whose next token is a hash of (last token, its position), so every split of the layers gives the same
     text."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=(DTYPE,), row_exact=True)
+    capabilities = Capabilities(ragged=True, rollback="any", dtypes=(DTYPE,), row_exact=True, shares_from=LEAST_SHARED)
 
     def __init__(self) -> None:
         self._sequences: dict[int, _DummySequence] = {}
+        self._shared = SharedPositions(LEAST_SHARED)
         self._request: LoadRequest | None = None
         self._payloads = Payloads()
         self._num_forwards = 0
@@ -156,13 +159,14 @@ class DummyStage:
 
     def remove(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)
+        self._shared.remove(sequence)
 
     def sequences(self) -> Sequence[int]:
         return list(self._sequences)
 
     def memory_bytes(self) -> int:
         # a copy: heartbeats read this while a frame may insert or remove
-        return KV_BYTES * sum(held.length for held in list(self._sequences.values()))
+        return KV_BYTES * (sum(held.length for held in list(self._sequences.values())) - self._shared.saved)
 
     def save(self, sequence: int) -> SavedSequence:
         held = self._sequences.get(sequence)
@@ -180,6 +184,7 @@ class DummyStage:
             raise EngineError(f"expected {KV} {wanted.dtype}{list(wanted.shape)}, got {json.dumps(given)}")
         if bytes(tensor.data) != bytes(wanted.data):
             raise EngineError("the saved sequence is of another shard")
+        self.remove(sequence)
         self._sequences[sequence] = _DummySequence(max_tokens, saved.length)
 
     def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
@@ -187,7 +192,9 @@ class DummyStage:
         held = self._sequences.get(source)
         if defect := copy_defect(source, None if held is None else held.length, upto, max_tokens):
             raise EngineError(defect)
+        self.remove(sequence)
         self._sequences[sequence] = _DummySequence(max_tokens, upto)
+        self._shared.copy(source, sequence, upto)
 
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """See SequenceMover."""
@@ -196,6 +203,7 @@ class DummyStage:
 
     def close(self) -> None:
         self._sequences.clear()
+        self._shared.clear()
         self._request = None
 
     def _compute(self, rows: Sequence[Row], token_ids: Sequence[int], tensors: Mapping[str, Tensor]) -> StageOutput:

@@ -27,7 +27,7 @@ from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh_numpy import saving, wire
 from exo_mesh_numpy.decoder import Decoder, RowPiece
 from exo_mesh_numpy.kernels import check_tiles
-from exo_mesh_numpy.kv import KEY_BLOCK, Assembly, SequenceKv
+from exo_mesh_numpy.kv import KEY_BLOCK, LEAST_SHARED, Assembly, SequenceKv
 from exo_mesh_numpy.model_config import ModelConfig
 from exo_mesh_numpy.options import parse_options
 from exo_mesh_numpy.survey import open_model
@@ -95,6 +95,7 @@ class NumpyStage:
             inputs=() if shard.is_first else spec,
             outputs=() if shard.is_last else spec,
             row_exact=decoder.kernels.row_exact,
+            shares_from=LEAST_SHARED,
         )
 
     @property

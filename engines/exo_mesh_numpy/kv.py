@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from exo_mesh.engine.contract import LEAST_SHARED as LEAST_SHARED
+
 KEY_BLOCK = 32
 """Positions that deterministic attention processes at once. Fixed, because it decides the order in which sums are
 added."""
@@ -14,9 +16,6 @@ added."""
 STEP = 2 * KEY_BLOCK
 """Positions by which the room grows. Moving n positions once in 64 tokens costs less than 2 % of reading them for each
 token, and at most 63 positions of a sequence are unused."""
-
-LEAST_SHARED = 256
-"""Least positions of a part that sequences share: a shorter one is copied, which costs little."""
 
 _serials = itertools.count()
 

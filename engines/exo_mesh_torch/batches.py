@@ -11,13 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
+from exo_mesh.engine.contract import LEAST_SHARED, MOST_PARTS
 from exo_mesh.errors import EngineError
 from exo_mesh_torch.caches import CachePlan, StageCache
+
+OWN_TAIL = 64
+"""Positions at the end of a row that never become a part just for a batch: rejected drafts are cut back there."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences whose KV is in one cache, row by row. lengths[i]: positions that row i holds; the longest is `length`.
+    """Sequences whose KV is in one cache, row by row. lengths[i]: positions that row i holds. length: with padding.
     The row of a removed sequence stays until the batch is taken apart."""
 
     sequences: list[int]
@@ -26,10 +30,12 @@ class Batch:
 
     @property
     def length(self) -> int:
-        return max(self.lengths)
+        return max(self.cache.shared) + max(self.own_lengths)
 
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.cache.tensors())
+    @property
+    def own_lengths(self) -> list[int]:
+        """For each row the positions behind its parts."""
+        return [length - shared for length, shared in zip(self.lengths, self.cache.shared, strict=True)]
 
 
 class Batches:
@@ -38,6 +44,8 @@ class Batches:
     def __init__(self, plan: CachePlan) -> None:
         self._plan = plan
         self._of: dict[int, Batch] = {}
+        self.least_shared = 0
+        """Sequences share a common beginning of at least so many positions; 0: none."""
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._of
@@ -88,12 +96,14 @@ class Batches:
             return
         if not batch.cache.copyable:
             raise EngineError("this model has a kind of KV that cannot be copied")
+        if length < held and not batch.cache.can_cut(held - length):
+            raise EngineError(f"KV of {held} positions cannot be cut back to {length}")
         with torch.inference_mode():
-            cache = batch.cache.row(batch.sequences.index(source), held)
-        if length < held:
-            if not cache.can_cut(held - length):
-                raise EngineError(f"KV of {held} positions cannot be cut back to {length}")
-            cache.cut(held - length)
+            if self.least_shared:
+                cache = self._shared(source, length)
+            else:
+                cache = batch.cache.row(batch.sequences.index(source), held)
+                cache.cut(held - length)
         self.put(sequence, length, cache)
 
     def move(self, source: int, sequence: int, length: int) -> None:
@@ -108,12 +118,22 @@ class Batches:
         del self._of[source]
         self.put(sequence, length, batch.cache)
 
+    def _shared(self, source: int, length: int) -> StageCache:
+        """A cache with the first positions of a sequence. What the two have in common becomes a part, if it is long."""
+        batch = self._of[source]
+        index = batch.sequences.index(source)
+        more = length - batch.cache.shared[index]
+        if more >= self.least_shared and len(batch.cache.serials(index)) < MOST_PARTS:
+            self.single(source).part_off(more)
+            batch, index = self._of[source], 0
+        return batch.cache.begin(index, batch.lengths[index], length)
+
     def together(self, lengths: dict[int, int]) -> Batch:
         """One batch of these sequences, each cut back to the given length. The order of its rows may differ."""
         batch = self._of[next(iter(lengths))]
         if set(batch.sequences) == set(lengths) and all(self._of[sequence] is batch for sequence in lengths):
             surplus = {batch.lengths[i] - lengths[sequence] for i, sequence in enumerate(batch.sequences)}
-            if len(surplus) == 1:
+            if len(surplus) == 1 and min(batch.own_lengths) >= max(surplus):
                 self._cut(batch, surplus.pop())
                 return batch
         parts = []
@@ -124,12 +144,18 @@ class Batches:
         return parts[0] if len(parts) == 1 else self._join(parts)
 
     def num_bytes(self) -> int:
-        return sum(batch.num_bytes() for batch in {id(batch): batch for batch in list(self._of.values())}.values())
+        """Bytes of all buffers; parts count once, however many sequences hold them."""
+        batches = {id(batch): batch for batch in list(self._of.values())}.values()
+        memory = [tensor.untyped_storage() for batch in batches for tensor in batch.cache.tensors()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in memory}.values())
 
     def _cut(self, batch: Batch, surplus: int) -> None:
         if surplus:
             if not batch.cache.can_cut(surplus):
                 raise EngineError(f"KV of {batch.length} positions cannot be cut back by {surplus}")
+            if min(batch.own_lengths) < surplus:  # only of one sequence: see `together`
+                with torch.inference_mode():
+                    batch.cache.own()
             batch.cache.cut(surplus)
             batch.lengths = [length - surplus for length in batch.lengths]
 
@@ -140,9 +166,22 @@ class Batches:
                     self._of[sequence] = Batch([sequence], [length], batch.cache.row(index, length))
 
     def _join(self, parts: Sequence[Batch]) -> Batch:
+        parts = self._in_order(parts) if any(part.cache.shared[0] for part in parts) else parts
+        length = max(part.cache.shared[0] for part in parts) + max(part.own_lengths[0] for part in parts)
         with torch.inference_mode():
-            cache = parts[0].cache.join([part.cache for part in parts[1:]])
+            cache = parts[0].cache.join([part.cache for part in parts[1:]], length)
         batch = Batch([part.sequences[0] for part in parts], [part.lengths[0] for part in parts], cache)
         for sequence in batch.sequences:
             self._of[sequence] = batch
         return batch
+
+    def _in_order(self, rows: Sequence[Batch]) -> list[Batch]:
+        """Rows with the same parts side by side. Of a row that is much longer than another one, all but the end becomes
+        a part: else its own positions would be the width of all rows."""
+        shortest = min(row.own_lengths[0] for row in rows)
+        for row in rows:
+            more = row.own_lengths[0] - shortest - OWN_TAIL
+            if more >= LEAST_SHARED and len(row.cache.serials(0)) < MOST_PARTS:
+                with torch.inference_mode():
+                    row.cache.part_off(more)
+        return sorted(rows, key=lambda row: row.cache.serials(0))

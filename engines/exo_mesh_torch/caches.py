@@ -32,8 +32,10 @@ _HYBRIDS = ("hybrid", "hybrid_sliding")
 class StageCache(DynamicCache):  # type: ignore[misc]
     """One cache layer per layer of the whole model; only the stage's own layers ever hold anything."""
 
-    def __init__(self, layers: list[Any]) -> None:
+    def __init__(self, layers: list[Any], shared: Sequence[int] = (0,)) -> None:
+        """shared: for each row the positions that are in parts, which other sequences may hold too."""
         Cache.__init__(self, layers=layers)
+        self.shared = tuple(shared)
 
     def skip(self, layers: Sequence[int], num_tokens: int) -> None:
         """Advance the layers that took no part in a forward."""
@@ -53,12 +55,51 @@ class StageCache(DynamicCache):  # type: ignore[misc]
 
     def row(self, index: int, length: int) -> StageCache:
         """A copy of one row of the batch, which holds `length` positions."""
-        return StageCache([layer.row(index, length) for layer in self.layers])
+        return StageCache([layer.row(index, length) for layer in self.layers], self.shared[index : index + 1])
 
-    def join(self, others: Sequence[StageCache]) -> StageCache:
-        """A batch of this row and the rows of the others."""
+    @property
+    def can_share(self) -> bool:
+        """Whether the first positions of its rows can be in parts. States of recurrent layers are always copied."""
+        return all(
+            layer.can_share if isinstance(layer, KvLayer) else isinstance(layer, NoLayer | RecurrentLayer)
+            for layer in self.layers
+        )
+
+    def serials(self, index: int) -> tuple[int, ...]:
+        """The numbers of the parts that a row begins with; rows with equal ones have the same parts."""
+        found = (layer.parts(index) for layer in self._attention())
+        return next((tuple(part.serial for part in parts) for parts in found if parts), ())
+
+    def part_off(self, count: int) -> None:
+        """Make a part of the first `count` own positions of its one row."""
+        for layer in self._attention():
+            layer.part_off(count)
+        self.shared = (self.shared[0] + count,)
+
+    def begin(self, index: int, held: int, length: int) -> StageCache:
+        """A cache of one row with the first positions of a row that holds `held`, and shares its parts."""
+        layers = [
+            layer.begin(index, held, length) if isinstance(layer, KvLayer) else layer.row(index, held)
+            for layer in self.layers
+        ]
+        cache = StageCache(layers)
+        cache.shared = (max((layer.shared(0) for layer in cache._attention()), default=0),)
+        return cache
+
+    def own(self) -> None:
+        """Take all positions of its one row into memory of its own."""
+        for layer in self._attention():
+            layer.own()
+        self.shared = (0,)
+
+    def _attention(self) -> Iterator[KvLayer]:
+        return (layer for layer in self.layers if isinstance(layer, KvLayer))
+
+    def join(self, others: Sequence[StageCache], length: int = 0) -> StageCache:
+        """A batch of this row and the rows of the others. length: its padded positions; 0: those of the longest row."""
         rests = zip(*(other.layers for other in others), strict=True)
-        return StageCache([layer.join(rest) for layer, rest in zip(self.layers, rests, strict=True)])
+        layers = [layer.join(rest, length) for layer, rest in zip(self.layers, rests, strict=True)]
+        return StageCache(layers, [cache.shared[0] for cache in (self, *others)])
 
     def tensors(self) -> Iterator[torch.Tensor]:
         for layer in list(self.layers):

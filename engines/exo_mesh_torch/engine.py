@@ -16,6 +16,7 @@ from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
+    LEAST_SHARED,
     UNKNOWN_STAGE,
     Capabilities,
     LibraryMemory,
@@ -39,10 +40,15 @@ from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
 from exo_mesh_torch.model import StageModel, open_model
 from exo_mesh_torch.packing import PackedLinears, wants_packing
+from exo_mesh_torch.parts import install
 from exo_mesh_torch.small_weights import SmallWeights, wants_small_weights
 from exo_mesh_torch.vision import VisionTower
 
 WARM_UP_SEQUENCE = -1
+
+MOST_SHARING_ERROR = 0.05
+"""Largest difference of a result with shared positions from one without, relative to the largest value: several times
+the rounding of bfloat16, while a wrong order of heads or positions differs by about 1."""
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +100,7 @@ class TorchStage:
             self._tower, self._no_images = VisionTower.load_or_explain(opened.checkpoint, dtype, device)
         self._model = StageModel(opened, device, shard.start, shard.stop)
         self._batches = Batches(opened.caches)
+        install()
         self._joins = wants_batching(request.options) and opened.batchable
         if request.activation_dtype:
             self._activation_dtype = wire.torch_dtype(request.activation_dtype)
@@ -109,6 +116,8 @@ class TorchStage:
             packed.unpack()
             self.remove(WARM_UP_SEQUENCE)
             self._warm_up(shard, request.model_dir)
+        if device.type == "cpu" and self._joins:
+            self._try_sharing()
         tower_bytes = 0 if self._tower is None else self._tower.num_bytes
         small_bytes = 0 if small is None else small.num_bytes
         self._weight_bytes = num_bytes(opened.model) + packed.num_bytes + small_bytes + tower_bytes
@@ -262,6 +271,7 @@ class TorchStage:
             kv=model.kv_kinds,
             inputs=() if model.is_first else spec,
             outputs=() if model.is_last else spec,
+            shares_from=self._batches.least_shared if self._batches is not None else 0,
         )
 
     def _received(self, stage_input: StageInput) -> torch.Tensor | None:
@@ -388,22 +398,53 @@ class TorchStage:
         One of them is a chunk with earlier positions, because many models make no mask for a first chunk or a single
         token.
         """
-        model, batches = self._loaded()
+        _, batches = self._loaded()
         self.insert(WARM_UP_SEQUENCE, 5)
         try:
             for pos0, n in ((0, 2), (2, 2), (4, 1)):
-                tensors: Mapping[str, Tensor] = {}
-                if not model.is_first:
-                    zeros = torch.zeros((n, math.prod(model.hidden_shape)), dtype=model.hidden_dtype)
-                    tensors = {HIDDEN: wire.to_tensor(zeros)}
-                self.forward(StageInput((Row(WARM_UP_SEQUENCE, pos0, n, 1),), (0,) * n, tensors))
+                self._run_zeros(Row(WARM_UP_SEQUENCE, pos0, n, 1))
         except EngineError as exc:
             raise ModelError(
                 f"{model_dir}: transformers' code fails on layers {shard.start} to {shard.stop - 1} of "
                 f"{shard.num_layers} ({exc})"
             ) from exc
-        self._shapes = saving.shapes(batches.single(WARM_UP_SEQUENCE), model.layers)
+        self._shapes = saving.shapes(batches.single(WARM_UP_SEQUENCE), self._loaded()[0].layers)
         self.remove(WARM_UP_SEQUENCE)
+
+    def _run_zeros(self, *rows: Row) -> np.ndarray:
+        """The output of rows that consist of zeros, `[values, width]`."""
+        model, _ = self._loaded()
+        tensors: Mapping[str, Tensor] = {}
+        if not model.is_first:
+            zeros = torch.zeros((sum(row.n for row in rows), math.prod(model.hidden_shape)), dtype=model.hidden_dtype)
+            tensors = {HIDDEN: wire.to_tensor(zeros)}
+        output = self.forward(StageInput(rows, (0,) * sum(row.n for row in rows), tensors))
+        if output.logits is not None:
+            return output.logits
+        values: np.ndarray = wire.from_tensor(output.tensors[HIDDEN], torch.device("cpu")).float().numpy()
+        return values
+
+    def _try_sharing(self) -> None:
+        """Let sequences share what they begin with, if this model's code computes the same with shared positions."""
+        _, batches = self._loaded()
+        one, other = WARM_UP_SEQUENCE, WARM_UP_SEQUENCE - 1
+        self.insert(one, 6)
+        try:
+            self._run_zeros(Row(one, 0, 4, 1))
+            if batches.single(one).can_share:
+                alone = self._run_zeros(Row(one, 4, 1, 1))[-1]
+                self._run_zeros(Row(one, 0, 4, 1))
+                batches.least_shared = 2
+                self.copy(one, other, 4, 6)
+                beside = self._run_zeros(Row(one, 4, 1, 1), Row(other, 4, 1, 1))[-1]
+                error = float(np.abs(beside - alone).max()) / (float(np.abs(alone).max()) or 1.0)
+                batches.least_shared = LEAST_SHARED if error <= MOST_SHARING_ERROR else 0
+        except EngineError as exc:
+            batches.least_shared = 0
+            _log.info("sequences of this model do not share memory: %s", exc)
+        self.remove(one)
+        self.remove(other)
+        self.capabilities = self._declare()
 
 
 def _states(rows: Sequence[Row], results: Sequence[torch.Tensor | None]) -> np.ndarray | None:

@@ -5,6 +5,9 @@ own layers copy all of them with every token. These layers keep them in buffers 
 
 Rows of different lengths are padded on the left, as in transformers' own batches: the last position of every row is at
 the same place, so appending needs no index per row. `length` counts padded positions.
+
+Rows may begin with parts that other sequences hold too. Positions are then laid out as parts, padding, own positions;
+the buffers hold only own positions.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
 )
+
+from exo_mesh_torch.parts import MOST_DIRECT_TOKENS, KvPart, first_parts, offer, spans
 
 SLACK = 64
 """Positions before its window that a windowed layer keeps, so that rejected drafts can be rolled back."""
@@ -44,14 +49,16 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         self.kept = 0
         self._fill = 0
         self._buffers: list[torch.Tensor] = []
+        self._parts: list[tuple[KvPart, ...]] = []
+        """The parts that each row begins with; empty if no row has any."""
 
     @property
     def keys(self) -> torch.Tensor | None:
-        return self._last(0, self.kept) if self._buffers else None
+        return self._whole(0) if self._buffers else None
 
     @property
     def values(self) -> torch.Tensor | None:
-        return self._last(1, self.kept) if self._buffers else None
+        return self._whole(1) if self._buffers else None
 
     @property
     def reach(self) -> int:
@@ -69,6 +76,12 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         self._fill += num_tokens
         self.kept += num_tokens
         self.length += num_tokens
+        if self._parts and num_tokens > MOST_DIRECT_TOKENS:
+            return self._whole(0), self._whole(1)
+        if self._parts:
+            keys, values = self._last(0, self.kept), self._last(1, self.kept)
+            offer(keys, spans(self._parts))
+            return keys, values
         return self._last(0, visible), self._last(1, visible)
 
     def get_seq_length(self) -> int:
@@ -90,7 +103,7 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
             return surplus <= self.length
         after = self.length - surplus
         needed = after if self.window is None else min(after, self.window - 1)
-        return self.kept - surplus >= needed
+        return bool(self._parts) or self.kept - surplus >= needed
 
     def cut(self, surplus: int) -> None:
         self.length -= surplus
@@ -99,24 +112,71 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
             self._fill -= surplus
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The buffers, by their memory."""
+        """The buffers and parts, by their memory."""
         yield from self._buffers
+        for parts in list(self._parts):
+            yield from (tensor for part in parts for tensor in part.tensors)
 
     def row(self, index: int, length: int) -> KvLayer:
-        """A copy of one row, which holds `length` positions, without its padding."""
+        """A copy of one row, which holds `length` positions, without its padding. Its parts are not copied."""
         copy = self.fresh()
         copy.length = length
         if self._buffers:
-            kept = min(self.kept, length)
+            kept = min(self.kept, length - self.shared(index))
             copy._set([self._last(i, kept)[index : index + 1] for i in range(2)])
+            copy._parts = self._parts[index : index + 1] if self.shared(index) else []
         return copy
 
-    def join(self, others: Sequence[KvLayer]) -> KvLayer:
-        """One layer with this layer's row and the rows of the others. All hold one row."""
+    def shared(self, index: int) -> int:
+        """Positions of a row that are in parts."""
+        return sum(part.length for part in self._parts[index]) if self._parts else 0
+
+    def parts(self, index: int) -> tuple[KvPart, ...]:
+        return self._parts[index] if self._parts else ()
+
+    @property
+    def can_share(self) -> bool:
+        """Whether its positions can be in parts: a window would be counted over the padding behind them."""
+        return type(self) is KvLayer and self.window is None
+
+    def part_off(self, count: int) -> None:
+        """Make a part of the first `count` own positions of its one row."""
+        if self._buffers:
+            part = KvPart(*(self._last(i, self.kept)[:, :, :count].clone() for i in range(2)))
+            parts = self._parts[0] if self._parts else ()
+            self._set([self._last(i, self.kept - count) for i in range(2)])
+            self._parts = [(*parts, part)]
+
+    def begin(self, index: int, held: int, length: int) -> KvLayer:
+        """A layer of one row with the first `length` of the `held` positions of a row; its parts are not copied, nor is
+        the first piece of a part, if it is long."""
+        copy = self.fresh()
+        copy.length = length
+        if self._buffers:
+            parts = first_parts(self._parts[index], length) if self._parts else ()
+            at = sum(part.length for part in parts)
+            copy._set([self._one(i, index, held, at)[:, :, : length - at] for i in range(2)], room=0)
+            copy._parts = [parts] if parts else []
+        return copy
+
+    def own(self) -> None:
+        """Take all positions of its one row into its own buffers."""
+        if self._parts:
+            tensors = [self._whole(i) for i in range(2)]
+            self._parts = []
+            self._set(tensors)
+
+    def join(self, others: Sequence[KvLayer], length: int = 0) -> KvLayer:
+        """One layer with this layer's row and the rows of the others. All hold one row. length: padded positions; 0:
+        those of the longest row."""
         parts = [self, *others]
         joined = self.fresh()
-        joined.length = max(part.length for part in parts)
-        if self._buffers:
+        joined.length = length or max(part.length for part in parts)
+        if any(part._parts for part in parts):
+            own = max(part.kept for part in parts)
+            joined._set([_right_aligned([part._last(i, part.kept) for part in parts], own) for i in range(2)])
+            joined._parts = [part._parts[0] if part._parts else () for part in parts]
+        elif self._buffers:
             kept = min([joined.length, *(part.kept for part in parts if part.kept < part.length)])
             joined._set(
                 [_right_aligned([part._last(i, min(kept, part.kept)) for part in parts], kept) for i in range(2)]
@@ -129,7 +189,7 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
 
     def state(self) -> dict[str, torch.Tensor]:
         """The tensors that a save of its one row must hold."""
-        return {} if not self._buffers else {"keys": self._last(0, self.kept)[0], "values": self._last(1, self.kept)[0]}
+        return {} if not self._buffers else {"keys": self._whole(0)[0], "values": self._whole(1)[0]}
 
     def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
         """Restore the tensors of `state`, `[heads, positions, width]` each."""
@@ -137,10 +197,25 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         if state:
             self._set([state["keys"][None], state["values"][None]])
 
-    def _set(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _set(self, tensors: Sequence[torch.Tensor], room: int = ROOM) -> None:
         self.kept = self._fill = tensors[0].shape[2]
-        self._buffers = [_with_room(tensor, self.kept, self.kept + ROOM) for tensor in tensors]
+        self._buffers = [_with_room(tensor, self.kept, self.kept + room) for tensor in tensors]
         self.is_initialized = True
+
+    def _whole(self, which: int) -> torch.Tensor:
+        """All kept positions; of one row if it has parts."""
+        return self._one(which, 0, self.length) if self._parts else self._last(which, self.kept)
+
+    def _one(self, which: int, index: int, held: int, start: int = 0) -> torch.Tensor:
+        """The kept positions of a row that holds so many, from `start` on, `[1, heads, positions, width]`. start: the
+        end of one of its parts, or within one."""
+        pieces, at = [], 0
+        for part in self.parts(index):
+            if start < at + part.length:
+                pieces.append(part.tensors[which][:, :, max(0, start - at) :])
+            at += part.length
+        own = self._last(which, min(self.kept, held - at))[index : index + 1]
+        return torch.cat([*pieces, own], 2) if pieces else own
 
     def _last(self, which: int, count: int) -> torch.Tensor:
         return self._buffers[which].narrow(2, self._fill - count, count)
@@ -180,7 +255,7 @@ class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
         copy._take({name: tensor[index : index + 1].clone() for name, tensor in self._named().items()}, self)
         return copy
 
-    def join(self, others: Sequence[RecurrentLayer]) -> RecurrentLayer:
+    def join(self, others: Sequence[RecurrentLayer], length: int = 0) -> RecurrentLayer:
         joined = self.fresh()
         named = [part._named() for part in (self, *others)]
         joined._take({name: torch.cat([part[name] for part in named]) for name in named[0]}, self)
@@ -248,8 +323,8 @@ class HybridLayer(RecurrentLayer, KvLayer, LinearAttentionAndFullAttentionLayer)
         hybrid: HybridLayer = copy
         return hybrid
 
-    def join(self, others: Sequence[Any]) -> HybridLayer:
-        joined: Any = KvLayer.join(self, others)
+    def join(self, others: Sequence[Any], length: int = 0) -> HybridLayer:
+        joined: Any = KvLayer.join(self, others, length)
         named = [part._named() for part in (self, *others)]
         joined._take({name: torch.cat([part[name] for part in named]) for name in named[0]}, self)
         hybrid: HybridLayer = joined
@@ -285,7 +360,7 @@ class NoLayer(DummyLayer):  # type: ignore[misc]
     def row(self, index: int, length: int) -> NoLayer:
         return NoLayer()
 
-    def join(self, others: Sequence[NoLayer]) -> NoLayer:
+    def join(self, others: Sequence[NoLayer], length: int = 0) -> NoLayer:
         return NoLayer()
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -23,6 +23,7 @@ from exo_mesh_torch.errors import one_line
 from exo_mesh_torch.families import GRID_POSITIONS
 from exo_mesh_torch.ghost import TorchGhostStage
 from exo_mesh_torch.image_rows import ShownImage, grid_positions, overlaps, overlay, two_way_masks
+from exo_mesh_torch.parts import check_taken, withdraw
 from exo_mesh_torch.skeleton import TorchCheckpoint, build_skeleton, num_layers, open_checkpoint, read_config
 from exo_mesh_torch.trace import TorchTrace, find_layers, trace_model
 from exo_mesh_torch.vision import has_tower
@@ -197,6 +198,7 @@ class StageModel:
             if any(image.spec.is_whole for image in shown):
                 like = torch.empty((1, num_tokens, 1), dtype=self.hidden_dtype, device=self.device)
                 mask = two_way_masks(self._opened.config, shown, batch.length, num_tokens, batch.cache, like)
+        withdraw()  # what an error has left
         result = self._stage.forward(
             tokens,
             positions,
@@ -207,6 +209,7 @@ class StageModel:
             over,
             wants_states=wants_states,
         )
+        check_taken()
         batch.lengths = [length + num_tokens for length in batch.lengths]
         return result
 
@@ -214,9 +217,12 @@ class StageModel:
         self._stage.close()
 
     def _mask(self, batch: Batch, num_tokens: int) -> torch.Tensor | None:
-        """`[rows, past + n]`, 0 at the padding before shorter rows; None if there is no padding."""
-        if min(batch.lengths) == batch.length or not self._has_attention:
+        """`[rows, past + n]`, 0 at the padding of shorter rows, which is between their parts and their own positions;
+        None if there is no padding."""
+        own = batch.own_lengths
+        if min(map(sum, zip(batch.cache.shared, own, strict=True))) == batch.length or not self._has_attention:
             return None
-        width = batch.length + num_tokens
-        pads = torch.tensor([batch.length - length for length in batch.lengths], device=self.device)[:, None]
-        return (torch.arange(width, device=self.device) >= pads).long()
+        columns = torch.arange(batch.length + num_tokens, device=self.device)
+        begins = torch.tensor([batch.length - length for length in own], device=self.device)[:, None]
+        shared = torch.tensor(batch.cache.shared, device=self.device)[:, None]
+        return ((columns >= begins) | (columns < shared)).long()

@@ -173,7 +173,8 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     pressure: of memory on its machine; 0 there is room, 1 accept no new sequences, 2 run fewer than now. kv_tokens:
     positions that it can hold for all sequences together. kept_tokens: positions that it keeps of ended sequences at
     most, by its settings. cuts_back: whether its engine can cut KV back to any position. disk: what has happened on its
-    disk, if anything has."""
+    disk, if anything has. shares_from: see Capabilities. shared_tokens: positions that its sequences hold together,
+    counted beyond the first holder of each: kv_tokens counts each sequence at its full length."""
 
     compute_s: float
     waited_s: float
@@ -182,6 +183,8 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     kept_tokens: int = 2**31
     cuts_back: bool = True
     disk: DiskNews | None = None
+    shares_from: int = 0
+    shared_tokens: int = 0
 
 
 class MemoryStatus(NamedTuple):

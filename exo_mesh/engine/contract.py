@@ -69,6 +69,8 @@ class Capabilities:
     each once. inputs, outputs: the tensors that it takes and gives besides rows and token ids, the main tensor first;
     inputs is empty on the first stage, outputs on the last one, and both on a stage that has not been loaded.
     row_exact: the bits of a row's result depend neither on the other rows nor on how its prompt was cut into chunks.
+    shares_from: a copy of a sequence holds a common beginning of at least so many positions together with its source,
+    as `SharedPositions` counts it; 0: a copy takes memory of its own.
     """
 
     ragged: bool
@@ -78,6 +80,14 @@ class Capabilities:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     row_exact: bool = False
+    shares_from: int = 0
+
+
+LEAST_SHARED = 256
+"""Least positions that engines let sequences share: fewer are copied, which costs little."""
+
+MOST_PARTS = 4
+"""Pieces of a sequence that it may share with others, each with another set of them. Attention goes piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Beginnings:
         self._disk = disk
         self._retained: set[int] = set()
         """Sequences that stages hold over a change of the plan, and that have not begun again."""
+        scheduler.expect_shared = prefix.common_with_running
         self.shared = SharedPrompts()
         self.pictures = PictureSender()
 
@@ -71,7 +72,7 @@ class Beginnings:
     def evicted(self, sequence: Sequence) -> None:
         """Remove a sequence that has lost its place; it begins again later."""
         if not sequence.waits:
-            self._ops.append(Remove(sequence.id))
+            self._do(Remove(sequence.id))
         sequence.source = None
         sequence.awaits_disk = False
         self._forget(sequence.id)
@@ -83,10 +84,15 @@ class Beginnings:
         self._forget(sequence.id)
         if self._scheduler.remove(sequence.id):
             is_kept = is_sound and is_whole and self._prefix.ended(sequence, time.perf_counter())
-            self._ops.append(Keep(sequence.id) if is_kept else Remove(sequence.id))
+            self._do(Keep(sequence.id) if is_kept else Remove(sequence.id))
         elif sequence.id in self._retained:
             self._retained.discard(sequence.id)
-            self._ops.append(Remove(sequence.id))
+            self._do(Remove(sequence.id))
+
+    def _do(self, op: Op) -> None:
+        """Queue an operation for all stages, and count what sequences share after it."""
+        self._ops.append(op)
+        self._scheduler.shared.note(op)
 
     def _forget(self, sequence_id: int) -> None:
         self.shared.forget(sequence_id)
@@ -131,23 +137,32 @@ class Beginnings:
             op = self._prefix.computed(sequence, self._ids.last + 1, now)
             if op is not None:
                 self._ids.last += 1
-                self._ops += [self.shared.made(op), Keep(op.sequence)]
+                self._do(self.shared.made(op))
+                self._do(Keep(op.sequence))
 
     def make_room(self, now: float) -> None:
         """Free what the prefix cache keeps, as far as running requests need its memory: they are never touched before
         that."""
-        if self._prefix.tokens:
-            scheduler = self._scheduler
-            level = scheduler.pressure
-            self._prefix.make_room(scheduler.num_held, scheduler.max_tokens, scheduler.num_running, level, now)
-            if level >= 2:
-                scheduler.memory_freed()
-            if self._disk is not None and not level:
-                for kept in self._prefix.evicted:
-                    op = self._disk.store_evicted(kept, self._prefix.cuts_back, now, scheduler.num_running)
-                    self._ops += [] if op is None else [op]
-        for sequence_id in self._prefix.take_dropped():
-            self._ops.append(Remove(sequence_id))
+        scheduler = self._scheduler
+        level = scheduler.pressure
+        if self._prefix.tokens and level >= 2:
+            scheduler.memory_freed()
+        dropped = True
+        while dropped:
+            if self._prefix.tokens:
+                self._prefix.make_room(scheduler.num_held, scheduler.max_tokens, scheduler.num_running, level, now)
+                self._store_evicted(now)
+            dropped = False
+            for sequence_id in self._prefix.take_dropped():
+                dropped = True  # of a sequence that shared its positions, less was freed: look again
+                self._do(Remove(sequence_id))
+
+    def _store_evicted(self, now: float) -> None:
+        """Let stages write what has just given way to disk, before they remove it."""
+        if self._disk is not None and not self._scheduler.pressure:
+            for kept in self._prefix.evicted:
+                op = self._disk.store_evicted(kept, self._prefix.cuts_back, now, self._scheduler.num_running)
+                self._ops += [] if op is None else [op]
 
     def store_settled(self, now: float) -> None:
         """Let stages write a kept sequence to disk that nobody has used for a while, unless memory is short."""
@@ -183,7 +198,8 @@ class Beginnings:
                 self._begin(sequence, time.perf_counter())
             else:
                 size, max_positions = sequence.num_shared, self._live[sequence.id].max_positions
-                self._ops.append(self.shared.made(Copy(sequence.id, source.id, size, max_positions), saves=size))
+                self._do(self.shared.made(Copy(sequence.id, source.id, size, max_positions), saves=size))
+                self._scheduler.began(sequence)
                 self._scheduler.copied(sequence, size)
                 self._show_rest(sequence, size)
                 if not sequence.share_id:
@@ -206,7 +222,8 @@ class Beginnings:
             return
         reuse = self._prefix.find(sequence, now)
         if reuse is None:
-            self._ops.append(Insert(sequence.id, generation.max_positions))
+            self._scheduler.began(sequence)
+            self._do(Insert(sequence.id, generation.max_positions))
             self._show_rest(sequence, 0)
             return
         self._copied(
@@ -216,7 +233,8 @@ class Beginnings:
     def _copied(self, op: Copy, sequence: Sequence) -> None:
         """Begin a sequence with this copy, and compute the rest."""
         generation = self._live[sequence.id]
-        self._ops.append(self.shared.made(op, saves=op.upto))
+        self._do(self.shared.made(op, saves=op.upto))
+        self._scheduler.began(sequence)
         self._scheduler.copied(sequence, op.upto, op.first_stage)
         self._show_rest(sequence, 0 if op.first_stage else op.upto)
         generation.cached = min(op.upto, len(generation.request.prompt_ids))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown
+from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
@@ -250,7 +250,7 @@ class Driver:
             levels = [report.pressure for report in frame.reports]
             self._scheduler.pressure = max(levels)
             self._scheduler.pressed_stage = levels.index(self._scheduler.pressure)
-            self._scheduler.room = min(report.kv_tokens for report in frame.reports)
+            self._scheduler.room = _room(frame.reports, is_shared=self._scheduler.shared.least > 0)
             if (lone := self._scheduler.lone_at_critical(now)) is not None:
                 text = f"the machine of stage {self._scheduler.pressed_stage} has no memory left for this request"
                 self._end(lone.id, MemoryPressureError(text))
@@ -259,6 +259,7 @@ class Driver:
             if not self._knows_stages:
                 self._knows_stages = True
                 self.prefix.learn(frame.reports)
+                self._scheduler.shared.least = _shares_from(frame.reports)
         for fault in frame.faults:
             self._take_fault(fault)
         self.beginnings.came_round(frame.step)
@@ -300,9 +301,7 @@ class Driver:
                 self._start(Work((), ()))  # a prompt may begin with what is on disk, so its stages list that first
             return
         beginnings.make_room(now)
-        for sequence in self._scheduler.evict():
-            beginnings.evicted(sequence)
-            self.evictions += 1
+        self._evict()
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
             self.places.note_wait(generation, now)
@@ -310,8 +309,9 @@ class Driver:
             self.places.leave(generation)
         self.places.note_turns(now)
         beginnings.copy_ready()
-        if self._ops:  # a sequence has begun, maybe
+        if self._ops:  # a sequence has begun, maybe, and shares less than was expected
             beginnings.make_room(now)
+            self._evict()
         if self.disk is not None and self.disk.is_waiting:
             if any(isinstance(op, ReadAhead) for op in self._ops):
                 self._start(Work((), ()))  # stages begin to read at once
@@ -327,6 +327,11 @@ class Driver:
                 break
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
+
+    def _evict(self) -> None:
+        for sequence in self._scheduler.evict():
+            self.beginnings.evicted(sequence)
+            self.evictions += 1
 
     def _send_picture(self) -> None:
         """Start a frame with the next image, if no other image is on its way."""
@@ -429,3 +434,14 @@ class Driver:
             self.replays.end(generation.request.key_hash, generation.kept, generation.sequence.id)
         if error is not None:
             self.callers.fail(generation, error)
+
+
+def _shares_from(reports: Iterable[StageReport]) -> int:
+    """The least positions that sequences share at every stage; 0 if some stage does not share."""
+    least = [report.shares_from for report in reports]
+    return max(least) if min(least) else 0
+
+
+def _room(reports: Iterable[StageReport], *, is_shared: bool) -> int:
+    """Positions that the stage with the least memory can hold. is_shared: shared ones count once."""
+    return min(report.kv_tokens - (report.shared_tokens if is_shared else 0) for report in reports)

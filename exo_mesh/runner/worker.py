@@ -382,7 +382,11 @@ class Worker:
         self.busy_s += compute_s
         self._budget.computed(frame, self._free_bytes)
         status = self.status.worse(self.status_of_others())
-        report = StageReport(compute_s, start - since, *status, self._budget.most_kept_tokens, self._cuts_back)
+        budget = self._budget
+        report = StageReport(
+            compute_s, start - since, *status, budget.most_kept_tokens, self._cuts_back,
+            budget.shared.least, budget.shared_tokens,
+        )  # fmt: skip
         if self._disk is not None and (news := self._disk.take_news()) is not None:
             report = msgspec.structs.replace(report, disk=news)
         frame = result.frame.changed(reports=(*result.frame.reports, report))

@@ -173,6 +173,15 @@ class PrefixCache:
             * BLOCK_TOKENS
         )
 
+    def common_with_running(self, sequence: Sequence) -> int:
+        """How many positions a new sequence has in common with a running one whose prompt is computed, at most. Changes
+        nothing."""
+        if not self.shares_running or not sequence.may_begin_as_copy:
+            return 0
+        content = content_of(sequence.content(len(sequence.tokens) - 1 - sequence.forced))
+        running = (one for one in self._kept.values() if one.runs and one.scope == sequence.cache_scope)
+        return max((common_tokens(one.content, content) for one in running), default=0)
+
     def _match(self, content: bytes, scope: bytes) -> Match:
         index = self._indexes.get(scope)
         return NO_MATCH if index is None else index.match(content)

@@ -7,6 +7,7 @@ import logging
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.frame import Copy, Frame, Keep, Remove, Retain
 from exo_mesh.engine.contract import SequenceCopier, StageEngine
+from exo_mesh.engine.shared_positions import SharedPositions
 
 LOOK_EVERY = 32
 """Frames between two measurements of the engine's memory: the engine visits all its tensors for each one."""
@@ -20,6 +21,9 @@ class KvBudget:
     The plan reserved bytes for weights, the engine itself, and `planned` positions. Weights and KV may take more,
     because of buffers with room to grow or a dtype that the plan did not know. Then fewer new positions fit, each
     counted at the plan's price. If the plan reserved nothing, the stage holds the planned number of positions.
+
+    `tokens` counts every sequence at its full length: positions that sequences hold together count for each of them, so
+    the stage holds as many more.
     """
 
     def __init__(
@@ -27,6 +31,7 @@ class KvBudget:
     ) -> None:
         """most_kept_bytes: limit of the prefix cache on this stage; None: what running sequences leave."""
         self._engine = engine
+        self.shared = SharedPositions(engine.capabilities.shares_from)
         self._most_kept_bytes = most_kept_bytes
         self._kept: set[int] = set()
         self._weights_bytes = engine.memory_bytes()
@@ -36,7 +41,9 @@ class KvBudget:
         self.plan(reserve_bytes, planned)
 
     def plan(self, reserve_bytes: int, planned: int) -> None:
-        """Use the figures of another plan: the engine stays, but its reserved bytes may differ."""
+        """Use the figures of another plan: the engine stays, but its reserved bytes may differ. Positions that are
+        shared now count for each sequence from now on, as at the driver: they show as free memory instead."""
+        self.shared.clear()
         self._planned = planned
         self._kv_bytes = max(0, reserve_bytes - ENGINE_OVERHEAD_BYTES - self._weights_bytes)
         self._knows = reserve_bytes > 0
@@ -58,13 +65,19 @@ class KvBudget:
         return min(self._planned, int(self._most_kept_bytes / (self._price or 1)))
 
     @property
+    def shared_tokens(self) -> int:
+        """Positions by which `tokens` is larger because sequences share them."""
+        return self.shared.saved if self._knows else 0
+
+    @property
     def num_kept(self) -> int:
         """Sequences that ended and are kept for new prompts. From any thread."""
         return len(self._kept)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the kept sequences, at the plan's price; 0 if the plan reserved nothing. From any thread."""
+        """Bytes of the kept sequences, at the plan's price, as if they shared nothing; 0 if the plan reserved nothing.
+        From any thread."""
         lengths = self._lengths
         return int(self._price * sum(lengths.get(one, 0) for one in list(self._kept)))
 
@@ -72,6 +85,7 @@ class KvBudget:
         """Note that the stage holds no sequence any more."""
         self._lengths = {}
         self._kept = set()
+        self.shared.clear()
 
     def computed(self, frame: Frame, free_bytes: int | None = None) -> int:
         """Note a computed frame; returns how many positions the stage can hold, those that it holds now included.
@@ -79,6 +93,7 @@ class KvBudget:
         free_bytes: what the machine has free for KV now, whatever was reserved; None: enough.
         """
         for op in frame.ops:
+            self.shared.note(op)
             if isinstance(op, Remove):
                 self._lengths.pop(op.sequence, None)
                 self._kept.discard(op.sequence)

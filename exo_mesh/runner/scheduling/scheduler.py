@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
+from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.pictures import whole_row
 from exo_mesh.runner.scheduling.pace import Pace, shares
 from exo_mesh.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
@@ -38,6 +39,9 @@ LONE_S seconds: two readings of that machine's memory must have confirmed it."""
 EVICTION_TURNS = 64
 """Decode frames between two evictions while some machine is short of memory: seconds, like the readings of memory. Also
 the frames for which a parked sequence keeps its place while others wait for one."""
+
+EXPECT_TURNS = 8
+"""Decode frames between two lookups of what the first waiting sequence would share: a long prompt takes 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,14 @@ class Scheduler:
     _lone_frames: int = 0
     _lone_since: float = 0.0
     room: int = 2**31
-    """Positions that the stage with the least memory can hold, in the last frame."""
+    """Positions that the stage with the least memory can hold, in the last frame; shared ones count once if all stages
+    share them."""
+    shared: SharedPositions = field(default_factory=SharedPositions)
+    """The positions that sequences hold together at every stage."""
+    expect_shared: Callable[[Sequence], int] = lambda _: 0
+    """The positions that a waiting sequence will probably hold together with running ones."""
+    _expected: tuple[int, int, int] = (-1, 0, 0)
+    """The last answer of `expect_shared`: sequence, turn and positions."""
     is_exhausted: bool = False
     """After `next_work`: another call would return None until a frame comes round or a request comes or goes."""
     max_logit_rows: int = 16
@@ -152,8 +163,9 @@ class Scheduler:
 
     @property
     def max_tokens(self) -> int:
-        """Positions that all running sequences may hold together: what was planned, or less if a stage has less."""
-        return min(self.limits.max_tokens, self.room)
+        """Positions that all running sequences may hold together, each counted at its full length: what was planned, or
+        less if a stage has less, and more by those that are shared."""
+        return min(self.limits.max_tokens, self.room) + self.shared.saved
 
     def submit(self, sequence: Sequence) -> bool:
         """Queue a sequence; False if it is refused for the reason in `why_refused`. A resumed sequence is always
@@ -182,7 +194,7 @@ class Scheduler:
         if running is None:
             self._queue.remove(sequence_id)
             return False
-        self._held -= len(running.tokens)
+        self._held -= len(running.tokens) - running.expected
         self._queue.left(running.client)
         return not running.waits
 
@@ -212,8 +224,8 @@ class Scheduler:
 
     def _take_off(self, sequence: Sequence) -> Sequence:
         del self._running[sequence.id]
-        self._held -= len(sequence.tokens)
-        sequence.computed = sequence.held = 0
+        self._held -= len(sequence.tokens) - sequence.expected
+        sequence.computed = sequence.held = sequence.expected = 0
         if sequence.parked and len(self._aside) < self.limits.max_running:
             self._aside[sequence.id] = sequence
         else:
@@ -247,7 +259,21 @@ class Scheduler:
         """Whether one more sequence fits. One sequence always runs."""
         if len(self._running) >= self.limits.max_running:
             return False
-        return not self._running or not (self.pressure or self._held + len(sequence.tokens) > self.max_tokens)
+        if not self._running:
+            return True
+        needed = self._held + len(sequence.tokens) - self.max_tokens
+        return not self.pressure and (needed <= 0 or needed <= self._may_share(sequence))
+
+    def _may_share(self, sequence: Sequence) -> int:
+        """Positions that a waiting sequence will probably share. Not looked up in every turn while it waits."""
+        if not self.shared.least:
+            return 0
+        asked, turn, positions = self._expected
+        if asked != sequence.id or self._turn - turn >= EXPECT_TURNS:
+            positions = self.expect_shared(sequence)
+            positions = positions if positions >= self.shared.least else 0
+            self._expected = sequence.id, self._turn, positions
+        return positions
 
     def _must_shrink(self) -> bool:
         """Whether to evict for memory pressure; the memory freed last must have time to show in a reading."""
@@ -283,11 +309,12 @@ class Scheduler:
             sequence.decoding, sequence.held = False, 0
         for sequence in reversed(running):
             there = held.get(sequence.id, 0)
-            sequence.decoding, sequence.source = False, None
+            sequence.decoding, sequence.source, sequence.expected = False, None, 0
             sequence.computed, sequence.held = (0, there) if kept_from else (there, 0)
             self._queue.push_back(sequence)
         self._running.clear()
         self._held = self._prefills = 0
+        self.shared = SharedPositions()  # whatever stages still share counts for each sequence from now on
         self._decodes.clear()
         self.limits, self.pace, self._kept_from = limits, pace, kept_from
         return len(running)
@@ -297,8 +324,10 @@ class Scheduler:
         while (sequence := self._queue.first()) is not None and self._fits(sequence):
             self._queue.pop()
             self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))
+            is_short = len(self._running) > 0 and self._held + len(sequence.tokens) > self.max_tokens
+            sequence.expected = self._may_share(sequence) if is_short else 0
             self._running[sequence.id] = sequence
-            self._held += len(sequence.tokens)
+            self._held += len(sequence.tokens) - sequence.expected
             yield sequence
 
     def next_work(self) -> Work | None:
@@ -361,6 +390,11 @@ class Scheduler:
         self._queue.charge(sequence.client, OUTPUT_WEIGHT * len(token_ids))
         if sequence.id in self._running:
             self._held += len(token_ids)
+
+    def began(self, sequence: Sequence) -> None:
+        """Note that stages begin a running sequence: what it shares is known to `shared` from now on."""
+        self._held += sequence.expected
+        sequence.expected = 0
 
     def copied(self, sequence: Sequence, positions: int, first_stage: int = 0) -> None:
         """Note that stages from first_stage on hold the first positions of its prompt, which have cost nothing. If not

@@ -60,6 +60,8 @@ class Sequence:
     """Only sequences of the same scope share KV."""
     pictures: tuple[PictureSpec, ...] = ()
     """The images of its prompt."""
+    expected: int = 0
+    """Positions that it will probably hold together with running sequences, until it has begun at the stages."""
     awaits_images: bool = False
     """Whether some image has not been sent to the stages yet: it gets no rows before."""
     awaits_disk: bool = False
