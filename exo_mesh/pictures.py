@@ -96,6 +96,15 @@ class Picture:
             raise ValueError(f"an image of {self.spec.num_bytes} bytes has {len(self.pixels)} bytes of pixels")
 
 
+def content_of_prompt(tokens: Sequence[int], pictures: Sequence[PictureSpec]) -> list[int]:
+    """What decides the KV of the first positions of a prompt: their token ids, and for an image what it shows instead.
+    tokens: all of the prompt, or its beginning."""
+    found = list(tokens)
+    for picture in pictures:
+        found[picture.start : picture.stop] = picture.words()[: max(0, min(len(tokens), picture.stop) - picture.start)]
+    return found
+
+
 def pictures_defect(pictures: Sequence[PictureSpec], num_prompt: int) -> str | None:
     """The reason why a request cannot have these images, or None. num_prompt: tokens of its prompt."""
     if len(pictures) > MAX_PICTURES:

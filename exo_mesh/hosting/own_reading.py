@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 from exo_mesh.domain.device import EntryRequests, HopReading, Telemetry
 from exo_mesh.domain.health import Reason
@@ -57,6 +58,15 @@ def own_reading(
         waiting={name: beat.queued for name, beat in drivers.items()},
         slots={name: beat.slots for name, beat in drivers.items() if beat.slots},
     )
+
+
+def own_prefixes(membership: Membership, host: StageHost) -> dict[str, bytes]:
+    """What the drivers here keep in their prefix caches, by instance; only of models with several instances, because
+    with one there is nothing to choose."""
+    models = Counter(instance.plan.model for _, instance in membership.view.instances())
+    found = {stage.instance_id: stage.beat.prefix.digest for stage in host.beats() if stage.is_driver}
+    model_of = {lease.plan.instance_id: lease.plan.model for lease in host.leases}
+    return {name: digest for name, digest in found.items() if digest and models[model_of.get(name, "")] > 1}
 
 
 def own_hops(membership: Membership, host: StageHost) -> tuple[HopReading, ...]:

@@ -10,6 +10,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.routing.choice import Job, Option, better_than, choose
+from exo_mesh.domain.routing.digest import kept_tokens
 from exo_mesh.domain.routing.prefixes import KnownPrompts
 from exo_mesh.domain.routing.speed import Speed, Speeds
 from exo_mesh.domain.view import InstanceInfo
@@ -104,7 +105,17 @@ class InstanceChoice:
             slots_of(instance, readings.get(driver)),
             (peer.rtt_ms or 0.0) / 1000 if peer is not None else 0.0,
             speed.trust(self._clock()),
+            self._num_kept(instance, driver, hashes),
+        )
+
+    def _num_kept(self, instance: InstanceInfo, driver: str, hashes: Sequence[bytes]) -> int:
+        """How many first tokens of a prompt an instance has probably kept: as this entry peer remembers, or as the
+        driver says."""
+        instance_id = instance.plan.instance_id
+        digest = self._membership.prefixes_of(driver).get(instance_id, b"")
+        return max(
             self.prompts.num_tokens(instance_id, _members(instance), hashes),
+            kept_tokens(digest, hashes),
         )
 
     def _others(self, instance_id: str, driver: str, num_own: int, readings: Mapping[str, Telemetry]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.membership.news import News
 from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.prefixes import PrefixNews
 from exo_mesh.membership.roster import Roster
 from exo_mesh.membership.swim import SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
@@ -28,11 +29,13 @@ class Probing:
         self,
         roster: Roster,
         news: News,
+        prefixes: PrefixNews,
         introduce: Callable[[Peer], Awaitable[None]],
         sync: Callable[[Peer], None],
     ) -> None:
         self._roster = roster
         self._news = news
+        self._prefixes = prefixes
         self._introduce = introduce
         self._sync = sync
         self._probing: set[str] = set()
@@ -60,12 +63,14 @@ class Probing:
             reply.unknown_sender = True
             return reply
         self._news.hear(request.updates, request.records, request.telemetry, caller.client)
+        self._prefixes.hear(request.prefixes)
         if any(update.peer_id == own.id and update.state != pb.PEER_STATE_ALIVE for update in request.updates):
             reply.updates.append(self._news.update_message(own.id))  # refutes the caller's doubt at once
         updates, records = self._news.for_peer(request.from_peer)
         reply.updates.extend(updates)
         reply.records.extend(records)
         reply.telemetry.extend(self._news.probe_readings())
+        reply.prefixes.extend(self._prefixes.take())
         reply.view_sum, reply.fences_sum = self._roster.sums
         return reply
 
@@ -154,6 +159,7 @@ class Probing:
             updates=updates,
             records=records,
             telemetry=self._news.probe_readings(),
+            prefixes=self._prefixes.take(),
         )
         began = roster.clock()
         reply = await peer.client.probe(request, timeout_s)
@@ -166,6 +172,7 @@ class Probing:
             await self._introduce(peer)
             return
         self._news.hear(reply.updates, reply.records, reply.telemetry, peer.client)
+        self._prefixes.hear(reply.prefixes)
         peer.sends_sums = reply.HasField("view_sum")
         if peer.sends_sums and (reply.view_sum, reply.fences_sum) != roster.sums:
             self._sync(peer)

@@ -26,6 +26,7 @@ from exo_mesh.membership.news import News
 from exo_mesh.membership.peer_filter import PeerFilter
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.membership.prefixes import PrefixNews
 from exo_mesh.membership.probing import Probing
 from exo_mesh.membership.roster import Roster
 from exo_mesh.membership.sleeping import GOODBYE_S, SleepDesk
@@ -62,8 +63,8 @@ class Membership:
     makes a client for "host:port" with the credentials of this node. on_leave(peer, records) is called when a peer has
     died or left, with its records that were in force. before_refute is awaited when the other peers consider this node
     dead, because it was suspended or disconnected: with the view up to date, and before the refutation, it frees what
-    the others have given to other peers meanwhile. `changed` beats whenever the view or the set of living peers
-    changes.
+    the others have given to other peers meanwhile. read_prefixes() returns digests of what this node's drivers keep, by
+    instance. `changed` beats whenever the view or the set of living peers changes.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Membership:
         only_links: Sequence[str] = (),
         on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
         before_refute: Callable[[], Awaitable[None]] = _nothing,
+        read_prefixes: Callable[[], Mapping[str, bytes]] = dict,
         timing: Timing = LAN,
         clock: Clock = monotonic,
         rng: random.Random | None = None,
@@ -93,7 +95,8 @@ class Membership:
         self._read_telemetry = read_telemetry
         self._news = News(roster, read_telemetry, self._answer_verdict)
         self._exchange = Exchange(roster, self._news)
-        self._probing = Probing(roster, self._news, self._introduce_again, self._sync)
+        self._prefixes = PrefixNews(roster, read_prefixes)
+        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync)
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
@@ -149,6 +152,10 @@ class Membership:
     def reading_of(self, peer_id: str) -> Telemetry | None:
         """The latest telemetry of a living peer."""
         return self._roster.records.telemetry.get(peer_id)
+
+    def prefixes_of(self, peer_id: str) -> Mapping[str, bytes]:
+        """The digests of what the drivers of a living peer keep, by instance; see domain/routing/digest.py."""
+        return self._prefixes.of(peer_id)
 
     def busy(self, peer_id: str) -> float:
         """Processes per core that want to run on a peer; 0 if unknown."""

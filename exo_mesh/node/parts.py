@@ -14,7 +14,7 @@ from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.certificate_renewal import own_credentials
 from exo_mesh.hosting.local_models import LocalModels
-from exo_mesh.hosting.own_reading import own_reading
+from exo_mesh.hosting.own_reading import own_prefixes, own_reading
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.runner_starter import HostLimits
 from exo_mesh.instances.parts import InstanceParts
@@ -115,6 +115,7 @@ class NodeParts:
             self._read_telemetry,
             on_leave=self._peer_left,
             before_refute=self._before_refute,
+            read_prefixes=lambda: own_prefixes(self.membership, self.hosting.host),
             timing=timing,
             clock=self.clock,
             dial=lambda address: ControlClient(address, self.credentials, settings.namespace),

@@ -436,23 +436,25 @@ class HelloReply(_message.Message):
     def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ..., verdict: _Optional[_Union[PeerUpdate, _Mapping]] = ..., id_in_use_by: _Optional[str] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
-    __slots__ = ("from_peer", "incarnation", "target", "updates", "records", "telemetry")
+    __slots__ = ("from_peer", "incarnation", "target", "updates", "records", "telemetry", "prefixes")
     FROM_PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     from_peer: str
     incarnation: int
     target: str
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
     records: _containers.RepeatedCompositeFieldContainer[Record]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
-    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
+    prefixes: _containers.RepeatedCompositeFieldContainer[PeerPrefixes]
+    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry", "view_sum", "fences_sum")
+    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry", "view_sum", "fences_sum", "prefixes")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -462,6 +464,7 @@ class ProbeReply(_message.Message):
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     VIEW_SUM_FIELD_NUMBER: _ClassVar[int]
     FENCES_SUM_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
     unix_s: float
     peer_id: str
@@ -471,7 +474,27 @@ class ProbeReply(_message.Message):
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
     view_sum: int
     fences_sum: int
-    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ...) -> None: ...
+    prefixes: _containers.RepeatedCompositeFieldContainer[PeerPrefixes]
+    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ...) -> None: ...
+
+class PeerPrefixes(_message.Message):
+    __slots__ = ("peer_id", "incarnation", "version", "digests")
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    incarnation: int
+    version: int
+    digests: _containers.ScalarMap[str, bytes]
+    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., digests: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class IndirectProbeRequest(_message.Message):
     __slots__ = ("from_peer", "target", "incarnation")

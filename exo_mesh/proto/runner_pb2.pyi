@@ -289,7 +289,7 @@ class Heartbeat(_message.Message):
     def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., prompts: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., hop_took: _Optional[_Union[Durations, _Mapping]] = ..., all_reduce_s: _Optional[float] = ..., library: _Optional[_Union[LibraryMemory, _Mapping]] = ..., slots: _Optional[int] = ..., step_all_reduces: _Optional[int] = ..., prefix: _Optional[_Union[PrefixFigures, _Mapping]] = ...) -> None: ...
 
 class PrefixFigures(_message.Message):
-    __slots__ = ("hits", "misses", "hit_tokens", "evictions", "kept_tokens", "kept", "bytes", "is_on", "disk_is_on", "disk_hits", "disk_hit_tokens", "disk_misses", "disk_known", "disk_files", "disk_bytes", "disk_writes", "disk_errors", "disk_problem", "has_disk")
+    __slots__ = ("hits", "misses", "hit_tokens", "evictions", "kept_tokens", "kept", "bytes", "is_on", "disk_is_on", "disk_hits", "disk_hit_tokens", "disk_misses", "disk_known", "disk_files", "disk_bytes", "disk_writes", "disk_errors", "disk_problem", "has_disk", "digest")
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +309,7 @@ class PrefixFigures(_message.Message):
     DISK_ERRORS_FIELD_NUMBER: _ClassVar[int]
     DISK_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     HAS_DISK_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     hits: int
     misses: int
     hit_tokens: int
@@ -328,7 +329,8 @@ class PrefixFigures(_message.Message):
     disk_errors: int
     disk_problem: str
     has_disk: bool
-    def __init__(self, hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., kept: _Optional[int] = ..., bytes: _Optional[int] = ..., is_on: bool = ..., disk_is_on: bool = ..., disk_hits: _Optional[int] = ..., disk_hit_tokens: _Optional[int] = ..., disk_misses: _Optional[int] = ..., disk_known: _Optional[int] = ..., disk_files: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_writes: _Optional[int] = ..., disk_errors: _Optional[int] = ..., disk_problem: _Optional[str] = ..., has_disk: bool = ...) -> None: ...
+    digest: bytes
+    def __init__(self, hits: _Optional[int] = ..., misses: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., kept: _Optional[int] = ..., bytes: _Optional[int] = ..., is_on: bool = ..., disk_is_on: bool = ..., disk_hits: _Optional[int] = ..., disk_hit_tokens: _Optional[int] = ..., disk_misses: _Optional[int] = ..., disk_known: _Optional[int] = ..., disk_files: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_writes: _Optional[int] = ..., disk_errors: _Optional[int] = ..., disk_problem: _Optional[str] = ..., has_disk: bool = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class LibraryMemory(_message.Message):
     __slots__ = ("source", "active_bytes", "cache_bytes", "peak_bytes", "limit_bytes")

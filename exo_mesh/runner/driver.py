@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -11,6 +12,7 @@ from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, R
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.domain.routing.digest import SALT_BYTES
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import (
     CancelledRequestError,
@@ -31,6 +33,7 @@ from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.outputs import Outputs
 from exo_mesh.runner.places import QueuePlaces
 from exo_mesh.runner.prefix.cache import PrefixCache
+from exo_mesh.runner.prefix.digest import DigestMaker
 from exo_mesh.runner.prefix.disk_index import DiskIndex
 from exo_mesh.runner.replays import Replays
 from exo_mesh.runner.scheduling.pace import Pace
@@ -82,6 +85,7 @@ class Driver:
         """Whether all stages of this plan have reported their limits of the prefix cache."""
         self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
         self.disk = disk
+        self.digests = DigestMaker(self.prefix, os.urandom(SALT_BYTES))
         self.callers = Callers(ballot)
         self.places = QueuePlaces(self._scheduler, self._live, self.callers)
         self.beginnings = Beginnings(self._scheduler, self._live, self.callers, self._ops, self._ids, self.prefix, disk)
@@ -113,6 +117,7 @@ class Driver:
         self.prefix.describe(beat.prefix)
         if self.disk is not None:
             self.disk.describe(beat.prefix)
+        beat.prefix.digest = self.digests.digest
         beat.oldest_wait_s = self.places.oldest_wait_s()
         for told, durations in (
             (beat.laps_took, self.laps.took), (beat.hops_took, self.hops), (beat.queue_waits, self.places.waits)
@@ -154,6 +159,10 @@ class Driver:
         waits = bool(self._ops) or (self.disk is not None and self.disk.is_writing)
         if self.prefix.tokens and not self._in_flight and (waits or now - self._returned_at >= IDLE_LAP_S):
             self._start(Work((), ()))
+
+    def make_digest(self) -> None:
+        """Make a digest of what the ring keeps, for the next heartbeat."""
+        self.digests.make(time.perf_counter())
 
     def reassure(self) -> None:
         """Notify all callers that their requests are alive: entry peers take silence for the end of the ring."""

@@ -179,13 +179,16 @@ class Worker:
             self._disk.describe(figures)
 
     def look(self) -> None:
-        """Let the driver find out whether some machine needs the memory of what is kept. From any thread, often."""
+        """Let the driver find out whether some machine needs the memory of what is kept, and let it make a digest of
+        that if it has changed. From any thread, often."""
         driver, now = self.driver, time.perf_counter()
         if driver is None or not driver.prefix.tokens:
             return
         if now - self._looked_at >= (IDLE_LAP_S if driver.disk is None else DISK_LOOK_S):
             self._looked_at = now
             self._wake(driver.look)
+        if driver is not None and driver.digests.is_due(now):
+            self._wake(driver.make_digest)
 
     def check_alive(self) -> None:
         """Raises RankLostError if a rank has been computing one frame for longer than its group may: it waits for

@@ -11,7 +11,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
 from exo_mesh.domain.routing.choice import Job
-from exo_mesh.domain.routing.prefixes import block_hashes
+from exo_mesh.domain.routing.digest import prompt_hashes
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import MemoryPressureError, NoInstanceError
 from exo_mesh.instances.choosing import Load, OwnJobs
@@ -159,14 +159,14 @@ class Rings:
             self._job(entry),
             tokens,
             full,
-            partial(block_hashes, request.prompt_ids, request.cache_scope),
+            partial(_hashes, request),
         )
 
     def computed(self, entry: JournalEntry, instance: InstanceInfo) -> None:
         """Note that an instance has computed the prompt of a request, and keeps it for the next turn."""
         request = entry.request
         if request.is_kept and request.prompt_ids:
-            self.instances.choice.computed(instance, block_hashes(request.prompt_ids, request.cache_scope))
+            self.instances.choice.computed(instance, _hashes(request))
 
     def _own_jobs(self) -> OwnJobs:
         live = self.journal.on_instances()
@@ -234,6 +234,11 @@ class Rings:
         return self.drivers.open(
             address, instance.plan, request, silences, on_trace=on_trace, on_ballot=on_ballot, clock=self.clock
         )
+
+
+def _hashes(request: GenerateRequest) -> list[bytes]:
+    """The hashes of the blocks of its prompt; see domain/routing/digest.py."""
+    return prompt_hashes(request.prompt_ids, request.cache_scope, [one.spec for one in request.pictures])
 
 
 def _num_prompt(request: GenerateRequest) -> int:

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from exo_mesh.domain.routing.choice import Job, Option, better_than, choose, expected_times
-from exo_mesh.domain.routing.prefixes import MAX_BLOCKS, KnownPrompts, block_hashes
+from exo_mesh.domain.routing.digest import prompt_hashes
+from exo_mesh.domain.routing.prefixes import MAX_BLOCKS, KnownPrompts
 from exo_mesh.domain.routing.prefixes import MAX_INSTANCES as MAX_KNOWN
 from exo_mesh.domain.routing.speed import HALF_LIFE_S, MAX_INSTANCES, Speed, Speeds, StepLine
 
@@ -39,25 +40,25 @@ def test_an_instance_that_keeps_the_beginning_is_preferred_unless_its_queue_cost
 
 def test_the_known_beginning_of_a_prompt_is_found_by_blocks() -> None:
     known, prompt = KnownPrompts(), list(range(300))
-    known.note("m-1", ("a",), block_hashes(prompt))
-    assert known.num_tokens("m-1", ("a",), block_hashes([*prompt, 7])) == 256
-    assert known.num_tokens("m-1", ("a",), block_hashes([*prompt[:130], *prompt])) == 128
-    assert known.num_tokens("m-1", ("a",), block_hashes([9, *prompt])) == 0
-    assert known.num_tokens("m-1", ("a",), block_hashes(prompt, b"other scope")) == 0
-    assert known.num_tokens("m-2", ("a",), block_hashes(prompt)) == 0
-    assert known.num_tokens("m-1", ("b",), block_hashes(prompt)) == 0, "it was placed again, elsewhere"
+    known.note("m-1", ("a",), prompt_hashes(prompt))
+    assert known.num_tokens("m-1", ("a",), prompt_hashes([*prompt, 7])) == 256
+    assert known.num_tokens("m-1", ("a",), prompt_hashes([*prompt[:130], *prompt])) == 128
+    assert known.num_tokens("m-1", ("a",), prompt_hashes([9, *prompt])) == 0
+    assert known.num_tokens("m-1", ("a",), prompt_hashes(prompt, b"other scope")) == 0
+    assert known.num_tokens("m-2", ("a",), prompt_hashes(prompt)) == 0
+    assert known.num_tokens("m-1", ("b",), prompt_hashes(prompt)) == 0, "it was placed again, elsewhere"
 
 
 def test_what_is_known_of_prompts_is_bounded() -> None:
     known = KnownPrompts()
     for number in range(3 * MAX_KNOWN):
-        known.note(f"m-{number}", ("a",), block_hashes([number] * 64))
+        known.note(f"m-{number}", ("a",), prompt_hashes([number] * 64))
     assert len(known._known) == MAX_KNOWN
     for number in range(600):
-        known.note("m", ("a",), block_hashes([number] * 64 * 30))
+        known.note("m", ("a",), prompt_hashes([number] * 64 * 30))
     assert len(known._known["m"].blocks) == MAX_BLOCKS
-    assert known.num_tokens("m", ("a",), block_hashes([599] * 64 * 30)) == 64 * 30
-    assert known.num_tokens("m", ("a",), block_hashes([0] * 64 * 30)) == 0
+    assert known.num_tokens("m", ("a",), prompt_hashes([599] * 64 * 30)) == 64 * 30
+    assert known.num_tokens("m", ("a",), prompt_hashes([0] * 64 * 30)) == 0
 
 
 def test_an_idle_instance_takes_the_prompt_and_then_a_step_for_each_token() -> None:

@@ -11,10 +11,13 @@ from exo_mesh.domain.device import EntryRequests, Telemetry
 from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.routing.choice import Job
-from exo_mesh.domain.routing.prefixes import block_hashes
+from exo_mesh.domain.routing.digest import prompt_hashes
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.instances.choosing import InstanceChoice, Load, slots_of
+from exo_mesh.runner.prefix.cache import PrefixCache
+from exo_mesh.runner.prefix.digest import DigestMaker
+from exo_mesh.runner.scheduling.sequence import Sequence
 
 
 def an_instance(name: str, *peers: str) -> InstanceInfo:
@@ -28,13 +31,14 @@ def a_reading(peer_id: str, **fields: Any) -> Telemetry:
     return replace(Telemetry(peer_id, 1, 0, 0, 0, entry_requests=EntryRequests()), **fields)
 
 
-def a_choice(*readings: Telemetry) -> InstanceChoice:
+def a_choice(*readings: Telemetry, prefixes: dict[str, dict[str, bytes]] | None = None) -> InstanceChoice:
     membership: Any = SimpleNamespace(
         telemetry={one.peer_id: one for one in readings},
         own=SimpleNamespace(id="me"),
         peers=[SimpleNamespace(id=one.peer_id) for one in readings if one.peer_id != "me"],
         reading_of=lambda peer_id: next(one for one in readings if one.peer_id == peer_id),
         peer=lambda peer_id: SimpleNamespace(rtt_ms=1.0),
+        prefixes_of=lambda peer_id: (prefixes or {}).get(peer_id, {}),
     )
     return InstanceChoice(membership, random.Random(1), lambda: 0.0)
 
@@ -65,12 +69,28 @@ def test_the_next_turn_goes_where_the_last_one_is_kept() -> None:
     choice, elsewhere = a_choice(a_reading("a"), a_reading("b"), a_reading("c")), an_instance("m-2", "c", "b")
     for instance in (ONE, OTHER):
         choice.speed(instance).took_first(1000, 1.0, 0.0)
-    turn = block_hashes(range(640))
+    turn = prompt_hashes(range(640))
     load = Load(job=Job(700, 10), hashes=lambda: turn)
     choice.computed(OTHER, turn[:9])
     assert {choice.best([ONE, OTHER], load).plan.instance_id for _ in range(20)} == {"m-2"}
     choice.speed(elsewhere).took_first(1000, 1.0, 0.0)
     assert {choice.best([ONE, elsewhere], load).plan.instance_id for _ in range(20)} == {"m-1", "m-2"}, "placed again"
+
+
+def test_a_prompt_that_came_in_at_another_peer_counts_too_unless_the_queue_costs_more() -> None:
+    cache, prompt = PrefixCache(2), list(range(640))
+    cache.ended(Sequence(1, prompt, computed=639), 0.0)
+    digest = DigestMaker(cache, b"01234567").make(0.0)
+    choice = a_choice(a_reading("a"), a_reading("b"), a_reading("c"), prefixes={"c": {"m-2": digest}})
+    for instance in (ONE, OTHER):
+        choice.speed(instance).took_first(1000, 1.0, 0.0)
+        choice.speed(instance).took_step(1, 0.01, 0.0)
+    turn = prompt_hashes([*prompt[:600], *range(100)])
+    load = Load(job=Job(700, 10), hashes=lambda: turn)
+    assert {choice.best([ONE, OTHER], load).plan.instance_id for _ in range(20)} == {"m-2"}
+    slow = [Job(5000, 10)] * 40
+    busy = Load(own=lambda: {"m-2": slow}, job=Job(700, 10), hashes=lambda: turn)
+    assert {choice.best([ONE, OTHER], busy).plan.instance_id for _ in range(20)} == {"m-1"}
 
 
 def test_own_requests_count_by_what_is_left_of_them_and_not_twice() -> None:

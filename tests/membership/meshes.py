@@ -35,6 +35,7 @@ class Peer:
     def __init__(self, info: PeerInfo, only_peers: tuple[str, ...] = (), only_links: tuple[str, ...] = ()) -> None:
         self.left: list[str] = []
         self.num_returns = 0
+        self.prefixes: dict[str, bytes] = {}
         self.membership = Membership(
             info,
             lambda: Telemetry(info.id, 1, 100, 200, 0),
@@ -43,6 +44,7 @@ class Peer:
             only_links=only_links,
             on_leave=lambda peer, records: self.left.append(peer.id),
             before_refute=self.before_refute,
+            read_prefixes=lambda: dict(self.prefixes),
             timing=FAST,
         )
         self.server = ControlServer(cast(Any, MembershipHandler(self.membership)))

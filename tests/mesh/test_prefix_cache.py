@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.request import TokenEvent
+from exo_mesh.domain.routing.digest import kept_tokens, prompt_hashes
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
 from exo_mesh.prefix_disk.folder import stored_files
@@ -114,3 +115,21 @@ async def test_runners_that_are_killed_while_they_write_cost_no_answer(tmp_path:
         assert (await here.ask(LONG))[0] == answer
     async with ring(tmp_path, each=each) as here:
         assert (await here.ask(LONG))[0] == answer
+
+
+async def test_a_prompt_that_came_in_at_another_peer_is_found(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2, engine="numpy", engine_options=EXACT) as nodes:
+        for here, other in (nodes, nodes[::-1]):
+            await here.create_instance(InstanceSpec(MODEL, min_peers=1, exclude_peers=(other.node_id,)))
+        rings = [CachedRing(nodes), CachedRing(nodes[::-1])]
+        prompts = [(number + 3, *PROMPT) for number in range(6)]
+        for prompt in prompts:
+            await rings[0].ask(prompt)
+
+        def are_known() -> bool:
+            digests = [one for node in nodes for one in nodes[1].membership.prefixes_of(node.node_id).values()]
+            return all(any(kept_tokens(one, prompt_hashes(prompt)) for one in digests) for prompt in prompts)
+
+        await until(are_known)
+        for prompt in prompts:
+            assert (await rings[1].ask(prompt))[1] == len(PROMPT), "it goes where the prompt is kept"

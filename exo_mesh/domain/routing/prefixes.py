@@ -3,31 +3,15 @@ is kept. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-BLOCK_TOKENS = 64
-"""Prompts are compared by whole blocks, like those of the prefix cache of an instance."""
+from exo_mesh.domain.routing.digest import BLOCK_TOKENS
 
 MAX_INSTANCES = 64
 MAX_BLOCKS = 16_384
 """Most blocks remembered of one instance, about 1.5 MB; those used longest ago are forgotten first."""
-
-_HASH_BYTES = 8
-
-
-def block_hashes(tokens: Sequence[int], scope: bytes = b"") -> list[bytes]:
-    """A hash for each whole block of a prompt, of all tokens up to its end. scope: see GenerateRequest.cache_scope."""
-    content = array("I", tokens).tobytes()
-    size = BLOCK_TOKENS * array("I").itemsize
-    hashes, last = [], scope
-    for start in range(0, len(content) - size + 1, size):
-        last = hashlib.blake2b(last + content[start : start + size], digest_size=_HASH_BYTES).digest()
-        hashes.append(last)
-    return hashes
 
 
 @dataclass(slots=True)

@@ -94,6 +94,8 @@ class PrefixCache:
     misses: int = 0
     hit_tokens: int = 0
     evictions: int = 0
+    changes: int = 0
+    """How often known sequences came, went or were used."""
     _indexes: dict[bytes, PrefixIndex] = field(default_factory=dict)
     """By scope; none is empty."""
     _kept: dict[int, KeptSequence] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class PrefixCache:
         self.note_hit(found.length)
         kept = self._kept[found.source]
         kept.used_at, kept.hits = now, kept.hits + 1
+        self.changes += 1
         if self._is_taken_over(kept, found, sequence):
             self._drop(kept.id)
         return found
@@ -242,12 +245,14 @@ class PrefixCache:
 
     def _put(self, kept: KeptSequence) -> None:
         self._kept[kept.id] = kept
+        self.changes += 1
         self._indexes.setdefault(kept.scope, PrefixIndex()).add(kept.id, kept.content)
         self._count(kept, 1)
 
     def _forget(self, sequence_id: int) -> None:
         kept = self._kept.pop(sequence_id, None)
         if kept is not None:
+            self.changes += 1
             index = self._indexes[kept.scope]
             index.remove(sequence_id)
             if not index:
@@ -368,6 +373,11 @@ class PrefixCache:
             else:
                 kept.last_stages = last_stages
         self.num_stages = num_stages
+        self.changes += 1
+
+    def sequences(self) -> Iterable[KeptSequence]:
+        """All known sequences, also those that still run."""
+        return self._kept.values()
 
     @property
     def held(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exo_mesh.domain.frame import Row
-from exo_mesh.pictures import PictureSpec
+from exo_mesh.pictures import PictureSpec, content_of_prompt
 
 
 @dataclass(slots=True)
@@ -73,11 +73,7 @@ class Sequence:
 
     def content(self, stop: int) -> list[int]:
         """What decides the KV of the first positions: their token ids, and for an image what it shows instead."""
-        found = self.tokens[:stop]
-        for picture in self.pictures:
-            words = picture.words()
-            found[picture.start : picture.stop] = words[: max(0, min(stop, picture.stop) - picture.start)]
-        return found
+        return content_of_prompt(self.tokens[:stop], self.pictures)
 
     @property
     def prefill_left(self) -> int:
