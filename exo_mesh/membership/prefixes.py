@@ -7,7 +7,7 @@ longer than everything else in a probe.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.routing.digest import MAX_BYTES, is_digest, shortened
@@ -40,7 +40,11 @@ class _Published:
 
 
 class PrefixNews:
-    """Holds the digests of all peers. read() returns those of this node's drivers, by instance."""
+    """Holds the digests of all peers. read() returns those of this node's drivers, by instance.
+
+    In a small mesh, where every peer probes every other, each peer sends its own digests to each other one. In a larger
+    one they are gossiped.
+    """
 
     def __init__(self, roster: Roster, read: Callable[[], Mapping[str, bytes]]) -> None:
         self._roster = roster
@@ -48,6 +52,8 @@ class PrefixNews:
         self._own = _Published()
         self._others: dict[str, _Published] = {}
         self._queue: GossipQueue[str] = GossipQueue()
+        self._reached: dict[str, int] = {}
+        """The peers of a small mesh that have what this node publishes now, with their incarnations."""
         self._read_at = self._told_at = -math.inf
 
     def of(self, peer_id: str) -> Mapping[str, bytes]:
@@ -57,10 +63,23 @@ class PrefixNews:
             return self._own.digests
         return self._others.get(peer_id, _Published()).digests if peer_id in self._roster.peers else {}
 
-    def take(self) -> list[pb.PeerPrefixes]:
-        """What one message to a peer has: the least-sent news."""
+    def take(self, peer_id: str) -> list[pb.PeerPrefixes]:
+        """What one message to a peer has: in a small mesh this node's digests, unless the peer has been reached; else
+        the least-sent news."""
         self._look()
-        return [self._message(one) for one in self._queue.take(MAX_NEWS) if self._knows(one)]
+        if not self._roster.is_small:
+            return [self._message(one) for one in self._queue.take(MAX_NEWS) if self._knows(one)]
+        peer = self._roster.peers.get(peer_id)
+        if peer is None or self._reached.get(peer_id) == peer.info.incarnation or not self._own.version[1]:
+            return []
+        return [self._message(self._roster.own.id)]
+
+    def reached(self, peer_id: str, messages: Sequence[pb.PeerPrefixes]) -> None:
+        """Note that a peer has got these messages, the last ones that were taken for it."""
+        peers = self._roster.peers
+        if messages and messages[0].version == self._own.version[1] and self._roster.is_small and peer_id in peers:
+            self._reached = {one: incarnation for one, incarnation in self._reached.items() if one in peers}
+            self._reached[peer_id] = peers[peer_id].info.incarnation
 
     def hear(self, messages: Iterable[pb.PeerPrefixes]) -> None:
         """Store what a peer sent, and pass on what is new. Digests of peers that are not alive are dropped, and so is
@@ -88,10 +107,9 @@ class PrefixNews:
         elif not digests or now < self._told_at + REPEAT_S:
             return
         self._told_at = now
-        num_others = len(self._roster.peers)
-        # in a small mesh every peer is called once a period, and calls: twice as often reaches nearly all
-        times = 2 * num_others if self._roster.is_small else retransmissions(num_others)
-        self._queue.put(self._roster.own.id, times)
+        self._reached.clear()
+        if not self._roster.is_small:
+            self._queue.put(self._roster.own.id, retransmissions(len(self._roster.peers)))
 
     def _knows(self, peer_id: str) -> bool:
         return peer_id == self._roster.own.id or (peer_id in self._others and peer_id in self._roster.peers)

@@ -70,7 +70,9 @@ class Probing:
         reply.updates.extend(updates)
         reply.records.extend(records)
         reply.telemetry.extend(self._news.probe_readings())
-        reply.prefixes.extend(self._prefixes.take())
+        prefixes = self._prefixes.take(caller.id)
+        reply.prefixes.extend(prefixes)
+        self._prefixes.reached(caller.id, prefixes)
         reply.view_sum, reply.fences_sum = self._roster.sums
         return reply
 
@@ -159,7 +161,7 @@ class Probing:
             updates=updates,
             records=records,
             telemetry=self._news.probe_readings(),
-            prefixes=self._prefixes.take(),
+            prefixes=self._prefixes.take(peer.id),
         )
         began = roster.clock()
         reply = await peer.client.probe(request, timeout_s)
@@ -173,6 +175,7 @@ class Probing:
             return
         self._news.hear(reply.updates, reply.records, reply.telemetry, peer.client)
         self._prefixes.hear(reply.prefixes)
+        self._prefixes.reached(peer.id, request.prefixes)
         peer.sends_sums = reply.HasField("view_sum")
         if peer.sends_sums and (reply.view_sum, reply.fences_sum) != roster.sums:
             self._sync(peer)

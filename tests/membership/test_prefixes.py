@@ -36,9 +36,10 @@ class Peers:
     def call(self, caller: str, callee: str) -> None:
         """One probe and its answer."""
         for sender, receiver in ((caller, callee), (callee, caller)):
-            messages = self.news[sender].take()
+            messages = self.news[sender].take(receiver)
             self.bytes += sum(one.ByteSize() for one in messages)
             self.news[receiver].hear(messages)
+            self.news[sender].reached(receiver, messages)
 
     def period(self, rng: random.Random) -> None:
         self.now += 1.0
@@ -63,15 +64,24 @@ def test_a_change_reaches_every_peer_and_then_nothing_is_sent(count: int) -> Non
         assert peers.bytes == 0
 
 
-def test_an_unchanged_digest_is_sent_again_now_and_then_for_peers_that_missed_it() -> None:
-    peers = Peers(3)
+def test_a_lost_message_is_sent_again_and_an_answer_that_was_lost_with_the_next_repetition() -> None:
+    peers = Peers(2)
     peers.kept["p0"] = {"m-1": DIGEST}
-    peers.news["p0"].take(), peers.news["p0"].take(), peers.news["p0"].take(), peers.news["p0"].take()
-    peers.now += READ_S
-    peers.call("p0", "p1")
-    assert peers.knowing("p0") == 1
+    for _ in range(3):
+        assert len(peers.news["p0"].take("p1")) == 1, "the peer has not been reached"
+    peers.news["p0"].reached("p1", peers.news["p0"].take("p1"))
+    assert not peers.news["p0"].take("p1")
     peers.now += REPEAT_S
     peers.call("p0", "p1")
+    assert peers.knowing("p0") == 2
+
+
+def test_a_peer_that_joins_gets_what_is_published() -> None:
+    peers = Peers(3)
+    late = peers.rosters["p0"].peers.pop("p2")
+    peers.kept["p0"] = {"m-1": DIGEST}
+    peers.call("p0", "p1")
+    peers.rosters["p0"].peers["p2"] = late
     peers.call("p2", "p0")
     assert peers.knowing("p0") == 3
 
