@@ -33,12 +33,14 @@ IDLE_SHARE, IDLE_BYTES = 16, 32 * 2**20
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
     """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
-    length. identity: what a saved sequence must have been made with."""
+    length. windowed: a sequence may become longer than the window of some layer. identity: what a saved sequence must
+    have been made with."""
 
     shard: Shard
     hidden_size: int
     vocab_size: int
     recurrent: bool
+    windowed: bool
     model: LoadedModel
     embedding: Embedding | None
     pools: Pools
@@ -90,6 +92,7 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
         hidden_size=source.hidden_size,
         vocab_size=source.vocab_size,
         recurrent=source.recurrent,
+        windowed=0 < library.call.llama_model_n_swa(model.handle) < request.context_limit,
         model=model,
         embedding=embedding,
         pools=Pools(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp.context import LlamaContext
 
@@ -135,7 +137,7 @@ class Pools:
     def _move(self, pool: Pool, moves: Mapping[int, int]) -> None:
         """Give sequences other slots, {from: to}. Sequences in the way are among them."""
         moved = [held for held in self._in(pool) if held.place and held.place[1] in moves]
-        states = [pool.context.save(held.place[1]) if held.length and held.place else None for held in moved]
+        states = [_state_in(pool, held.place[1]) if held.place else None for held in moved]
         for held in moved:
             assert held.place is not None
             pool.context.cut(held.place[1], 0)
@@ -187,7 +189,7 @@ class Pools:
         larger = self._make(min(MAX_SLOTS, slots + max(1, slots // 2)), pool.cells)
         for held in self._in(pool):
             slot = held.place[1] if held.place else 0
-            if held.length and not larger.restore(slot, pool.context.save(slot)):
+            if (state := _state_in(pool, slot)) is not None and not larger.restore(slot, state):
                 larger.free()
                 raise EngineError("the state of a sequence could not be moved")
         pool.context.free()
@@ -195,6 +197,12 @@ class Pools:
 
     def _in(self, pool: Pool) -> Iterator[Held]:
         return (held for held in self.held.values() if held.place and held.place[0] is pool)
+
+
+def _state_in(pool: Pool, slot: int) -> np.ndarray | None:
+    """The state of a slot; None if nothing has been computed there, as of a prompt that begins in this frame: the
+    library saves an empty recurrent state, but refuses to restore it."""
+    return pool.context.save(slot) if pool.context.length(slot) else None
 
 
 def _moves(slots: Sequence[int], num_slots: int) -> dict[int, int]:

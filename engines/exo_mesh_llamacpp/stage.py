@@ -11,6 +11,7 @@ from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
+    KvKind,
     LoadProgress,
     LoadRequest,
     SavedSequence,
@@ -250,11 +251,15 @@ class LlamaCppStage:
 
 def _capabilities(stage: LoadedStage) -> Capabilities:
     spec = (TensorSpec(HIDDEN, stage.output_dtype, (stage.hidden_size,)),)
+    kinds: tuple[KvKind, ...] = ("full",)
+    kinds += ("window",) if stage.windowed else ()
+    kinds += ("recurrent",) if stage.recurrent else ()
     return Capabilities(
         ragged=True,
-        rollback="none" if stage.recurrent else "any",
+        # a saved state has of a layer with a window only the last positions: a copy cannot go back behind them
+        rollback="none" if stage.recurrent or stage.windowed else "any",
         dtypes=wire.ACTIVATION_DTYPES,
-        kv=("full", "recurrent") if stage.recurrent else ("full",),
+        kv=kinds,
         inputs=() if stage.shard.is_first else spec,
         outputs=() if stage.shard.is_last else spec,
     )

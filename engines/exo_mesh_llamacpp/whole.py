@@ -34,7 +34,8 @@ def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
     model = LoadedModel(library, handle, call.llama_model_size(handle), request.shard.num_layers)
     hidden, vocab = call.llama_model_n_embd(handle), call.llama_vocab_n_tokens(call.llama_model_get_vocab(handle))
     has_states = call.llama_model_is_hybrid(handle) or call.llama_model_is_recurrent(handle)
-    one_stream = options.unified or has_states or call.llama_model_n_swa(handle) > 0
+    window = call.llama_model_n_swa(handle)
+    one_stream = options.unified or has_states or window > 0
     kv = options.kv_type(mixed=False)
     shape = StageShape(
         hidden, vocab, call.llama_model_n_head(handle), kv, options.flash, one_stream, options.num_threads
@@ -45,6 +46,7 @@ def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
         hidden_size=hidden,
         vocab_size=vocab,
         recurrent=has_states,
+        windowed=0 < window < request.context_limit,
         model=model,
         embedding=tokens,
         pools=Pools(lambda slots, cells: TokenContext(model, shape, slots, cells, tokens), request.context_limit),

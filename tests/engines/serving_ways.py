@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ VOCAB = 64
 SIZES = (3, 17, 1, 64, 9, 40, 2, 33, 5, 100)
 """Tokens of the prompts, over and over."""
 
-LIBRARIES = {"mlx": ("mlx", "mlx_lm"), "torch": ("torch", "transformers")}
+LIBRARIES = {"mlx": ("mlx", "mlx_lm"), "torch": ("torch", "transformers"), "llamacpp": ("xllamacpp",)}
 """What an engine needs that exo-mesh does not install everywhere."""
 
 
@@ -49,6 +50,7 @@ FAST = Way("numpy", {"mode": "fast"}, "float32")
 MLX = Way("mlx", {"batch_attention": "off"})
 MLX_IN_BLOCKS = Way("mlx", {}, "float32")
 TORCH = Way("torch", {"dtype": "float32", "threads": "1"}, "float32")
+LLAMACPP = Way("llamacpp", {"threads": "1", "kv": "f32"}, "float32")
 TORCH_BF16 = Way("torch", {"dtype": "bfloat16", "threads": "1"}, "bfloat16")
 
 
@@ -106,9 +108,26 @@ def write_model(way: Way, directory: Path) -> Path:
         from tools.architectures.configs import tiny_config
 
         return write_mlx(directory, tiny_config(way.architecture))
+    if way.engine == "llamacpp":
+        return _write_gguf(way.architecture, directory)
     from tools.torch_architectures.check import write_random_model
 
     return write_random_model(directory, way.architecture)
+
+
+def _write_gguf(architecture: str, directory: Path) -> Path:
+    """A model of an architecture of llama.cpp. The config says only how many layers it has."""
+    from exo_mesh_llamacpp.library import open_library
+    from exo_mesh_llamacpp.library_file import packaged_library
+
+    from tools.llamacpp_architectures.configs import ON_DEMAND, metadata_of
+    from tools.llamacpp_architectures.random_model import write_model as write_random_gguf
+    from tools.llamacpp_architectures.shapes import ask_shapes
+
+    library = open_library(packaged_library())
+    metadata = write_random_gguf(library, ask_shapes(library, metadata_of(architecture, False), ON_DEMAND), directory)
+    (directory / "config.json").write_text(json.dumps({"num_hidden_layers": metadata[f"{architecture}.block_count"]}))
+    return directory
 
 
 def prompts(count: int, sizes: Sequence[int] = SIZES) -> list[Tokens]:

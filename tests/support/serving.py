@@ -204,7 +204,8 @@ def load_stages(
     engine: str, model_dir: Path, cuts: Sequence[int], options: dict[str, str] | None = None
 ) -> list[StageEngine]:
     """One stage per layer range. Options as `--engine-option` gives them."""
-    num_layers = int(json.loads((model_dir / "config.json").read_bytes())["num_hidden_layers"])
+    config = json.loads((model_dir / "config.json").read_bytes())
+    num_layers = int(config.get("text_config", config)["num_hidden_layers"])
     stages: list[StageEngine] = []
     for start, stop in zip([0, *cuts], [*cuts, num_layers], strict=True):
         stage: StageEngine = import_module(f"exo_mesh_{engine}").provider.create()
