@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,25 +14,36 @@ import pytest
 
 from exo_mesh.engine.contract import StageEngine
 from exo_mesh.runner.prefix.cache import PrefixCache
-from tests.engines.serving_ways import DETERMINISTIC, DUMMY, FAST, MLX, TORCH, VOCAB, Bench, Way, write_model
+from tests.engines.serving_ways import DETERMINISTIC, DUMMY, FAST, LLAMACPP, MLX, TORCH, VOCAB, Bench, Way, write_model
 from tests.support.serving import Asked, ServingRing, Tokens
 
 TOKENS = 5
 CUTS: tuple[tuple[int, ...], ...] = ((), (2,), (1, 3))
+EVEN_CUTS: tuple[tuple[int, ...], ...] = ((), (2,), (2, 6))
+"""For architectures whose layers come in pairs."""
 WAYS = (
     DUMMY,
     DETERMINISTIC,
     FAST,
     MLX,
     TORCH,
+    LLAMACPP,
     replace(MLX, architecture="gemma3_text", dtype="float32"),
     replace(MLX, architecture="qwen3_next"),
     replace(MLX, architecture="deepseek_v3", dtype="float32"),
     replace(TORCH, architecture="gemma3_text"),
     replace(TORCH, architecture="qwen3_next"),
+    replace(MLX, architecture="llama4", dtype="float32"),
+    replace(TORCH, architecture="llama4_text"),
+    replace(TORCH, architecture="deepseek_v3"),
+    replace(LLAMACPP, architecture="gemma3"),
+    replace(LLAMACPP, architecture="mamba2"),
+    replace(LLAMACPP, architecture="lfm2"),
 )
-"""Every engine, and every kind of KV: full, windows, recurrent, latent."""
+"""Every engine, and every kind of KV that it has: full, windows, chunks, latent, recurrent."""
 SEED = int(os.environ.get("EXO_MESH_TEST_SEED", "0"))
+TODAY = SEED or int(time.time() // 86_400) * 10_000
+"""The extended part has other schedules each day; a failure names the seed that repeats it."""
 
 Benches = Callable[[Way], Bench]
 
@@ -86,7 +98,7 @@ class PrefixStory:
 
     def __init__(self, bench: Bench, seed: int) -> None:
         self.bench, self.rng = bench, random.Random(seed)
-        engines = bench.stages(self.rng.choice(CUTS))
+        engines = bench.stages(self.rng.choice(EVEN_CUTS if bench.way.architecture == "lfm2" else CUTS))
         self.cache = PrefixCache(len(engines), self.rng.choice([0, 0, 5]), cuts_back=_cut_back(engines))
         limits = {
             "prefill_chunk": self.rng.choice([16, 64, 100]),
@@ -101,8 +113,7 @@ class PrefixStory:
     def act(self) -> None:
         kind = self.rng.random()
         if kind < 0.3:
-            prompt = self.tree.prompt()
-            self.ring.submit(prompt, self.rng.choice([1, 3, TOKENS]))
+            self._ask()
         elif kind < 0.36 and self.ring.asked:
             asked = self.rng.choice(list(self.ring.asked.values()))
             if not asked.answers.ended:
@@ -123,6 +134,18 @@ class PrefixStory:
             self.ring.read(asked)
             if asked.answers.ended and not asked.answers.error:
                 self.tree.extend((*asked.request.prompt_ids, *asked.answers.tokens))
+
+    def _ask(self) -> None:
+        """One request, or two choices of one, maybe with rules of its own for the cache."""
+        prompt, is_kept = self.tree.prompt(), self.rng.random() > 0.1
+        scope = self.rng.choice([b"", b"", b"", b"", b"", b"a session"])
+        self.happened["with rules"] += not is_kept or bool(scope)
+        fields = {"is_kept": is_kept, "cache_scope": scope}
+        if self.rng.random() < 0.1:
+            self.happened["choices"] += 1
+            fields["share_id"] = f"c{len(self.ring.asked)}"
+            self.ring.submit(prompt, self.rng.choice([1, 3, TOKENS]), **fields)
+        self.ring.submit(prompt, self.rng.choice([1, 3, TOKENS]), **fields)
 
     def run(self, steps: int) -> Counter[str]:
         for _ in range(steps):
@@ -154,42 +177,51 @@ def _cut_back(engines: list[StageEngine]) -> bool:
     return all(engine.capabilities.rollback == "any" for engine in engines)
 
 
-FAST_ENGINES = ("dummy", "numpy")
+FAST_ENGINES = ("dummy", "numpy", "llamacpp")
 LIBRARY_COST = 5
-"""A schedule takes about so many times longer with MLX or torch than with NumPy."""
+"""A schedule takes about so many times longer with MLX, torch or a model with windows than with NumPy."""
 
 
 def run_stories(bench: Bench, first: int, count: int) -> Counter[str]:
     happened = Counter[str]()
     for seed in range(first, first + count):
-        happened += PrefixStory(bench, seed).run(40)
+        try:
+            happened += PrefixStory(bench, seed).run(40)
+        except BaseException as exc:
+            exc.add_note(f"{bench.way.name}: EXO_MESH_TEST_SEED={seed} repeats this schedule as the first one")
+            raise
+    print(f"{bench.way.name}: {count} schedules from {first} on: {dict(happened)}")
     return happened
+
+
+HAPPENINGS = ("evicted", "lost", "forgotten", "with rules", "choices")
 
 
 def check_happenings(happened: Counter[str], count: int) -> None:
     """So many schedules had all that may go wrong in them."""
-    assert happened["hit"] >= count
-    assert count < 10 or all(happened[one] > count // 20 for one in ("evicted", "lost", "forgotten"))
+    assert happened["hit"] >= count // 2
+    assert count < 10 or all(happened[one] > count // 20 for one in HAPPENINGS)
 
 
 def stories(way: Way, count: int) -> int:
-    slower = 1 if way.engine in FAST_ENGINES else LIBRARY_COST
+    slower = 1 if way.engine in FAST_ENGINES and way.architecture != "gemma3" else LIBRARY_COST
     return max(2, count // (slower * (5 if way.architecture == "qwen3_next" else 1)))
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.engine in FAST_ENGINES], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [DUMMY, DETERMINISTIC, FAST, LLAMACPP], ids=lambda way: way.name)
 def test_each_request_gets_what_it_gets_alone(way: Way, bench_of: Benches) -> None:
-    assert run_stories(bench_of(way), SEED, stories(way, 6))["hit"] > 2
+    assert run_stories(bench_of(way), SEED, 12 if way == DUMMY else 3)["hit"] > 2
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_each_request_gets_what_it_gets_alone_in_many_schedules(way: Way, bench_of: Benches) -> None:
-    check_happenings(run_stories(bench_of(way), SEED + 100, stories(way, 50)), stories(way, 50))
+    check_happenings(run_stories(bench_of(way), TODAY, stories(way, 50)), stories(way, 50))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_each_request_gets_what_it_gets_alone_in_thousands_of_schedules(way: Way, bench_of: Benches) -> None:
-    count = 2000 if way == DUMMY else stories(way, 500)
-    check_happenings(run_stories(bench_of(way), SEED + 1000, count), count)
+    """EXO_MESH_TEST_SCHEDULES: of an engine whose steps are quick; the others have a fifth of them."""
+    count = stories(way, int(os.environ.get("EXO_MESH_TEST_SCHEDULES", "2000")))
+    check_happenings(run_stories(bench_of(way), SEED or 1000, count), count)
