@@ -133,3 +133,25 @@ async def test_a_machine_that_warns_serves_one_after_the_other(ring: Ring) -> No
             await asyncio.gather(first, second)
     assert [reader.status for reader in readers] == [200, 200]
     assert readers[1].text == dummy_text(ring.folder / MODEL, "question 1", 50)
+
+
+def kept(ring: Ring) -> list[int]:
+    """The sequences that each stage of the ring keeps for later prompts."""
+    stages = [stage for peer in ring.peers for stage in peer.api.get("/memory")["stages"]]
+    return [stage["prefix_cache"]["sequences"] for stage in stages if stage["instance"] == f"{MODEL}-1"]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("short", [0, 1])
+async def test_the_whole_ring_gives_up_what_it_keeps_for_its_weakest_machine(ring: Ring, short: int) -> None:
+    async with aiohttp.ClientSession() as http:
+        for number in range(2):
+            reader = Reader()
+            await reader.ask(http, ring.peers[0], f"{short}{number} is a long question " * 20, 8)
+            assert reader.finish == ["length"]
+    await until(lambda: len(kept(ring)) == 2 and min(kept(ring)) >= 2)
+    ring.say(short, SHORT)
+    await until(lambda: kept(ring) == [0, 0])
+    assert ring.peers[1 - short].api.get("/memory")["level"] == "ok"
+    ring.say(short, ROOM)
+    await until(lambda: all(peer.api.get("/memory")["level"] == "ok" for peer in ring.peers))

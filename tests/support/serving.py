@@ -92,6 +92,8 @@ class ServingRing:
     ) -> None:
         self.engines = engines
         self.pressure = 0
+        self.pressure_of: dict[int, int] = {}
+        """By stage, where its machine is shorter of memory than `pressure` says."""
         self.asked: dict[str, Asked] = {}
         self.frames: list[Frame] = []
         """Every frame that was sent, as it was sent."""
@@ -130,7 +132,8 @@ class ServingRing:
         frame = result.frame
         if self._computing_s is not None:
             cuts_back = self.engines[stage].capabilities.rollback == "any"
-            report = StageReport(self._computing_s[stage], 0.0, self.pressure, cuts_back=cuts_back)
+            pressure = max(self.pressure, self.pressure_of.get(stage, 0))
+            report = StageReport(self._computing_s[stage], 0.0, pressure, cuts_back=cuts_back)
             frame = frame.changed(reports=(*frame.reports, report))
         if stage < len(self._stages) - 1:
             self._inboxes[stage + 1].append(frame)
