@@ -48,9 +48,9 @@ class CachedRing:
 
 
 @asynccontextmanager
-async def ring(tmp_path: Path, **settings: Any) -> AsyncIterator[CachedRing]:
-    async with mesh(tmp_path, 2, engine="numpy", engine_options=EXACT, **settings) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+async def ring(tmp_path: Path, count: int = 2, **settings: Any) -> AsyncIterator[CachedRing]:
+    async with mesh(tmp_path, count, engine="numpy", engine_options=EXACT, **settings) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=count))
         yield CachedRing(nodes)
 
 
@@ -74,6 +74,18 @@ async def test_the_surviving_stage_keeps_what_it_holds(tmp_path: Path) -> None:
         os.kill(instance["stages"][0]["pid"], signal.SIGKILL)
         assert (await here.ask())[0] == answer
         assert await here.ask() == (answer, len(PROMPT) - 1)
+
+
+async def test_a_middle_stage_that_has_lost_its_cache_shortens_the_reuse_and_the_answer_is_the_same(
+    tmp_path: Path,
+) -> None:
+    async with ring(tmp_path, count=3) as here:
+        answer, _ = await here.ask()
+        (instance,) = here.nodes[0].observation.state()["view"]["instances"]
+        os.kill(instance["stages"][1]["pid"], signal.SIGKILL)
+        again, _ = await here.ask()
+        assert again == answer
+        assert await here.ask() == (answer, len(PROMPT) - 1), "every stage has it again"
 
 
 @pytest.mark.parametrize("off", [0, 1])

@@ -20,8 +20,9 @@ from exo_mesh.runner.prefix.index import BLOCK_TOKENS
 EVERY_S = 2.0
 """Minimum time between two digests: entry peers hear of a new one about a second later anyway."""
 
-MOST_HASHED_BYTES = 1 << 20
-"""Most bytes of tokens that are hashed for one digest, about 1 ms; what is left is hashed for the next one."""
+MOST_HASHED, MOST_HASHED_BYTES = 32, 1 << 20
+"""Most sequences, and most bytes of their tokens, that are hashed for one digest, about 1 ms each. What is left is
+hashed for the next one."""
 
 
 @dataclass(slots=True)
@@ -54,14 +55,16 @@ class DigestMaker:
         self._made_of, self._made_at = self.cache.changes, now
         shared = (one for one in self.cache.sequences() if not one.scope and not one.last_stages)
         chosen = heapq.nlargest(MAX_ENTRIES, shared, key=lambda one: one.used_at)
-        hashed, entries = 0, dict[tuple[int, int], list[bytes]]()
+        num_hashed, hashed_bytes = 0, 0
+        entries: dict[tuple[int, int], list[bytes]] = {}
         for one in chosen:
             key = one.id, one.length
             if (found := self._entries.get(key)) is None:
-                if hashed and hashed + len(one.content) > MOST_HASHED_BYTES:
+                is_too_much = num_hashed == MOST_HASHED or hashed_bytes + len(one.content) > MOST_HASHED_BYTES
+                if num_hashed and is_too_much:
                     self._made_of = -1  # so that the next digest has it
                     continue
-                hashed += len(one.content)
+                num_hashed, hashed_bytes = num_hashed + 1, hashed_bytes + len(one.content)
                 found = self._hash(one)
             entries[key] = found
         self._entries = entries

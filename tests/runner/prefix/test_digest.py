@@ -100,7 +100,9 @@ def test_a_full_cache_has_a_short_digest_with_the_newest_first() -> None:
     cache, prompts = PrefixCache(1), [tokens(64 * 8) for _ in range(600)]
     for number, prompt in enumerate(prompts):
         keep(cache, number + 1, prompt, float(number))
-    digest = a_digest(cache)
+    maker = DigestMaker(cache, SALT)
+    for turn in range(10):
+        digest = maker.make(turn * EVERY_S)
     assert len(digest) == MAX_BYTES
     found = [kept_tokens(digest, prompt_hashes(prompt)) for prompt in prompts]
     assert found[-80:] == [512] * 80 and set(found[:400]) == {0}

@@ -220,8 +220,67 @@ def test_each_request_gets_what_it_gets_alone_in_many_schedules(way: Way, bench_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_each_request_gets_what_it_gets_alone_in_thousands_of_schedules(way: Way, bench_of: Benches) -> None:
     """EXO_MESH_TEST_SCHEDULES: of an engine whose steps are quick; the others have a fifth of them."""
     count = stories(way, int(os.environ.get("EXO_MESH_TEST_SCHEDULES", "2000")))
     check_happenings(run_stories(bench_of(way), SEED or 1000, count), count)
+
+
+class Agent:
+    """An agent with one conversation on a ring of two stages, and how many tokens the ring computes for it."""
+
+    def __init__(self, bench: Bench) -> None:
+        engines = bench.stages((2,))
+        self.cache = PrefixCache(2, cuts_back=_cut_back(engines))
+        self.ring = ServingRing(engines, computing_s=[1e-4] * 2, prefix=self.cache)
+        self._seen = 0
+
+    def ask(self, prompt: Tokens, tokens: int = TOKENS) -> list[int]:
+        asked = self.ring.submit(prompt, tokens)
+        while self.ring.num_in_flight:
+            self.ring.run()
+            self.ring.read(asked)
+        assert not asked.answers.error and len(asked.answers.tokens) == tokens
+        return asked.answers.tokens
+
+    def computed(self) -> int:
+        """Tokens that went round since the last call."""
+        frames, self._seen = self.ring.frames[self._seen :], len(self.ring.frames)
+        return sum(len(frame.token_ids) for frame in frames)
+
+    def close(self) -> None:
+        self.cache._drop_all()
+        self.ring.driver.pump()
+        self.ring.run()
+
+
+def check_a_trace(bench: Bench) -> None:
+    """Twenty steps of an agent: each prompt is the last one, its answer and what a tool said. Then the last prompt
+    again."""
+    rng, agent = random.Random(7), Agent(bench)
+    talk: Tokens = tuple(rng.randrange(3, VOCAB) for _ in range(150))
+    new = len(talk)
+    for _ in range(20):
+        answer = agent.ask(talk)
+        said = [rng.randrange(3, VOCAB) for _ in range(rng.randrange(15, 60))]
+        talk = (*talk, *answer, *said)
+        new += len(answer) + len(said)
+    assert agent.computed() <= 1.1 * new
+    agent.ask(talk)
+    agent.computed()
+    agent.ask(talk)
+    assert agent.computed() <= 64 + TOKENS, "at most one block again"
+    agent.close()
+
+
+@pytest.mark.parametrize("way", [DUMMY, LLAMACPP], ids=lambda way: way.name)
+def test_an_agent_computes_only_what_is_new(way: Way, bench_of: Benches) -> None:
+    check_a_trace(bench_of(way))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_an_agent_computes_only_what_is_new_with_every_kind_of_kv(way: Way, bench_of: Benches) -> None:
+    check_a_trace(bench_of(way))

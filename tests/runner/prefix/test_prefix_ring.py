@@ -375,6 +375,7 @@ async def test_any_number_of_requests_leaves_no_more_than_the_pool(count: int) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 async def test_every_answer_is_the_same_in_thousands_of_random_schedules() -> None:
     first = int(os.environ.get("EXO_MESH_TEST_SEED", "1000"))
     for seed in range(first, first + 2000):
