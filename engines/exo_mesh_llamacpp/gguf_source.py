@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import named
 from exo_mesh.weights.gguf import BLOCKS, GgufArray, GgufHeader
@@ -278,7 +280,27 @@ class GgufModel:
     def _planned(self, name: str, target: str) -> Planned:
         info = self._info(name)
         kind = KNOWN.get(_NUMBERS[info.dtype]) or GgmlType(info.dtype.lower(), _NUMBERS[info.dtype], 1, 4)
-        return Planned(target, kind, tuple(reversed(info.shape)), lambda out: _copy(out, info, name))
+        return Planned(
+            target,
+            kind,
+            tuple(reversed(info.shape)),
+            lambda out: _copy(out, info, name),
+            lambda offset: _part(info, name, offset),
+        )
+
+
+def _part(info: TensorInfo, name: str, offset: int) -> np.ndarray:
+    """At most CHUNK_BYTES of a tensor from an offset on. Raises ModelError if the file ends too early."""
+    wanted = min(CHUNK_BYTES, info.num_bytes - offset)
+    try:
+        with on_disk(info.file).open("rb", buffering=0) as stream:
+            stream.seek(info.start + offset)
+            found = stream.read(wanted)
+    except OSError as exc:
+        raise ModelError(f"{named(info.file)}: {name} cannot be read: {exc.strerror or exc}") from exc
+    if not found:
+        raise ModelError(f"{named(info.file)}: {name} cannot be read: the file ends {wanted} bytes too early")
+    return np.frombuffer(found, np.uint8)
 
 
 def _copy(out: BinaryIO, info: TensorInfo, name: str) -> None:

@@ -10,20 +10,29 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from exo_mesh_llamacpp.container import Metadata
-from exo_mesh_llamacpp.types import GgmlType
+from exo_mesh_llamacpp.types import IQ1_S, Q4_0, Q4_K, GgmlType
+
+REARRANGED = (Q4_0, Q4_K)
+"""Types whose matrices the library copies into an order of its own for common CPUs."""
 
 Write = Callable[[BinaryIO], None]
 """Writes all bytes of a tensor to an open file, in its type."""
 
 
+Part = Callable[[int], np.ndarray]
+"""The bytes of a tensor from an offset on, uint8: at least one, and as many as are handy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A tensor of a stage. shape: the length of a row first, as ggml has it."""
+    """A tensor of a stage. shape: the length of a row first, as ggml has it. part: set if its bytes need not be made
+    all at once."""
 
     name: str
     kind: GgmlType
     shape: tuple[int, ...]
     write: Write
+    part: Part | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -83,17 +92,33 @@ class ModelSource(Protocol):
 
 def stage_tensors(source: ModelSource, start: int, stop: int) -> list[Planned]:
     """All tensors of a stage, under the names that llama.cpp looks for."""
-    tensors = source.head() if stop == source.num_layers else source.stub()
-    tensors += source.shared(start == 0)
+    tensors = head_tensors(source) if stop == source.num_layers else source.stub()
+    return [*tensors, *_below_head(source, start, stop)]
+
+
+def head_tensors(source: ModelSource) -> list[Planned]:
+    """The tensors of the last stage besides its layers. The library would keep an embedding that it also needs as head
+    twice if it rearranges the head's type; then the embedding is a hole of the smallest type."""
+    tensors = {tensor.name: tensor for tensor in source.head()}
+    head = tensors.get("token_embd.weight")
+    has_own_head = "output.weight" in tensors or source.shares_embedding
+    if head is None or has_own_head or head.kind not in REARRANGED or head.shape[0] % IQ1_S.block:
+        return list(tensors.values())
+    unused = hole(head.name, IQ1_S, head.shape)
+    return list((tensors | {unused.name: unused, "output.weight": replace(head, name="output.weight")}).values())
+
+
+def _below_head(source: ModelSource, start: int, stop: int) -> list[Planned]:
+    """What a stage has besides its head or stub."""
+    tensors = source.shared(start == 0)
     for index in range(start, stop):
-        for tensor in source.layer(index):
-            tensors.append(Planned(f"blk.{index - start}.{tensor.name}", tensor.kind, tensor.shape, tensor.write))
+        tensors += [replace(tensor, name=f"blk.{index - start}.{tensor.name}") for tensor in source.layer(index)]
     return tensors
 
 
 def plain_tensors(source: ModelSource) -> list[Planned]:
     """All tensors of a model that takes token ids: as in a stage of all layers, but with the embedding in its place."""
-    tensors = stage_tensors(source, 0, source.num_layers)
+    tensors = [*source.head(), *_below_head(source, 0, source.num_layers)]
     if source.shares_embedding:
         return tensors
     head = {tensor.name: tensor for tensor in tensors}

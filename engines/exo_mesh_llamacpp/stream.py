@@ -45,8 +45,8 @@ def can_stream() -> bool:
 class LayerStream:
     """A stream over a file that does not exist: its first bytes, then tensors at their places.
 
-    One tensor at a time is in memory. `pointer` is a FILE*. `error`: what went wrong when bytes were made; the reader
-    only sees that it cannot read.
+    At most one tensor at a time is in memory. `pointer` is a FILE*. `error`: what went wrong when bytes were made; the
+    reader only sees that it cannot read.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class LayerStream:
         self._made = made
         self._seen: set[int] = set()
         self._current: tuple[int, np.ndarray] | None = None
+        self._part: tuple[int, np.ndarray] = (0, np.empty(0, np.uint8))
+        """A position, and bytes from there on, of a tensor that is made in parts."""
         self._at = 0
         self._is_closed = False
         self.error: Exception | None = None
@@ -79,10 +81,13 @@ class LayerStream:
         self._libc.setvbuf(self.pointer, None, _FULLY_BUFFERED, BUFFER_BYTES)
 
     def close(self) -> None:
-        """Close the stream, unless its reader did."""
+        """Close the stream, unless its reader did, and give memory that is free now back to the system: both sides of
+        the stream had room for the largest tensor."""
         if not self._is_closed:
             self._libc.fclose(self.pointer)
-        self._current = None
+        self._current, self._part = None, (0, np.empty(0, np.uint8))
+        if hasattr(self._libc, "malloc_trim"):
+            self._libc.malloc_trim(0)
 
     def _read(self, _cookie: int, target: int, wanted: int) -> int:
         """Called by the C library. Reads end with each part, so that no tensor is begun early."""
@@ -103,18 +108,32 @@ class LayerStream:
         stop = self._starts[index + 1] if index + 1 < len(self._starts) else self._size
         if index < 0 or position >= self._starts[index] + self._places[index][0].num_bytes:
             return np.zeros(max(0, stop - position), np.uint8)  # between two tensors
-        return self._tensor(index)[position - self._starts[index] :]
+        place, tensor = self._places[index]
+        if tensor.part is None:
+            return self._tensor(index)[position - place.start :]
+        begin, held = self._part
+        if not begin <= position < begin + len(held):
+            self._current, self._part = None, (0, held[:0])
+            held = tensor.part(position - place.start)
+            begin, _ = self._part = position, held
+            if position + len(held) == place.start + place.num_bytes:
+                self._report(index)
+        return held[position - begin :]
+
+    def _report(self, index: int) -> None:
+        """Report a tensor whose bytes are all made, once."""
+        if index not in self._seen:
+            self._seen.add(index)
+            self._made(self._places[index][0].num_bytes)
 
     def _tensor(self, index: int) -> np.ndarray:
         if self._current is None or self._current[0] != index:
-            self._current = None  # freed before the next one is made
+            self._current, self._part = None, (0, np.empty(0, np.uint8))  # freed before the next one is made
             place, tensor = self._places[index]
             sink = MemoryFile(place.num_bytes)
             tensor.write(cast(Any, sink))
             self._current = (index, sink.held)
-            if index not in self._seen:
-                self._seen.add(index)
-                self._made(place.num_bytes)
+            self._report(index)
         return self._current[1]
 
     def _seek(self, _cookie: int, offset: Any, whence: int) -> int:

@@ -9,6 +9,7 @@ from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.options import parse_options
+from exo_mesh_llamacpp.plan import head_tensors
 from exo_mesh_llamacpp.source import open_source
 from exo_mesh_llamacpp.types import KV_TYPES
 
@@ -30,7 +31,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
             sum(tensor.num_bytes for tensor in source.layer(index)) for index in range(source.num_layers)
         ),
         embed_bytes=source.embedding().num_bytes,
-        head_bytes=sum(tensor.num_bytes for tensor in source.head()) + every,
+        head_bytes=sum(tensor.num_bytes for tensor in head_tensors(source)) + every,
         kv_bytes_per_token=tuple(values * kind.block_bytes // kind.block for values in source.kv_values),
         kv_fixed_bytes=tuple(4 * values for values in source.kv_fixed),
         layer_kinds=source.layer_kinds,

@@ -32,6 +32,7 @@ Q4_0 = GgmlType("q4_0", 2, 32, 18)
 Q8_0 = GgmlType("q8_0", 8, 32, 34)
 Q4_K = GgmlType("q4_k", 12, 256, 144)
 Q6_K = GgmlType("q6_k", 14, 256, 210)
+IQ1_S = GgmlType("iq1_s", 19, 256, 50)
 
 QUANTS = {kind.name: kind for kind in (F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K)}
 """Types that matrices can be converted to while a checkpoint is loaded."""
@@ -52,7 +53,7 @@ KNOWN = {
         GgmlType("iq2_xxs", 16, 256, 66),
         GgmlType("iq2_xs", 17, 256, 74),
         GgmlType("iq3_xxs", 18, 256, 98),
-        GgmlType("iq1_s", 19, 256, 50),
+        IQ1_S,
         GgmlType("iq4_nl", 20, 32, 18),
         GgmlType("iq3_s", 21, 256, 110),
         GgmlType("iq2_s", 22, 256, 82),

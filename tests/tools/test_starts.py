@@ -120,6 +120,14 @@ def test_bench_measures_two_llamacpp_stages_on_a_core_each_beside_llamacpp() -> 
     assert load["streams"] == 2 and load["ring"] > 0 and load["whole"] > 0 and not load["rpc"]
 
 
+@needs_llamacpp
+@pytest.mark.extended
+def test_bench_measures_what_loading_a_llamacpp_stage_costs() -> None:
+    lines = json.loads(start("tools.bench", "llama-load", "--sizes", "5M", "--types", "q8_0", "--json"))
+    assert len(lines) == 3
+    assert all(line["peak_bytes"] > 0 and line["share_bytes"] > 10_000 and line["cpu_s"] > 0 for line in lines)
+
+
 @needs_mlx
 @pytest.mark.extended
 def test_tensor_groups_compares_two_ranks_with_one_process() -> None:

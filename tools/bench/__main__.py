@@ -15,6 +15,7 @@ python -m tools.bench sampling              time to draw the tokens of a frame, 
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench vectors               how fast a mesh makes vectors of texts, and what a stream notices
 python -m tools.bench against-llama         a stage of the llama.cpp engine beside llama.cpp itself
+python -m tools.bench llama-load            memory and CPU time until a llama.cpp stage is ready, from a GGUF file
 python -m tools.bench llama-ring            two llama.cpp stages on a core each beside llama.cpp, and beside its RPC
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
 """
@@ -37,6 +38,7 @@ from tools.bench import (
     group,
     idle,
     llama,
+    llama_load,
     llama_ring,
     mlx_server,
     predictions,
@@ -62,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
     group.add_parser(subparsers)
     idle.add_parser(subparsers)
     llama.add_parser(subparsers)
+    llama_load.add_parser(subparsers)
     llama_ring.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
     predictions.add_parser(subparsers)
