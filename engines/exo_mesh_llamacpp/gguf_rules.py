@@ -82,7 +82,7 @@ RULES: dict[str, ArchRules] = {
     "maincoder": ArchRules(),
     "mamba": ArchRules(recurrent=True),
     "mamba2": ArchRules(recurrent=True),
-    "maple": ArchRules(window_period=4, needs_window=True),
+    "maple": ArchRules(own_head=True, window_period=4, needs_window=True),
     "mellum": ArchRules(own_head=True, window_period=4),
     "minicpm": ArchRules(scale_key="embedding_scale"),
     "minimax-m2": ArchRules(own_head=True),

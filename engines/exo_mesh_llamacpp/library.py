@@ -94,6 +94,8 @@ class Library:
         self._log = LogCallback(self._take_line)
         self.call.llama_log_set(self._log, None)
         self.call.llama_backend_init()
+        self.fingerprint = str(file.path)
+        """What tells this library from others in this process."""
         self.build = f"{file.version} ({self.call.llama_version().decode(errors='replace')})"
 
     def forget_log(self) -> None:

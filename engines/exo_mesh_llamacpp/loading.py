@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from exo_mesh_llamacpp.wire import ACTIVATION_DTYPES
 
 OpenSource = Callable[[Path, LlamaCppOptions, Callable[[], Library]], ModelSource]
 
+
+Check = Callable[[Library, ModelSource, Mapping[str, str]], None]
+"""Raises EngineError if a library cannot be used for a model with some options."""
 
 IDLE_SHARE, IDLE_BYTES = 16, 32 * 2**20
 """Contexts without sequences are kept as long as they take less than a sixteenth of the weights, or 32 MiB."""
@@ -50,8 +53,14 @@ class LoadedStage:
     identity: dict[str, str]
 
 
-def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSource = open_source) -> LoadedStage:
-    """Load the layers of a stage. Raises ModelError, EngineError and InputError as StageEngine.load does."""
+def load_stage(
+    request: LoadRequest,
+    progress: LoadProgress,
+    open_model: OpenSource = open_source,
+    check: Check = lambda library, source, options: None,
+) -> LoadedStage:
+    """Load the layers of a stage. check: called before. Raises ModelError, EngineError and InputError as
+    StageEngine.load does."""
     options = parse_options(request.options)
     dtype = request.activation_dtype or "float32"
     if dtype not in ACTIVATION_DTYPES:
@@ -72,6 +81,7 @@ def load_stage(request: LoadRequest, progress: LoadProgress, open_model: OpenSou
         if cut not in (0, source.num_layers, *source.legal_cuts):
             # the library would compute something else, or abort
             raise EngineError(f"{shard}: no stage of this model may begin at layer {cut}")
+    check(library, source, request.options)
     kv = options.kv_type(mixed=bool(request.activation_dtype))
     is_whole = shard.is_first and shard.is_last
     model = load_layers(library, source, (shard.start, shard.stop), options, progress, with_embedding=is_whole)

@@ -6,6 +6,7 @@ import platform
 import struct
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -44,9 +45,11 @@ class LlamaCppProvider:
         return found.version if found else ""
 
     def create(self) -> StageEngine:
+        from exo_mesh_llamacpp.canary import require
+        from exo_mesh_llamacpp.loading import load_stage
         from exo_mesh_llamacpp.stage import LlamaCppStage
 
-        return LlamaCppStage()
+        return LlamaCppStage(partial(load_stage, check=require))
 
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; reads config.json and the headers of the weights."""

@@ -74,9 +74,8 @@ def rpc_servers(libraries: Path, cores: Sequence[int], scratch: Path) -> Iterato
     servers: dict[str, BaseProcess] = {}
     try:
         for endpoint, core in zip(free_endpoints(len(cores)), cores, strict=True):
-            server = context.Process(target=_serve_rpc, args=(libraries, endpoint, core))
-            server.start()
-            servers[endpoint] = server
+            servers[endpoint] = context.Process(target=_serve_rpc, args=(libraries, endpoint, core))
+            servers[endpoint].start()
         for endpoint in servers:
             _wait_for(endpoint)
         yield servers
@@ -234,4 +233,5 @@ class _Whole:
         context.wanted[:amount] = np.tile(np.arange(n) == n - 1, len(slots))
         logits = context.decode(amount)
         assert logits is not None, "the context has room for all"
-        return logits.argmax(1)
+        found: np.ndarray = logits.argmax(1)
+        return found

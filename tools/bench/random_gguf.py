@@ -53,7 +53,8 @@ def matrices(model: TinyModel) -> dict[str, tuple[int, ...]]:
         "ffn_up": (hidden, wide),
         "ffn_down": (wide, hidden),
     }
-    found = {"token_embd.weight": (hidden, model.vocab), "output.weight": (hidden, model.vocab)}
+    ends = ("token_embd.weight", "output.weight")
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(ends, (hidden, model.vocab))
     for index in range(model.layers):
         found |= {f"blk.{index}.{name}.weight": shape for name, shape in of_layer.items()}
     return found

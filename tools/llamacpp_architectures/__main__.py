@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.llamacpp_architectures.canaries import tiny, write_canaries
 from tools.llamacpp_architectures.check import Outcome, check
 from tools.llamacpp_architectures.configs import ARCHITECTURES
 from tools.llamacpp_architectures.table import write
@@ -20,6 +21,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--experts", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--canaries", action="store_true", help="write the tiny models that the engine ships")
     parser.add_argument("--few", action="store_true", help="try three splits of each architecture")
     parser.add_argument("--write", action="store_true", help="write docs/reference/architectures-llamacpp.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON lines")
@@ -28,6 +31,13 @@ def main(argv: list[str]) -> int:
     if args.child:
         print(check(args.names[0], experts=args.experts, few=args.few).json())
         return 0
+    if args.tiny:
+        print(tiny(args.names[0], experts=args.experts))
+        return 0
+    if args.canaries:
+        absent = write_canaries()
+        print(f"no tiny model of: {', '.join(absent)}" if absent else "every architecture has a tiny model")
+        return bool(absent)
     outcomes = []
     if args.read:
         outcomes = [Outcome(**json.loads(line)) for line in args.read.read_text().splitlines()]

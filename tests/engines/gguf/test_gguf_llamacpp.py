@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exo_mesh_llamacpp import provider as llamacpp
+from exo_mesh_llamacpp.canary_models import write_random
 from exo_mesh_llamacpp.container import Value
 from exo_mesh_llamacpp.stage import LlamaCppStage
 from exo_mesh_llamacpp.whole import load_whole
@@ -24,7 +25,6 @@ from exo_mesh.weights.gguf_layout import make_texts
 from exo_mesh.weights.tensors import read_stage_tensors
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.gguf_twin import write_gguf_twin
-from tools.llamacpp_architectures.random_model import write_gguf
 from tools.stages import forward, insert
 
 gguf = pytest.importorskip("gguf")
@@ -169,7 +169,7 @@ def random_file(directory: Path, arch: str) -> Path:
     metadata: dict[str, Value] = {"general.architecture": arch, "tokenizer.ggml.model": "none"}
     metadata |= {f"{arch}.{key}": value for key, value in numbers.items()}
     metadata[f"{arch}.attention.layer_norm_rms_epsilon"] = 1e-5
-    write_gguf(directory / "tiny.gguf", metadata, shapes)
+    write_random(directory / "tiny.gguf", metadata, shapes)
     return directory
 
 
