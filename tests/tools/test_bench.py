@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.weights.random_checkpoint import model_of_size
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tools.bench.__main__ import main
 from tools.bench.group import measure
 from tools.bench.mlx_server import why_not
+from tools.bench.quantised import stages_of
 
 
 def test_a_group_of_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +23,20 @@ def test_a_group_of_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_predictions_need_something_to_compare_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predictions", "--rounds", "0"]) == 1
     assert "predictions needs a round" in capsys.readouterr().err
+
+
+def test_quantised_weights_of_an_unknown_format_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantised", "--formats", "gptq,exl2"]) == 1
+    assert "no format exl2; there are gptq, awq" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kept_weights_of_a_stage_take_little_more_than_their_bytes_in_the_files(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for stage in stages_of(tmp_path, "gptq", model_of_size(800_000_000), "bfloat16"):
+        print(stage)
+        assert stage.over_file <= 1.25
 
 
 @pytest.mark.extended

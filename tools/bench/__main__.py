@@ -10,6 +10,7 @@ python -m tools.bench grammar               what grammars cost a ring and save i
 python -m tools.bench idle                  memory and CPU of nodes that have nothing to do
 python -m tools.bench predictions           what previews predict, beside what a client then gets
 python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
+python -m tools.bench quantised             memory and speed of quantised weights that the torch engine keeps
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
@@ -43,6 +44,7 @@ from tools.bench import (
     mlx_server,
     predictions,
     prefix,
+    quantised,
     router,
     sampling,
     templates,
@@ -69,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
     mlx_server.add_parser(subparsers)
     predictions.add_parser(subparsers)
     prefix.add_parser(subparsers)
+    quantised.add_parser(subparsers)
     router.add_parser(subparsers)
     sampling.add_parser(subparsers)
     templates.add_parser(subparsers)
