@@ -55,7 +55,7 @@ class EmbeddingRoutes:
         """POST /v1/embeddings"""
         body = decode_body(await read_body(request, self._context.options.body_silence_s), EmbeddingsBody, _cleaned)
         inputs = inputs_of(body.input)
-        dimensions = _dimensions(body.dimensions)
+        dimensions = checked_dimensions(body.dimensions, 1)
         model = await self._vectors.model(request, body.model, EMBEDDINGS)
         texts = await self._encoded(model, body, inputs)
         settings = model.settings
@@ -109,6 +109,13 @@ def inputs_of(given: str | list[Any]) -> list[str | tuple[int, ...]]:
     return found
 
 
+def checked_dimensions(wanted: int | None, least: int) -> int:
+    """The wanted number of values of each vector; 0 for all. Raises InputError below `least` or above MAX_WIDTH."""
+    if wanted is not None and not least <= wanted <= MAX_WIDTH:
+        raise InputError(f"dimensions is {wanted}; it must be {least} to {MAX_WIDTH}", param="dimensions")
+    return wanted or 0
+
+
 def check_width(vector: bytes, dimensions: int) -> None:
     """Raises InputError if a vector has fewer values than were asked for."""
     if len(vector) // 4 < dimensions:
@@ -126,12 +133,6 @@ def floats(vector: bytes) -> list[float]:
 
 def _in_base64(vector: bytes) -> str:
     return base64.b64encode(vector).decode()
-
-
-def _dimensions(wanted: int | None) -> int:
-    if wanted is not None and not 1 <= wanted <= MAX_WIDTH:
-        raise InputError(f"dimensions is {wanted}; it must be 1 to {MAX_WIDTH}", param="dimensions")
-    return wanted or 0
 
 
 def _cleaned(body: bytes) -> bytes:

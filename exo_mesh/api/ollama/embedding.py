@@ -7,7 +7,7 @@ from aiohttp import web
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.keep_alive import keep_alive_s
-from exo_mesh.api.embedding.embeddings import check_width, floats
+from exo_mesh.api.embedding.embeddings import check_width, checked_dimensions, floats
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.ollama.lenient import decode_ollama_body
@@ -52,9 +52,7 @@ class OllamaEmbeddingRoutes:
         if len(texts) > MAX_TEXTS:
             message = f"input has {len(texts)} texts; at most {MAX_TEXTS} are allowed in one call"
             raise InputError(message, param="input")
-        dimensions = body.dimensions or 0
-        if dimensions < 0:
-            raise InputError(f"dimensions is {dimensions}, less than 0", param="dimensions")
+        dimensions = checked_dimensions(body.dimensions, 0)
         model = await self._vectors.model(request, named(body), EMBEDDINGS)
         model, loaded_at = _shortened(model, body.options), monotonic()
         encoded = [await self._encoded(model, text, "input", cuts=body.truncate is not False) for text in texts]

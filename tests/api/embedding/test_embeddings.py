@@ -226,6 +226,12 @@ async def test_ollama_embeds_texts_and_cuts_long_ones(api: Served) -> None:
     assert len(made["embeddings"][0]) == 2 and api.mesh.request.embed == EmbedSpec("mean", dimensions=2)
 
 
+@pytest.mark.parametrize("dimensions", [-1, 2**31, 10**400])
+async def test_ollamas_route_refuses_widths_that_no_model_has(api: Served, dimensions: int) -> None:
+    status, made = await post(api, {"input": "a", "dimensions": dimensions}, "/api/embed")
+    assert status == 400 and made["error"].startswith("dimensions is ")
+
+
 async def test_ollamas_older_route_gives_the_vector_as_the_model_makes_it(api: Served) -> None:
     status, made = await post(api, {"model": "exo-mesh-demo", "prompt": "a", "keep_alive": "5m"}, "/api/embeddings")
     assert (status, made["embedding"]) == (200, vector_of(api.mesh.request))
