@@ -40,6 +40,9 @@ def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray) -> list
     for row, held, source in rows:
         assert held.place is not None, "a row that is ready has a place"
         pool, slot = held.place
+        if row.n == 1:  # a decode step, which must be quick
+            found.append(RowPart(row, pool.context, slot, row.pos0, 1, source, 0))
+            continue
         done = order = 0
         while done < row.n:
             n = min(row.n - done, pool.context.max_tokens)

@@ -75,9 +75,11 @@ class LlamaCppStage:
         out_width = stage.vocab_size if stage.shard.is_last else width
         num_out = int(places.max(initial=-1)) + 1 if stage.shard.is_last else len(token_ids)
         out = np.zeros((num_out, out_width), np.float32)
-        at_states = state_places(rows)
+        has_states = any(row.num_hidden for row in rows)
+        at_states = state_places(rows) if has_states else np.full(len(places), -1)
         states = np.zeros((int(at_states.max(initial=-1)) + 1, width), np.float32) if stage.shard.is_last else out[:0]
-        work = _FrameWork(taken=taken_places(rows), at_states=at_states, states=states)
+        taken = taken_places(rows) if has_states else places
+        work = _FrameWork(taken=taken, at_states=at_states, states=states)
         for wave in self._waves(stage, rows, token_ids, work):
             self._compute(stage, wave, token_ids, hidden, places, out, work)
         faults = tuple(work.faults.values())
@@ -225,7 +227,7 @@ class LlamaCppStage:
             stage.pools.gather(members)
         pieces = pieces_of(wave, work.taken)
         for context, group in passes(pieces):
-            index = np.concatenate([np.arange(piece.source, piece.source + piece.n) for piece in group])
+            index = np.array([token for piece in group for token in range(piece.source, piece.source + piece.n)])
             count = len(index)
             if hidden is not None:
                 context.hidden[:count] = hidden[index]
