@@ -89,7 +89,7 @@ def _logits(
             stage.load(request, lambda done, total: None)
             for sequence in (0, 1):
                 stage.insert(sequence, CONTEXT)
-        frames = [(Row(sequence, 0, PROMPT, PROMPT),) for sequence in (0, 1)]
+        frames: list[tuple[Row, ...]] = [(Row(sequence, 0, PROMPT, PROMPT),) for sequence in (0, 1)]
         frames += [(Row(0, pos0, 1, 1), Row(1, pos0, 1, 1)) for pos0 in range(PROMPT, PROMPT + STEPS)]
         return np.concatenate([_passed(stages, rows) for rows in frames])
     finally:

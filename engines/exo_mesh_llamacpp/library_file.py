@@ -8,8 +8,19 @@ from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 
+from exo_mesh.errors import EngineError
+
 PACKAGE = "xllamacpp"
 """The wheel whose library this engine uses: it exports llama.cpp's C functions."""
+
+OTHERS = {
+    "llama_cpp": ("llama-cpp-python", "lib"),
+    "llama_cpp_py_sync": ("llama-cpp-py-sync", "."),
+}
+"""Other packages that ship a library, which option `library` can name: {module: (distribution, folder of the library)}.
+They are not used by themselves, because a node does not open a library to see whether its layout is known."""
+
+_FILES = ("libllama.so", "libllama.dylib", "llama.dll")
 
 REMEDY = 'pip install "exo-mesh[llamacpp]"'
 
@@ -39,8 +50,26 @@ def packaged_library() -> LibraryFile | None:
 
 
 def chosen_library(options: Mapping[str, str]) -> LibraryFile | None:
-    """The library that option `library` names, otherwise that of the installed wheel; None if there is none."""
+    """The library that option `library` names, a path or a package of OTHERS; otherwise that of the installed wheel.
+    None if there is none. Raises EngineError if the named package has none."""
     wanted = options.get("library")
+    if wanted in OTHERS:
+        return _of_package(wanted)
     if wanted:
         return LibraryFile(Path(wanted), Path(wanted).name)
     return packaged_library()
+
+
+def _of_package(module: str) -> LibraryFile:
+    distribution, folder = OTHERS[module]
+    try:
+        spec = util.find_spec(module)
+        version = metadata.version(distribution)
+    except (ImportError, ValueError, metadata.PackageNotFoundError) as exc:
+        raise EngineError(f"library={module}: {distribution} is not installed") from exc
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for name in _FILES:
+            file = Path(place) / folder / name
+            if file.is_file():
+                return LibraryFile(file, f"{distribution} {version}")
+    raise EngineError(f"library={module}: {distribution} {version} has no llama.cpp library")

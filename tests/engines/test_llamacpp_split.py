@@ -244,6 +244,25 @@ def test_a_library_that_is_none_is_refused(llama_dir: Path, tmp_path: Path) -> N
         stage(llama_dir, 0, LAYERS, library=_ctypes.__file__)
 
 
+def test_a_package_is_named_whose_library_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from exo_mesh_llamacpp.library_file import chosen_library
+
+    with pytest.raises(EngineError, match=r"library=llama_cpp: llama-cpp-python is not installed"):
+        chosen_library({"library": "llama_cpp"})
+    (tmp_path / "llama_cpp" / "lib").mkdir(parents=True)
+    (tmp_path / "llama_cpp" / "__init__.py").touch()
+    info = tmp_path / "llama_cpp_python-0.3.36.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: 0.3.36\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EngineError, match=r"llama-cpp-python 0\.3\.36 has no llama\.cpp library"):
+        chosen_library({"library": "llama_cpp"})
+    file = tmp_path / "llama_cpp" / "lib" / "libllama.so"
+    file.touch()
+    found = chosen_library({"library": "llama_cpp"})
+    assert found is not None and (found.path, found.version) == (file, "llama-cpp-python 0.3.36")
+
+
 def test_a_checkpoint_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
     import json
 
