@@ -1,4 +1,4 @@
-"""Tries a library with a tiny random model before its first use: does it compute the same in parts as whole?
+"""Tries a library with a tiny random model before its first use: it must compute the same in parts as whole.
 
 The code of an architecture can change with a release of llama.cpp, and most mistakes of a stage would be silent. A
 process tries each library and architecture once, which takes 0.1 to 0.3 s.
