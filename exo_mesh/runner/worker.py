@@ -388,7 +388,7 @@ class Worker:
         budget = self._budget
         report = StageReport(
             compute_s, start - since, *status, budget.most_kept_tokens, self._cuts_back,
-            budget.shared.least, budget.shared_tokens,
+            shares_from=budget.shared.least, shared_tokens=budget.shared_tokens,
         )  # fmt: skip
         if self._disk is not None and (news := self._disk.take_news()) is not None:
             report = msgspec.structs.replace(report, disk=news)
