@@ -149,6 +149,14 @@ def test_bench_vectors_measures_texts_and_a_stream_beside_them() -> None:
     assert "calls of 256 texts of 4 tokens" in shown and "beside calls for vectors" in shown
 
 
+@pytest.mark.extended
+def test_bench_shared_measures_streams_over_one_prompt() -> None:
+    briefly = ("--engine", "numpy", "--prompt", "300", "--streams", "4", "--steps", "1", "--rounds", "1")
+    memory, index = map(json.loads, start("tools.bench", "shared", *briefly).splitlines())
+    assert memory["copies"] < 2 and memory["ratio"] > 0
+    assert index["lookup_us"] < 1e5
+
+
 @needs_torch
 def test_the_demo_model_is_trained_exported_and_evaluated(tmp_path: Path) -> None:
     checkpoint, model = tmp_path / "checkpoint.pt", tmp_path / "model"

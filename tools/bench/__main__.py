@@ -13,6 +13,7 @@ python -m tools.bench prefix                what the prefix cache saves and cost
 python -m tools.bench quantised             memory and speed of quantised weights that the torch engine keeps
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
+python -m tools.bench shared                memory and speed of streams over one prompt, and the time of a lookup
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench vectors               how fast a mesh makes vectors of texts, and what a stream notices
 python -m tools.bench against-llama         a stage of the llama.cpp engine beside llama.cpp itself
@@ -47,6 +48,7 @@ from tools.bench import (
     quantised,
     router,
     sampling,
+    shared,
     templates,
     vectors,
 )
@@ -74,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
     quantised.add_parser(subparsers)
     router.add_parser(subparsers)
     sampling.add_parser(subparsers)
+    shared.add_parser(subparsers)
     templates.add_parser(subparsers)
     vectors.add_parser(subparsers)
     try:
