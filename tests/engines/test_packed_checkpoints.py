@@ -47,7 +47,7 @@ def test_torch_computes_what_it_does_with_plain_weights(tmp_path: Path, name: st
 
     packed, plain = write_packed(tmp_path, MODEL, FORMATS[name])
     options = {"dtype": "float32", "threads": "1"}
-    want = logits(provider, plain, **options)
+    want = logits(provider, plain, (), **options)
     np.testing.assert_allclose(logits(provider, packed, (1,), **options), want, atol=1e-5 * np.ptp(want))
     assert provider.survey(packed, options) == provider.survey(plain, options)
 

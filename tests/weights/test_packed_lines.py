@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.packed import lines as packed_lines
+from exo_mesh.weights.packed.layouts import FLOAT8_E4M3
 from exo_mesh.weights.packed.lines import PackedLines
 from exo_mesh.weights.packed.tensors import PackedTensor, is_spare_bias, read_packed_table
 from exo_mesh.weights.safetensors import TensorTable, read_tensor_table
@@ -78,7 +79,7 @@ def test_patterns_and_scales_of_8_bit_floats_give_the_values(tmp_path: Path) -> 
     packed, _ = write_packed(tmp_path, MODEL, FORMATS["fp8-odd-blocks"])
     reader = reader_of(packed, NAMES[0])
     assert (reader.bits, reader.float8_scales().shape) == (0, (2, 2))
-    table = packed_lines.FLOAT8_E4M3[reader.float8_codes(50, 1)]
+    table = FLOAT8_E4M3[reader.float8_codes(50, 1)]
     np.testing.assert_allclose(table[0, 90] * reader.float8_scales()[1, 1], reader.read(50, 1)[0, 90], rtol=1e-6)
 
 
