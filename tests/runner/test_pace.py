@@ -290,6 +290,25 @@ def test_one_stage_gets_two_frames_where_most_of_a_lap_is_between_frames() -> No
     assert pace.batches(8) > 1
 
 
+def test_frames_that_the_driver_read_late_do_not_count_as_slow_steps() -> None:
+    """After a chunk of texts for vectors the driver is busy with its results, and a frame that is back waits for it."""
+    pace = Pace(1)
+    pace.prefilled(16, 0.010, 0.0, [0.010])
+    for lap in range(200):
+        pace.decoded(1, 0.3 if lap % 40 == 0 else 0.0005, [0.0004], 0.0)
+    assert 0.75 * 4 * 20 <= pace.steps_between(16) <= 4 * 20
+
+
+def test_texts_for_vectors_take_small_chunks_unless_larger_ones_are_much_faster() -> None:
+    for base_s, token_s, expected in ((0.0, 0.0006, 16), (0.010, 0.0001, 192)):
+        pace = Pace(1)
+        for size in (16, 64, 128, 192, 256, 384, 512):
+            pace.prefilled(size, base_s + size * token_s, 0.0, [base_s + size * token_s])
+        chosen = pace.vector_chunk(256)
+        assert chosen == expected
+        assert pace.vector_chunk(chosen) == chosen
+
+
 def test_a_size_that_is_no_longer_tried_is_forgotten() -> None:
     curve = Curve()
     for _ in range(10):

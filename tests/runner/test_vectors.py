@@ -180,10 +180,10 @@ def tokens_per_s(vectors: int, num_stages: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_a_flood_of_texts_leaves_a_stream_a_third_of_its_speed_or_more(num_stages: int) -> None:
+def test_a_flood_of_texts_leaves_a_stream_most_of_its_speed(num_stages: int) -> None:
     alone, _ = tokens_per_s(0, num_stages)
     beside, done = tokens_per_s(16, num_stages)
-    assert beside > alone / 3
+    assert beside > 0.78 * alone
     _, most = tokens_per_s(16, 1)
     assert done > most / 2, "the texts are not held up much longer than on one stage"
 

@@ -72,15 +72,21 @@ def _measure(client: ApiClient, args: argparse.Namespace, stages: int) -> None:
 
 
 def _beside_a_stream(client: ApiClient, args: argparse.Namespace, texts: Sequence[Sequence[int]]) -> None:
-    """Prints how much slower one stream gets beside calls for vectors."""
+    """Prints how much later one stream begins, and how much slower it is, beside calls for vectors."""
     body = {"model": args.model, "prompt": [7, 8, 9], "max_tokens": STREAM_TOKENS, "ignore_eos": True, "temperature": 0}
 
-    def streamed_s() -> float:
-        began = time.perf_counter()
-        client.post("/v1/completions", body, DEADLINE_S)
-        return time.perf_counter() - began
+    def streamed_ms() -> tuple[float, float]:
+        """Milliseconds to the first token, and from there for each further one."""
+        times = [time.perf_counter()]
+        for _ in client.stream("/v1/completions", {**body, "stream": True}, silence_s=DEADLINE_S):
+            times.append(time.perf_counter())
+        return 1000 * (times[1] - times[0]), 1000 * (times[-1] - times[1]) / (STREAM_TOKENS - 1)
 
-    alone = statistics.median(streamed_s() for _ in range(args.rounds))
+    def medians() -> tuple[float, float]:
+        first, further = zip(*(streamed_ms() for _ in range(args.rounds)), strict=True)
+        return statistics.median(first), statistics.median(further)
+
+    alone = medians()
     ends = threading.Event()
 
     def load() -> None:
@@ -90,12 +96,12 @@ def _beside_a_stream(client: ApiClient, args: argparse.Namespace, texts: Sequenc
     caller = threading.Thread(target=load)
     caller.start()
     try:
-        beside = statistics.median(streamed_s() for _ in range(args.rounds))
+        beside = medians()
     finally:
         ends.set()
         caller.join(DEADLINE_S)
-    took = f"{1000 * alone:.0f} ms alone and {1000 * beside:.0f} ms beside calls for vectors"
-    print(f"{args.model}: a stream of {STREAM_TOKENS} tokens takes {took}", flush=True)
+    for what, (first_ms, further_ms) in (("alone", alone), ("beside calls for vectors", beside)):
+        print(f"{args.model}: a stream {what}: first token {first_ms:.0f} ms, others {further_ms:.2f} ms", flush=True)
 
 
 def _texts(count: int, tokens: int) -> list[list[int]]:

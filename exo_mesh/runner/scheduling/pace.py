@@ -46,8 +46,12 @@ STREAM_SHARE, PROMPT_SHARE = 0.8, 0.5
 """Chunks leave running streams STREAM_SHARE of their speed where the prompt then keeps PROMPT_SHARE of its own: a step
 that reads all weights takes hardly longer with a small chunk than with one row."""
 
-MOST_STEPS = 64
+MOST_STEPS = 256
 """Most decode frames that go before the next chunk of texts for vectors."""
+
+VECTOR_SHARE = 0.9
+"""Texts for vectors beside streams take the smallest chunks that compute them at this part of the highest speed: a
+stream stands still for each chunk."""
 
 MAX_BATCHES_PER_STAGE = 4
 """Links that are slow beside the stages need more frames than stages; with more than this each row waits for long."""
@@ -165,10 +169,13 @@ class Pace:
         if self._num_decoded < RECONSIDER_AFTER**2 or self._num_decoded % RECONSIDER_AFTER == 0:
             self._chosen.clear()
             self._chosen_chunks.clear()
-        hops_s = max(0.0, lap_s - sum(compute_s) - waited_s)
+        moved_s = lap_s - waited_s
+        if self._lap_s:  # the driver reads a frame late if it is still busy with the results of a chunk
+            moved_s = min(moved_s, OUTLIER * self._lap_s)
+        hops_s = max(0.0, moved_s - sum(compute_s))
         weight = SMOOTHING if self._lap_s else 1.0
         self._hops_s += (SMOOTHING if self._hops_s else 1.0) * (hops_s - self._hops_s)
-        self._lap_s += weight * (lap_s - waited_s - self._lap_s)
+        self._lap_s += weight * (moved_s - self._lap_s)
         self._step_s += weight * (max(*compute_s, hops_s) - self._step_s)
 
     def prefilled(self, tokens: int, lap_s: float, waited_s: float, compute_s: Sequence[float] = ()) -> None:
@@ -182,14 +189,22 @@ class Pace:
             narrowest_s = max(*compute_s, moved_s - sum(compute_s))
             self._narrowest += SMOOTHING * (min(1.0, narrowest_s / moved_s) - self._narrowest)
 
-    def steps_in(self, tokens: int) -> int:
-        """The number of decode frames that take as long as a chunk of so many tokens delays others; 1 while nothing is
-        known."""
+    def steps_between(self, tokens: int) -> int:
+        """The number of decode frames to send between two chunks of so many tokens, so that streams keep STREAM_SHARE
+        of their speed; 1 while nothing is known."""
         turn_s = max(self._step_s, self._lap_s / self._num_batches)
         if not self._chunks or not turn_s:
             return 1
         chunk_s = self._chunks.proportional(tokens) * self._narrowest
-        return max(1, min(MOST_STEPS, round(chunk_s / turn_s)))
+        return max(1, min(MOST_STEPS, math.ceil(STREAM_SHARE / (1 - STREAM_SHARE) * chunk_s / turn_s)))
+
+    def vector_chunk(self, most: int) -> int:
+        """Tokens of a chunk of texts for vectors beside streams, at most `most`: see VECTOR_SHARE."""
+        if not self._chunks:
+            return most
+        enough = VECTOR_SHARE * most / max(1e-9, self._chunks.proportional(most))
+        sizes = [size for size in CHUNKS if size < most]
+        return next((size for size in sizes if size >= enough * self._chunks.proportional(size)), most)
 
     def rate(self, rows: int, batches: int) -> float:
         """Tokens a second if `rows` sequences decode in `batches` even frames; 0 while nothing is known.

@@ -334,8 +334,8 @@ class Scheduler:
         """The next frame's rows, or None if none should be sent before another frame comes round.
 
         A long prompt does not stop running streams: a sequence that has waited for one chunk goes before the next
-        chunk, also where the number of batches has just become smaller. Texts for vectors leave running streams a
-        third of their speed or more.
+        chunk, also where the number of batches has just become smaller. Texts for vectors leave running streams
+        pace.STREAM_SHARE of their speed.
         """
         decoding: list[Sequence] = []
         ready: list[Sequence] = []
@@ -360,8 +360,8 @@ class Scheduler:
             rests = streams and not hurries and self._turn - self._chunk_turn < self._rest
             if not held_up and not rests:
                 self._chunk_turn = self._turn
-                work = self._prefill_chunk(beside_streams=bool(decoding))
-                self._rest = self.pace.steps_in(len(work.token_ids))
+                work = self._prefill_chunk(beside_streams=bool(decoding), hurries=hurries)
+                self._rest = self.pace.steps_between(len(work.token_ids))
                 return work
         if not ready or len(self._decodes) >= batches:
             return None
@@ -420,9 +420,11 @@ class Scheduler:
         """The number of chunks that may be on the ring beside running streams, and their tokens."""
         return self.pace.chunks(self.limits.prefill_budget_s, self.limits.prefill_chunk)
 
-    def _prefill_chunk(self, *, beside_streams: bool) -> Work:
+    def _prefill_chunk(self, *, beside_streams: bool, hurries: bool) -> Work:
         catching_up = any(sequence.catch_up_left for sequence in self._running.values())
         size = self._chunks_beside()[1] if beside_streams else self._chunk_alone()
+        if beside_streams and not hurries:
+            size = self.pace.vector_chunk(size)
         logit_rows = min(self.max_logit_rows, LOGIT_ROWS_BESIDE) if beside_streams else self.max_logit_rows
         dealt = self._prefill_shares(size, catching_up, logit_rows)
         rows: list[Row] = []
