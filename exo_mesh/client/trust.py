@@ -6,23 +6,33 @@ import ipaddress
 import os
 import ssl
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from exo_mesh.settings.config import ConfigError
+from exo_mesh.settings.config import ConfigError, Settings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.places import DEFAULT_API_URL
 
 
 def default_url(home: Path | str | None = None, own_certificate: Path | None = None) -> str:
-    """The API address of a node on this machine with the default port; https if it has a certificate."""
-    own = own_certificate or certificate_of(home)
-    return DEFAULT_API_URL.replace("http:", "https:") if own else DEFAULT_API_URL
+    """The API address of a node on this machine, with the port that the environment or the home's config.toml
+    configures; https if it has a certificate."""
+    settings = _settings_of(home)
+    port = (settings.api_port if settings else 0) or urlsplit(DEFAULT_API_URL).port
+    certificate = own_certificate or (settings.tls_cert if settings else None)
+    return f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
 
 
 def certificate_of(home: Path | str | None) -> Path | None:
     """The TLS certificate that the environment or the home's config.toml configures; None if neither does. home: None
     means the default home."""
+    settings = _settings_of(home)
+    return settings.tls_cert if settings else None
+
+
+def _settings_of(home: Path | str | None) -> Settings | None:
+    """The settings of a node with this home; None if they cannot be used."""
     try:
-        return load_settings({"home": [str(home)]} if home else {}, os.environ).settings.tls_cert
+        return load_settings({"home": [str(home)]} if home else {}, os.environ).settings
     except ConfigError:
         return None
 

@@ -11,6 +11,7 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.client.child_node import ChildNode
+from tests.cli.closed_port import closed_port
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.hub import LoopbackHub
 from tests.support.processes import clean_environ, eventually, run, run_in, start
@@ -77,6 +78,7 @@ def test_a_model_of_the_hub_answers_and_is_listed_and_deleted(
 
 def test_offline_the_hub_is_not_asked(hub: LoopbackHub, environ: dict[str, str]) -> None:
     asked = sum(hub.requests.values())
+    environ = {**environ, "EXO_MESH_API_PORT": str(closed_port())}  # where no node of another program answers
     done = run_in(environ, ["run", DEMO, "Hi", "--offline", *FLAGS])
     assert (done.returncode, done.stdout) == (exit_codes.FAILED, "")
     assert f"offline, so only peers can provide {DEMO}" in done.stderr
