@@ -11,6 +11,7 @@ from exo_mesh_numpy import provider as numpy_provider
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.contract import EngineProvider
 from exo_mesh.errors import ModelError
+from exo_mesh.weights.excerpt import write_excerpt
 from tests.support.checkpoints import TinyModel, write_json
 from tests.support.packed_checkpoints import FORMATS, write_packed
 from tests.support.ring import Ring
@@ -50,6 +51,14 @@ def test_torch_computes_what_it_does_with_plain_weights(tmp_path: Path, name: st
     want = logits(provider, plain, (), **options)
     np.testing.assert_allclose(logits(provider, packed, (1,), **options), want, atol=1e-5 * np.ptp(want))
     assert provider.survey(packed, options) == provider.survey(plain, options)
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "fp8-blocks"])
+def test_the_excerpt_for_a_self_test_is_quantised_too(tmp_path: Path, name: str) -> None:
+    packed, plain = write_packed(tmp_path, MODEL, FORMATS[name])
+    excerpt = write_excerpt(packed, tmp_path / "excerpt", (0, 1))
+    want = logits(numpy_provider, plain)
+    np.testing.assert_allclose(logits(numpy_provider, excerpt), want, atol=1e-5 * np.ptp(want))
 
 
 @pytest.mark.parametrize("method", ["bitnet", "modelopt", "mxfp4"])
