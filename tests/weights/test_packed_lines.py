@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,12 @@ def weights(**own: Any) -> dict[str, Any]:
         ("gptq-4", {"checkpoint_format": "marlin"}, r'checkpoint_format "marlin"'),
         ("gptq-4", {"dynamic": {"+:.*mlp.*": {"bits": 8}}}, r"dynamic\.\+:\.\*mlp\.\*\.bits 8"),
         ("gptq-4", {"bits": 8}, r"scales is F16\[2, 128\]; gptq has .*\[1, 128\] there"),
+        ("gptq-4", {"bits": 4.0}, r"bits 4\.0 is not supported"),
+        ("gptq-4", {"dynamic": [1]}, r"dynamic \[1\] is not supported; supported: an object"),
+        ("gptq-4", {"group_size": "64"}, r'group_size "64"'),
         ("awq", {"bits": 3}, r"bits 3"),
+        ("compressed-4", {"config_groups": [1]}, r"config_groups \[1\]"),
+        ("compressed-4", {"sparsity_config": "x"}, r'sparsity_config "x"'),
         ("awq", {"version": "gemv"}, r'version "gemv" is not supported; supported: gemm'),
         ("compressed-4", {"format": "marlin-24"}, r'format "marlin-24"'),
         ("compressed-4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config\.format"),
@@ -138,6 +144,19 @@ def test_a_missing_part_of_a_weight_is_named(tmp_path: Path, name: str, leaf: st
     table = read_tensor_table(packed)
     del table[f"model.layers.0.mlp.up_proj.{leaf}"]
     with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.up_proj\.(\w+ is missing|weight .* has no scales)"):
+        read_packed_table(file, json.loads(file.read_text()), table)
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf"), [("gptq-4", "qweight"), ("compressed-4", "weight_packed"), ("fp8-one", "weight")]
+)
+def test_an_empty_weight_is_named(tmp_path: Path, name: str, leaf: str) -> None:
+    packed, _ = write_packed(tmp_path, MODEL, FORMATS[name])
+    file = packed / "config.json"
+    table = read_tensor_table(packed)
+    empty = f"model.layers.0.mlp.up_proj.{leaf}"
+    table[empty] = replace(table[empty], shape=(0, 8), stop=table[empty].start)
+    with pytest.raises(ModelError, match=r"up_proj\.\w+ \[0, 8\] is empty"):
         read_packed_table(file, json.loads(file.read_text()), table)
 
 

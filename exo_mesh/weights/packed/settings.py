@@ -66,15 +66,30 @@ class PackedSettings:
         return by_class
 
 
+def packed_settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `quantization_config` of a config.json, if its method is one of METHODS."""
+    text = config.get("text_config")
+    found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    if not isinstance(found, dict) or config.get("quantization") or found.get("quant_method") not in METHODS:
+        return None
+    return found
+
+
+def _object(file: Path, found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object under a key; empty if there is none. Raises ModelError."""
+    value = found.get(key) or {}
+    if not isinstance(value, dict):
+        raise _refusal(file, key, value, "an object")
+    return value
+
+
 def read_packed_settings(file: Path, config: Mapping[str, Any]) -> PackedSettings | None:
     """The settings in a config.json; None if its weights are plain, or in a format that is not of this package. Raises
     ModelError naming the file and the key that is not supported."""
-    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    if not isinstance(found, dict) or config.get("quantization"):
+    found = packed_settings_of(config)
+    if found is None:
         return None
-    method = found.get("quant_method")
-    if method not in METHODS:
-        return None
+    method = found["quant_method"]
     read = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8}[method]
     return read(file, found)
 
@@ -86,11 +101,11 @@ def _refusal(file: Path, key: str, value: Any, known: object) -> ModelError:
 
 def _gptq(file: Path, found: Mapping[str, Any]) -> PackedSettings:
     bits, layout = found.get("bits"), found.get("checkpoint_format", "gptq")
-    if bits not in GPTQ_BITS:
+    if not isinstance(bits, int) or bits not in GPTQ_BITS:
         raise _refusal(file, "bits", bits, ", ".join(map(str, GPTQ_BITS)))
     if layout not in ("gptq", "gptq_v2"):
         raise _refusal(file, "checkpoint_format", layout, "gptq, gptq_v2")
-    for rule, own in (found.get("dynamic") or {}).items():
+    for rule, own in _object(file, found, "dynamic").items():
         if isinstance(own, dict) and own.get("bits", bits) != bits:
             raise _refusal(file, f"dynamic.{rule}.bits", own["bits"], f"{bits}, as for all modules")
     size = found.get("group_size", -1)
@@ -118,10 +133,10 @@ def _fp8(file: Path, found: Mapping[str, Any]) -> PackedSettings:
 
 def _compressed(file: Path, found: Mapping[str, Any]) -> PackedSettings:
     layout = found.get("format", "dense")
-    groups = found.get("config_groups") or {}
-    if not isinstance(groups, dict) or len(groups) > MAX_GROUPS:
-        raise _refusal(file, "config_groups", type(groups).__name__, f"an object of at most {MAX_GROUPS} groups")
-    sparsity = (found.get("sparsity_config") or {}).get("format", "dense")
+    groups = _object(file, found, "config_groups")
+    if len(groups) > MAX_GROUPS:
+        raise _refusal(file, "config_groups", len(groups), f"at most {MAX_GROUPS} groups")
+    sparsity = _object(file, found, "sparsity_config").get("format", "dense")
     if sparsity != "dense":
         raise _refusal(file, "sparsity_config.format", sparsity, "dense")
     if layout not in FORMATS and groups:
@@ -139,7 +154,8 @@ def _schemes(file: Path, groups: Mapping[str, Any]) -> Iterator[WeightScheme]:
         bits: Any = weights.get("num_bits")
         if layout is not None and layout not in FORMATS:
             raise _refusal(file, f"{where}.format", layout, ", ".join(FORMATS))
-        if (kind, bits) != ("float", 8) and (kind != "int" or bits not in PACKED_BITS):
+        known = isinstance(bits, int) and ((kind, bits) == ("float", 8) or (kind == "int" and bits in PACKED_BITS))
+        if not known:
             raise _refusal(file, f"{where}.weights", f"{kind}{bits}", "int4, int8, float8")
         targets = group.get("targets") or ["Linear"]
         if not isinstance(targets, list) or len(targets) > MAX_TARGETS:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.packed.settings import METHODS, PackedSettings, WeightScheme, read_packed_settings
+from exo_mesh.weights.packed.settings import PackedSettings, WeightScheme, packed_settings_of, read_packed_settings
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable
 
 SCALE_DTYPES = ("F32", "F16", "BF16")
@@ -44,8 +44,7 @@ class PackedTensor(TensorInfo):
 
 def is_packed_config(config: Mapping[str, Any]) -> bool:
     """Whether config.json names a quantisation whose weights `read_packed_table` finds."""
-    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    return isinstance(found, dict) and found.get("quant_method") in METHODS and not config.get("quantization")
+    return packed_settings_of(config) is not None
 
 
 def read_packed_table(config_file: Path, config: Mapping[str, Any], table: TensorTable) -> TensorTable:
@@ -61,6 +60,8 @@ def read_packed_table(config_file: Path, config: Mapping[str, Any], table: Tenso
             module = name.removesuffix(suffix)
             if module == name or (suffix == _PLAIN and not any(f"{module}.{leaf}" in table for leaf in _SCALES)):
                 continue
+            if 0 in info.shape:
+                raise ModelError(f"{info.file}: {name} {list(info.shape)} is empty")
             parts = _Parts(module, table, settings)
             found[f"{module}.weight"] = make(parts, info)
             used |= parts.used | {name} | {f"{module}.{leaf}" for leaf in _UNUSED_OF_MODULES}
