@@ -221,6 +221,8 @@ class DiskStore:
             try:
                 self._write(op, saved.length, saved.tensors)
             except OSError as exc:
+                if self._stopping.is_set():
+                    return
                 self.errors += 1
                 self._paused_until = time.monotonic() + FULL_PAUSE_S
                 self._fails(f"{exc.strerror or exc} at {self._folder.root}")
