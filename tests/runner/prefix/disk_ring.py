@@ -18,6 +18,7 @@ from exo_mesh.prefix_disk.folder import FileLimits, StageFolder
 from exo_mesh.runner.disk.store import DiskStore
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.prefix.disk_index import DiskIndex
+from exo_mesh.runner.scheduling.scheduler import Work
 from exo_mesh.runner.stage import Stage
 from tests.runner.prefix.random_ring import CachingRing
 from tests.runner.prefix.test_prefix_ring import KeepingEngine, RecurrentEngine
@@ -125,6 +126,13 @@ class DiskRing(CachingRing):
                 return len(self.disk._files)
             self.run()
             until(lambda: not self.disk.is_writing or any(store._has_news for store in self.stores))
+
+    def end_writes(self) -> None:
+        """Wait until the driver knows of the end of all writes that have begun."""
+        while self.disk.is_writing:
+            until(lambda: any(store._has_news for store in self.stores))
+            self.driver._start(Work((), ()))
+            self.run()
 
     def close(self) -> None:
         for store in self.stores:

@@ -13,7 +13,6 @@ from exo_mesh.domain.frame import ListDisk, ReadAhead, StoreKv
 from exo_mesh.prefix_disk.folder import stored_files
 from exo_mesh.runner.disk import store as disk_store
 from exo_mesh.runner.prefix import disk_index
-from exo_mesh.runner.scheduling.scheduler import Work
 from tests.runner.prefix.disk_ring import DiskRing, until
 from tests.runner.prefix.test_prefix_ring import answer, counts
 from tests.runner.test_stage_and_driver import expected, ids
@@ -90,9 +89,7 @@ async def test_what_memory_gives_up_is_written_first(make_ring: MakeRing, monkey
     prompts = [[start + 3, *PROMPT] for start in range(4)]
     for number, prompt in enumerate(prompts):
         await answer(ring, f"a{number}", prompt)
-        until(lambda: not ring.disk.is_writing or all(store._has_news for store in ring.stores))
-        ring.driver._start(Work((), ()))
-        ring.run()
+        ring.end_writes()
     assert ring.cache.evictions >= 1 and len(ring.disk._files) >= 1
     counts(ring)
     assert await answer(ring, "again", prompts[0]) == expected(prompts[0], 8, 2)
