@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,10 +60,10 @@ def compute(stage: TorchStage, *rows: tuple[int, int, tuple[int, ...]]) -> np.nd
 
 
 def alone(stage: TorchStage, context: tuple[int, ...], tokens: tuple[int, ...]) -> np.ndarray:
-    stage.insert(99, 3000)
-    compute(stage, (99, 0, context))
-    logits = compute(stage, (99, len(context), tokens))
-    stage.remove(99)
+    stage.insert(9999, 3000)
+    compute(stage, (9999, 0, context))
+    logits = compute(stage, (9999, len(context), tokens))
+    stage.remove(9999)
     return logits[0]
 
 
@@ -144,6 +146,66 @@ def test_copies_of_copies_have_few_parts_and_compute_as_alone(stage: TorchStage)
     got = compute(stage, (sequence + 1, len(context), (5,)), (2, 560, (6,)))
     np.testing.assert_allclose(got[0], alone(stage, context, (5,)), atol=TOLERANCE)
     np.testing.assert_allclose(got[1], alone(stage, context[:560], (6,)), atol=TOLERANCE)
+
+
+def run_schedule(stage: TorchStage, seed: int, steps: int) -> None:
+    """Random copies, moves, rows, cuts and ends, with parts of 8 positions and more; each row is compared."""
+    rng = random.Random(seed)
+    held: dict[int, tuple[int, ...]] = {}
+    for new in range(1, steps):
+        kind = rng.random()
+        if not held or kind < 0.15:
+            held[new] = tuple(rng.randrange(3, 60) for _ in range(rng.choice([5, 30, 90])))
+            stage.insert(new, 3000)
+            compute(stage, (new, 0, held[new]))
+        elif kind < 0.5:
+            source = rng.choice(list(held))
+            upto = rng.randint(1, len(held[source]))
+            held[new] = held[source][:upto]
+            if kind < 0.42:
+                stage.copy(source, new, upto, 3000)
+            else:
+                stage.move(source, new, upto, 3000)
+                del held[source]
+        elif kind < 0.6 and len(held) > 2:
+            gone = rng.choice(list(held))
+            del held[gone]
+            stage.remove(gone)
+        else:
+            chosen = rng.sample(list(held), rng.randint(1, len(held)))
+            n = rng.choice([1, 1, 1, 3, 20])
+            rows: list[tuple[int, int, tuple[int, ...]]] = []
+            for sequence in chosen:
+                pos0 = len(held[sequence]) - (rng.randrange(min(12, len(held[sequence]))) if rng.random() < 0.2 else 0)
+                rows.append((sequence, pos0, tuple(rng.randrange(3, 60) for _ in range(n))))
+            got = compute(stage, *rows)
+            for place, (sequence, pos0, tokens) in enumerate(rows):
+                held[sequence] = held[sequence][:pos0] + tokens
+                wanted = alone(stage, held[sequence][:pos0], tokens)
+                np.testing.assert_allclose(got[place], wanted, atol=TOLERANCE, err_msg=f"seed {seed}, step {new}")
+
+
+@pytest.fixture
+def small_parts(stage: TorchStage) -> Iterator[None]:
+    assert stage._batches is not None
+    stage._batches.least_shared = 8
+    yield
+    stage._batches.least_shared = LEAST_SHARED
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("seed", range(2))
+def test_random_copies_and_cuts_compute_what_each_sequence_computes_alone(stage: TorchStage, seed: int) -> None:
+    run_schedule(stage, seed, 25)
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_many_random_copies_and_cuts(stage: TorchStage, seed: int) -> None:
+    run_schedule(stage, seed + int(os.environ.get("EXO_MESH_TEST_SEED", "0")), 80)
+    for sequence in stage.sequences():
+        stage.remove(sequence)
 
 
 @pytest.mark.parametrize(("family", "shares"), [("gemma3_text", False), ("deepseek_v3", False), ("qwen3_next", True)])
