@@ -28,13 +28,15 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning")
 class AnswerReader:
     """Reads the chunks of one answer, of /v1/chat/completions or /v1/completions. where: the server, for errors.
 
-    finish: why the answer ended; None until a chunk says so. usage: as far as the server counted.
+    finish: why the answer ended; None until a chunk says so. usage: as far as the server counted. stop_string: the one
+    that ended the answer, if the server says so.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self.finish: FinishReason | None = None
         self.usage: TextUsage = NO_USAGE
+        self.stop_string = ""
         self._calls: dict[int, int] = {}
         self._ids: dict[int, str] = {}
         self._named: set[int] = set()
@@ -57,7 +59,14 @@ class AnswerReader:
         pieces = [*self._pieces(choice)]
         if (reason := choice.get("finish_reason")) is not None:
             self.finish = _finish(reason)
+            self._note_stop(choice, chunk)
         return pieces
+
+    def _note_stop(self, choice: dict[str, Any], chunk: dict[str, Any]) -> None:
+        """Keep the stop string that ended the answer. vLLM says "stop_reason", SGLang "matched_stop", which may also be
+        the id of a token; llama-server says "stopping_word", "" for none."""
+        said = choice.get("stop_reason"), choice.get("matched_stop"), chunk.get("stopping_word")
+        self.stop_string = next((text for text in said if isinstance(text, str) and text), "")
 
     def _pieces(self, choice: dict[str, Any]) -> Iterator[TextPiece]:
         if text := _text(choice.get("text")):

@@ -74,4 +74,5 @@ class AnswerProgress:
         return TextUsage(
             prompt if prompt is None else max(0, prompt - self._begun_tokens),
             output if output is None else output + self._begun_tokens,
+            self._reader.stop_string,
         )

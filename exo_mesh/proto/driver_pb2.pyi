@@ -210,7 +210,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens", "respelling", "cached", "vector")
+    __slots__ = ("index", "token_id", "logprob", "top", "finish", "piece", "prompt_tokens", "output_tokens", "stop_string", "respelling", "cached", "vector")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class TokenEvent(_message.Message):
     PIECE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     RESPELLING_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
@@ -230,10 +231,11 @@ class TokenEvent(_message.Message):
     piece: TextPiece
     prompt_tokens: int
     output_tokens: int
+    stop_string: bytes
     respelling: Respelling
     cached: int
     vector: bytes
-    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., respelling: _Optional[_Union[Respelling, _Mapping]] = ..., cached: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ..., piece: _Optional[_Union[TextPiece, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stop_string: _Optional[bytes] = ..., respelling: _Optional[_Union[Respelling, _Mapping]] = ..., cached: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class PromptLogprob(_message.Message):
     __slots__ = ("index", "logprob", "top")

@@ -53,20 +53,23 @@ def text_from_proto(message: pb.TextInput) -> TextInput:
 
 
 def add_usage(message: pb.TokenEvent, usage: TextUsage) -> None:
-    """Write the counts of an engine into the last event."""
+    """Write what an engine says of an answer into the last event."""
     if usage.prompt_tokens is not None:
         message.prompt_tokens = usage.prompt_tokens
     if usage.output_tokens is not None:
         message.output_tokens = usage.output_tokens
+    message.stop_string = _bytes(usage.stop_string)
 
 
 def usage_from_proto(message: pb.TokenEvent) -> TextUsage | None:
-    """The counts in the last event; None if it has none."""
-    if not message.HasField("prompt_tokens") and not message.HasField("output_tokens"):
+    """What the last event says of the answer; None if it says nothing."""
+    is_counted = message.HasField("prompt_tokens") or message.HasField("output_tokens")
+    if not is_counted and not message.stop_string:
         return None
     return TextUsage(
         message.prompt_tokens if message.HasField("prompt_tokens") else None,
         message.output_tokens if message.HasField("output_tokens") else None,
+        _text(message.stop_string),
     )
 
 

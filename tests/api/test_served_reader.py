@@ -18,6 +18,7 @@ from exo_mesh.text.output.events import (
     ToolCallEnd,
 )
 from exo_mesh.text.tokenizer import TextModel
+from exo_mesh.transport.driver_codec import event_from_proto, event_to_proto
 
 
 def reader(stops: Sequence[str] = (), *, parallel: bool = True) -> ChoiceReader:
@@ -48,6 +49,14 @@ def test_a_stop_string_over_two_pieces_ends_the_answer_before_it() -> None:
     one = reader(["END"])
     assert read(one, TextPiece("text", "abE"), TextPiece("text", "NDc")) == [TextPart("ab"), OutputEnd("stop", "END")]
     assert one.finished
+
+
+def test_a_stop_string_that_the_server_names_is_why_the_answer_ends() -> None:
+    for said, expected in (("END", "END"), ("other", "")):
+        one = reader(["END"])
+        one.push(TokenEvent(0, None, piece=TextPiece("text", "ab")))
+        end = TokenEvent(1, None, finish=FinishReason.STOP, usage=TextUsage(7, 5, said))
+        assert one.push(event_from_proto(event_to_proto(end))) == [OutputEnd("stop", expected)]
 
 
 def test_text_that_was_held_back_for_a_stop_string_comes_at_the_end() -> None:

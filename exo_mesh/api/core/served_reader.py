@@ -35,12 +35,16 @@ class ServedReader:
         self._kind: PieceKind = "text"
         self._open_call: int | None = None
         self._num_calls = 0
+        self._stop_string = ""
+        """The stop string at which the server ended the answer."""
 
     def push(self, event: TokenEvent) -> list[OutputEvent]:
         """Take an event and return the neutral events that it completes. After `is_over`, push nothing more."""
         self.has_begun = True
         if event.usage is not None:
             self.prompt_tokens, self.output_tokens = event.usage.prompt_tokens, event.usage.output_tokens
+            if event.usage.stop_string in self._prepared.stops:
+                self._stop_string = event.usage.stop_string
         if event.token_id is not None:
             return self._push_token(event)
         if event.respelling is not None:
@@ -103,7 +107,8 @@ class ServedReader:
         self.is_over = True
         made: list[OutputEvent] = [TextPart(given.text, given.tokens)] if given.text else []
         made += self._close_call()
-        return [*made, OutputEnd("tool_calls" if self._num_calls else given.finish.value, given.stop_string)]
+        stop_string = given.stop_string or ("" if self._num_calls else self._stop_string)
+        return [*made, OutputEnd("tool_calls" if self._num_calls else given.finish.value, stop_string)]
 
     def _close_call(self) -> list[OutputEvent]:
         closed, self._open_call = self._open_call, None

@@ -41,10 +41,12 @@ class Respelling:
 
 @dataclass(frozen=True, slots=True)
 class TextUsage:
-    """Tokens of a request as its engine counted them; None where it did not."""
+    """What an engine says at the end of an answer: the tokens as it counted them, None where it did not, and the stop
+    string that ended the answer, "" if none did or it does not say."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    stop_string: str = ""
 
 
 NO_USAGE = TextUsage()

@@ -241,6 +241,23 @@ def test_a_chunk_of_another_form_is_an_engine_error(chunk: str) -> None:
         AnswerReader("box:1").read(chunk)
 
 
+@pytest.mark.parametrize(
+    ("of_choice", "of_chunk", "stop_string"),
+    [
+        ('"stop_reason": "END"', "", "END"),
+        ('"matched_stop": "END"', "", "END"),
+        ('"stop_reason": null', ', "stopping_word": "END"', "END"),
+        ('"stop_reason": 128009', "", ""),
+        ('"matched_stop": null', ', "stopping_word": ""', ""),
+    ],
+    ids=["vllm", "sglang", "llama-server", "a token", "none"],
+)
+def test_the_stop_string_that_ended_an_answer_is_read(of_choice: str, of_chunk: str, stop_string: str) -> None:
+    reader = AnswerReader("box:1")
+    reader.read(f'{{"choices": [{{"delta": {{}}, "finish_reason": "stop", {of_choice}}}]{of_chunk}}}')
+    assert (reader.finish, reader.stop_string) == (FinishReason.STOP, stop_string)
+
+
 def test_endless_tool_calls_are_refused() -> None:
     reader = AnswerReader("box:1")
     with pytest.raises(EngineError, match=f"more than {MAX_CALLS}"):
