@@ -52,18 +52,16 @@ class ApiClient:
         chosen = url or os.environ.get("EXO_MESH_API_URL") or default_url(home, own_certificate)
         if "//" not in chosen:
             chosen = f"http://{chosen}"
-        parts = urllib.parse.urlsplit(chosen)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--api-url {chosen}: not an HTTP address; use one such as {DEFAULT_API_URL}")
+        parts, hostname = _parts_of(chosen)
         self.url = chosen.rstrip("/")
-        self._address = parts.hostname, _port_of(parts)
+        self._address = hostname, _port_of(parts)
         self._home = Path(home) if home else home_of(os.environ)
         self._own_certificate = own_certificate
         self._shows_key = True
         # no proxy from the environment: it could not reach a node on this machine
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if parts.scheme == "https":
-            context = trust(parts.hostname, own_certificate or certificate_of(home))
+            context = trust(hostname, own_certificate or certificate_of(home))
             handlers.append(urllib.request.HTTPSHandler(context=context))
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -210,6 +208,17 @@ class ApiClient:
             raise NoNodeError(
                 f"no node answers at {self.url}; start one with `exo-mesh`, or give its address with --api-url"
             ) from exc
+
+
+def _parts_of(url: str) -> tuple[urllib.parse.SplitResult, str]:
+    """The parts and the host name of an address that http.client can call. Raises ConfigError for any other."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # a bracket of an IPv6 address is missing
+        parts = urllib.parse.SplitResult("", "", "", "", "")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.netloc.isascii():
+        raise ConfigError(f"--api-url {printable(url)}: not an HTTP address; use one such as {DEFAULT_API_URL}")
+    return parts, parts.hostname
 
 
 def _port_of(parts: urllib.parse.SplitResult) -> int | None:

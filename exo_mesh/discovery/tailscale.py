@@ -31,6 +31,8 @@ ASK_EVERY_S = 15.0
 FIRST_BACKOFF_S = 30.0
 LAST_BACKOFF_S = 600.0
 CALL_S = 10.0
+MAX_KEY_BYTES = 4096
+"""Bytes that are read of a file with a key; a key has about 60 characters."""
 MAX_DEVICES = 1024
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 PORT_ATTRIBUTE = "custom:exoMeshPort"
@@ -52,7 +54,8 @@ class TailscaleRefusedError(TransportError):
 def read_key(path: Path) -> str:
     """The API key in a file. Raises InputError."""
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        with path.open("rb") as file:
+            key = file.read(MAX_KEY_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
         raise InputError(f"{path}: cannot be read: {reason}", param="tailscale_api_key_file") from exc

@@ -28,6 +28,8 @@ from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.store_table import store_keys
 from exo_mesh.settings.table import SETTINGS
 
+MAX_FILE_BYTES = 2**20
+"""Largest config.toml; the longest allowed values of all settings take a small part of it."""
 CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY", "EXO_MESH_API_CA"})
 """Variables that verbs which call a node read, and that the node itself ignores."""
 _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
@@ -130,7 +132,11 @@ def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _file(path: Path) -> dict[str, Any]:
     """Reads the keys of config.toml; empty if there is none. Raises ConfigError."""
     try:
-        keys = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: has more than {MAX_FILE_BYTES} bytes")
+        keys = tomllib.loads(content.decode())
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:

@@ -142,6 +142,8 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["demo", "--engine", "nope"], '--engine nope: no engine "nope"; installed'),
         (["config", "hide"], "invalid choice: 'hide'"),
         (["status", "--api-url", "ftp://x"], "--api-url ftp://x: not an HTTP address; use one such as"),
+        (["status", "--api-url", "http://[::1"], "--api-url http://[::1: not an HTTP address; use one such as"),
+        (["status", "--api-url", "http://\udcff"], "not an HTTP address; use one such as"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(

@@ -623,3 +623,9 @@ def test_the_prefix_cache_is_automatic_off_or_a_size(tmp_path: Path, text: str, 
     loaded = load(tmp_path, {"prefix_cache": text})
     assert loaded.settings.prefix_cache_bytes == limit
     assert SETTINGS["prefix_cache"].text(loaded.settings) == {"0": "off", "4GB": "4000000000"}.get(text, text)
+
+
+def test_a_config_toml_without_an_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="has more than 1048576 bytes"):
+        load(tmp_path)
