@@ -111,7 +111,7 @@ def test_what_a_woken_node_must_free_first() -> None:
 def test_a_ring_that_failed_a_request_here_is_not_used_until_somebody_has_adopted_it() -> None:
     unused: Any = None
     noted: dict[str, Ballot] = {}
-    owned_rings: Any = SimpleNamespace(note=noted.__setitem__)
+    owned_rings: Any = SimpleNamespace(known=SimpleNamespace(note=noted.__setitem__))
     all_answer: Any = SimpleNamespace(unanswered_s=lambda peer_id: 0.0)
     known = Instances(all_answer, owned_rings, unused, unused, unused, unused)
     ring = an_instance(1, "x", "a", "b")
