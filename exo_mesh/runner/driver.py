@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from exo_mesh.runner.prefix.disk_index import DiskIndex
 from exo_mesh.runner.replays import Replays
 from exo_mesh.runner.scheduling.pace import Pace
 from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
-from exo_mesh.runner.scheduling.sequence import SequenceIds
+from exo_mesh.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
 
 IDLE_LAP_S = 5.0
@@ -135,6 +135,7 @@ class Driver:
         held = self._came_round(lost)
         if kept_from >= limits.num_stages:
             held = {}
+        held = _that_fit(held, self._scheduler.running, min(limits.max_tokens, self._scheduler.room))
         in_flight = {row.sequence for work in self._in_flight.values() for row in work.rows}
         self.beginnings.change(limits.num_stages, kept_from, in_flight.union(lost), held)
         self._knows_stages = False
@@ -454,3 +455,14 @@ def _shares_from(reports: Iterable[StageReport]) -> int:
 def _room(reports: Iterable[StageReport], *, is_shared: bool) -> int:
     """Positions that the stage with the least memory can hold. is_shared: shared ones count once."""
     return min(report.kv_tokens - (report.shared_tokens if is_shared else 0) for report in reports)
+
+
+def _that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:
+    """The oldest sequences of `held` that fit into `most` positions at their full length. While they shared positions,
+    more of them may have run: the others must not keep memory while they wait."""
+    fitting: dict[int, int] = {}
+    for sequence in running:
+        most -= len(sequence.tokens)
+        if sequence.id in held and (most >= 0 or not fitting):
+            fitting[sequence.id] = held[sequence.id]
+    return fitting
