@@ -125,8 +125,10 @@ def _write_gguf(architecture: str, directory: Path) -> Path:
     from tools.llamacpp_architectures.shapes import ask_shapes
 
     library = open_library(packaged_library())
-    metadata = write_random_gguf(library, ask_shapes(library, metadata_of(architecture, False), ON_DEMAND), directory)
-    (directory / "config.json").write_text(json.dumps({"num_hidden_layers": metadata[f"{architecture}.block_count"]}))
+    asked = ask_shapes(library, metadata_of(architecture, False), ON_DEMAND)
+    write_random_gguf(library, asked, directory)
+    num_layers = asked.metadata[f"{architecture}.block_count"]
+    (directory / "config.json").write_text(json.dumps({"num_hidden_layers": num_layers}))
     return directory
 
 
