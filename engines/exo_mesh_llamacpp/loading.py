@@ -62,12 +62,7 @@ def load_stage(
     """Load the layers of a stage. check: called before. Raises ModelError, EngineError and InputError as
     StageEngine.load does."""
     options = parse_options(request.options)
-    dtype = request.activation_dtype or "float32"
-    if dtype not in ACTIVATION_DTYPES:
-        known = ", ".join(ACTIVATION_DTYPES)
-        raise InputError(
-            f"the llamacpp engine cannot pass on {json.dumps(dtype)}; it can pass on {known}", param="activation_dtype"
-        )
+    dtype = _checked_dtype(request.activation_dtype or "float32")
     if request.rank is not None:
         raise EngineError("the llamacpp engine cannot be a rank of a tensor group")
     library = open_library(chosen_library(request.options))
@@ -75,12 +70,7 @@ def load_stage(
         raise InputError(f"gpu_layers={options.gpu_layers}: {library.build} has no GPU", param="gpu_layers")
     source = open_model(request.model_dir, options, lambda: library)
     shard = request.shard
-    if source.num_layers != shard.num_layers:
-        raise EngineError(f"{shard} does not fit: {request.model_dir} has {source.num_layers} layers")
-    for cut in (shard.start, shard.stop):
-        if cut not in (0, source.num_layers, *source.legal_cuts):
-            # the library would compute something else, or abort
-            raise EngineError(f"{shard}: no stage of this model may begin at layer {cut}")
+    _require_cuts(request, source)
     check(library, source, request.options)
     kv = options.kv_type(mixed=bool(request.activation_dtype))
     is_whole = shard.is_first and shard.is_last
@@ -121,6 +111,27 @@ def load_stage(
             "layers": str(shard),
         },
     )
+
+
+def _checked_dtype(dtype: str) -> str:
+    """The dtype of activations. Raises InputError for one that the engine cannot pass on."""
+    if dtype not in ACTIVATION_DTYPES:
+        known = ", ".join(ACTIVATION_DTYPES)
+        raise InputError(
+            f"the llamacpp engine cannot pass on {json.dumps(dtype)}; it can pass on {known}", param="activation_dtype"
+        )
+    return dtype
+
+
+def _require_cuts(request: LoadRequest, source: ModelSource) -> None:
+    """Raises EngineError if the model has other layers, or cannot be cut at an end of the stage."""
+    shard = request.shard
+    if source.num_layers != shard.num_layers:
+        raise EngineError(f"{shard} does not fit: {request.model_dir} has {source.num_layers} layers")
+    for cut in (shard.start, shard.stop):
+        if cut not in (0, source.num_layers, *source.legal_cuts):
+            # the library would compute something else, or abort
+            raise EngineError(f"{shard}: no stage of this model may begin at layer {cut}")
 
 
 def _input_of(
