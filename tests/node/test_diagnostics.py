@@ -62,7 +62,7 @@ async def test_a_node_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 async def test_a_peer_hears_what_is_wrong_with_another(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        nodes[0]._health.note("no_engine", "no engine can run for --engine none", "pip install one")
+        nodes[0]._parts.health.note("no_engine", "no engine can run for --engine none", "pip install one")
         name = nodes[0].node_id
 
         def told() -> dict[str, Any]:

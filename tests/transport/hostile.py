@@ -36,8 +36,8 @@ def _fill(message: Any, field: Any) -> None:
     value = getattr(message, field.name)
     is_repeated = hasattr(value, "__len__") and not isinstance(value, str | bytes | Message)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        of_text = field.message_type.fields_by_name["value"].type == FieldDescriptor.TYPE_STRING
-        value[HOSTILE] = HOSTILE if of_text else 1
+        kind = field.message_type.fields_by_name["value"].type
+        value[HOSTILE] = {FieldDescriptor.TYPE_STRING: HOSTILE, FieldDescriptor.TYPE_BYTES: b"fine"}.get(kind, 1)
     elif field.message_type is not None:
         for inner in filled(type(value.add()) if is_repeated else type(value)):
             (value.add() if is_repeated else value).CopyFrom(inner)
