@@ -8,6 +8,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from exo_mesh.security.api_tls import read_pem
 from exo_mesh.settings.config import ConfigError, Settings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.places import DEFAULT_API_URL
@@ -48,8 +49,9 @@ def trust(host: str, own_certificate: Path | None) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if file := os.environ.get("EXO_MESH_API_CA"):
         try:
+            read_pem(Path(file))
             context.load_verify_locations(file)
-        except OSError as exc:
+        except (OSError, ValueError) as exc:
             raise ConfigError(f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form") from exc
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
@@ -81,7 +83,7 @@ def _pinned_context(certificate: Path) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        first, end, _ = certificate.read_text(encoding="ascii", errors="replace").partition("-----END CERTIFICATE-----")
+        first, end, _ = read_pem(certificate).decode("ascii", "replace").partition("-----END CERTIFICATE-----")
         context.load_verify_locations(cadata=first[first.index("-----BEGIN CERTIFICATE-----") :] + end)
     except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
         raise ValueError(f"{certificate} holds no readable certificate in PEM form") from exc

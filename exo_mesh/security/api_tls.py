@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+import stat
 from pathlib import Path
 
 from exo_mesh.beat import next_beat
 
 LOOK_EVERY_S = 3.0
 """Interval of the file checks. certbot replaces a certificate every two months, and no one waits for it."""
+
+MAX_PEM_BYTES = 4 * 2**20
+"""Largest file of certificates or of a key. The authorities that systems trust take about 250 KB together."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,10 +61,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     for path in (certificate, key):
-        try:
-            path.read_bytes()
-        except OSError as exc:
-            raise ValueError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        read_pem(path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certificate)
     except (ssl.SSLError, ValueError) as exc:
@@ -74,6 +75,22 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
+def read_pem(path: Path) -> bytes:
+    """The content of a file in PEM form. OpenSSL itself reads a device without end, and waits at a pipe. Raises
+    ValueError that names the file and the reason, also for anything but a regular file of at most MAX_PEM_BYTES."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(MAX_PEM_BYTES + 1) if is_regular else b""
+    except (OSError, ValueError) as exc:  # a ValueError: the path contains a NUL character
+        raise ValueError(f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+    if not is_regular:
+        raise ValueError(f"{path} is not a regular file")
+    if len(content) > MAX_PEM_BYTES:
+        raise ValueError(f"{path} has more than {MAX_PEM_BYTES} bytes")
+    return content
+
+
 def _no_passphrase() -> str:
     """Prevents OpenSSL from asking for a passphrase on the terminal."""
     return ""
@@ -81,7 +98,7 @@ def _no_passphrase() -> str:
 
 def _stat_of(path: Path) -> tuple[int, int, int] | None:
     try:
-        stat = os.stat(path)
+        found = os.stat(path)
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return found.st_mtime_ns, found.st_size, found.st_ino

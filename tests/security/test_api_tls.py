@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import ipaddress
 import logging
+import os
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,9 @@ from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.child_node import ChildNode
 from exo_mesh.client.trust import trust
 from exo_mesh.errors import TransportError
+from exo_mesh.security import api_tls
 from exo_mesh.security.api_tls import ApiTls
+from exo_mesh.settings.config import ConfigError
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.support.processes import QUIET_FLAGS, clean_environ, run
 from tests.text.text_models import write_text_model
@@ -159,6 +162,33 @@ def test_files_that_are_no_pair_are_refused_in_one_sentence(tmp_path: Path, how:
     cert, key = spoil(tmp_path / "tls", how)
     with pytest.raises(ValueError, match=words):
         ApiTls(cert, key)
+
+
+@pytest.mark.parametrize("how", ["device", "pipe", "directory", "large"])
+@pytest.mark.parametrize("spoilt", ["cert.pem", "key.pem"])
+def test_a_file_that_is_no_regular_file_or_has_no_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, spoilt: str
+) -> None:
+    cert, key = write_pair(tmp_path)
+    path = tmp_path / spoilt
+    path.unlink()
+    if how == "device":
+        path.symlink_to("/dev/zero")
+    elif how == "pipe":
+        os.mkfifo(path)
+    elif how == "directory":
+        path.mkdir()
+    else:
+        path.write_bytes(b"x" * 100)
+        (tmp_path / ("key.pem" if spoilt == "cert.pem" else "cert.pem")).write_bytes(b"")
+        monkeypatch.setattr(api_tls, "MAX_PEM_BYTES", 99)
+    with pytest.raises(ValueError, match=rf"{spoilt} (is not a regular file|cannot be read|has more than 99 bytes)"):
+        ApiTls(cert, key)
+    monkeypatch.setenv("EXO_MESH_API_CA", str(path))
+    with pytest.raises(ConfigError, match=r"EXO_MESH_API_CA=.* cannot be read as a certificate"):
+        trust("studio.example.org", None)
+    with pytest.raises(ConfigError, match=r"--tls-cert: .* holds no readable certificate"):
+        trust("127.0.0.1", path)
 
 
 def test_nothing_older_than_tls_1_2_is_spoken(tmp_path: Path) -> None:
