@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.grammar import GrammarSpec
@@ -72,6 +72,13 @@ class TextBridge(Protocol):
         """The pieces of text that these token ids mean."""
 
 
+class Tally(Protocol):
+    """Sums up the ends of the requests of one call; see serving/call_tally.py."""
+
+    def add(self, ended: Any, entered_at: float, record: Callable[[Any], None]) -> None:
+        """Add the end of a request. record: takes the sum once the call ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A request as token ids, as text, or as both: the instance that takes it decides which of the two is used.
@@ -127,6 +134,9 @@ class GenerateRequest:
     """What the client asked for, as text. A request for a model without a tokenizer in the mesh has no prompt_ids."""
     bridge: TextBridge | None = field(default=None, compare=False, repr=False)
     """Set for a request as ids and as text. Only the entry peer knows it."""
+    tally: Tally | None = field(default=None, compare=False, repr=False)
+    """Set for a request that is a part of a call: the call is recorded, and not each request. Only the entry peer knows
+    it."""
     embed: EmbedSpec | None = None
     """Set: the result is one vector of the prompt, and nothing is drawn."""
     is_kept: bool = True

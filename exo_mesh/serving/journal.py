@@ -300,7 +300,7 @@ class Journal:
         self._cancel(entry)
 
     def close(self, entry: JournalEntry, outcome: str, now: float) -> None:
-        """Remove a request and record its outcome."""
+        """Remove a request and record its outcome, or leave that to the call that it is a part of."""
         if self._live.get(entry.request.request_id) is entry:
             del self._live[entry.request.request_id]
         if not self._live:
@@ -325,10 +325,16 @@ class Journal:
             trace_id=entry.request.trace_id,
             cached_tokens=entry.cached_tokens,
         )
-        self.history.add(ended)
+        if entry.request.tally is None:
+            self._record(ended)
+        else:
+            entry.request.tally.add(ended, entry.entered_at, self._record)
         if entry.prefix is not None:
             told = explain(entry.request, entry.model, entry.prefix, entry.cached_tokens, entry.ttft_s)
             self.explanations.add(told, entry.request.names)
+
+    def _record(self, ended: RequestOutcome) -> None:
+        self.history.add(ended)
         _log.info("%s", ended.line)
 
     def describe_live(self) -> list[dict[str, Any]]:

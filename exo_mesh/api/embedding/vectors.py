@@ -19,6 +19,7 @@ from exo_mesh.domain.embedding.tasks import why_not
 from exo_mesh.domain.request import GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import ContextLengthError, EngineError, InputError, OverloadError
 from exo_mesh.random_hex import random_hex
+from exo_mesh.serving.call_tally import CallTally
 from exo_mesh.text.embedding import EmbeddingSettings, read_embedding_settings
 from exo_mesh.text.tokenizer import TextModel
 
@@ -132,6 +133,7 @@ class Vectors:
         if self._num_calls >= MAX_CALLS:
             raise OverloadError(f"{self._num_calls} calls for vectors run or wait on this node already")
         caller, call_id = request[CALLER], prefix + random_hex(12)
+        tally = CallTally(call_id)
         first = GenerateRequest(
             call_id,
             texts[0].ids,
@@ -139,6 +141,7 @@ class Vectors:
             client=caller.key_id or request.remote or "",
             key_id=caller.key_id,
             names=(call_id, request[REQUEST_ID]),
+            tally=tally,
             embed=spec,
             keep_alive_s=keep_alive_s,
         )
@@ -153,6 +156,7 @@ class Vectors:
                             found[index] = _vector_of(event)
         finally:
             self._num_calls -= 1
+            tally.close()
         return [found[index] for index in range(len(texts))]
 
     async def _run(self, model: str, wanted: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:

@@ -15,7 +15,8 @@ from exo_mesh.api.embedding import vectors
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.embedding.tasks import EMBEDDINGS, RERANK
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
-from exo_mesh.errors import OverloadError
+from exo_mesh.errors import EngineError, OverloadError
+from exo_mesh.serving.journal import Journal
 from tests.api.scripted_mesh import ScriptedMesh, Served
 
 WIDTH = 4
@@ -56,6 +57,35 @@ async def test_openais_client_reads_floats_base64_and_usage(api: Served) -> None
     assert (as_floats.model, as_floats.object) == ("exo-mesh-demo", "list")
     assert as_floats.usage.prompt_tokens == as_floats.usage.total_tokens == sum(map(len, ids))
     await client.close()
+
+
+@pytest.mark.parametrize(("bad", "status", "outcome"), [(None, 200, "stop"), (2, 500, "engine_error")])
+@pytest.mark.parametrize(("path", "texts"), [("/v1/embeddings", "input"), ("/api/embed", "input")])
+async def test_a_call_is_recorded_once_however_many_texts_it_has(
+    api: Served, path: str, texts: str, bad: int | None, status: int, outcome: str
+) -> None:
+    journal = Journal()
+
+    async def journaled(request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        entry = journal.open(request, "exo-mesh-demo", 1.0)
+        ended = "cancelled"
+        try:
+            if request.request_id.endswith(f".{bad}"):
+                ended = EngineError.code
+                raise EngineError("it failed")
+            async for event in script(request):
+                ended = str(event.finish)
+                yield event
+        finally:
+            journal.close(entry, ended, 3.0)
+
+    api.mesh.script = journaled
+    assert (await post(api, {"model": "exo-mesh-demo", texts: ["one", "two", "three", "four"]}, path))[0] == status
+    (ended,) = journal.history.recent(9)
+    assert (ended.outcome, ended.duration_s, len(journal)) == (outcome, 2.0, 0)
+    assert {one.request_id.rpartition(".")[0] for one in api.mesh.requests} == {ended.request_id}
+    if bad is None:
+        assert ended.prompt_tokens == sum(len(one.prompt_ids) for one in api.mesh.requests)
 
 
 async def test_base64_is_float32_little_endian(api: Served) -> None:
