@@ -72,6 +72,10 @@ class CandidatePool:
         reading = self._membership.telemetry.get(info.id)
         return None if reading is None else reading.s_per_gb.get(engine)
 
+    def knows_here(self, card: ModelCard) -> bool:
+        """Whether an engine of this node knows the architecture of the model."""
+        return bool(self._here.engines_for(card))
+
     def without_figures(self, card: ModelCard, spec: InstanceSpec) -> list[PeerInfo]:
         """The live peers that could take part but have sent no telemetry yet."""
         readings = self._membership.telemetry

@@ -93,7 +93,22 @@ class Planner:
         try:
             return await self._propose(card, spec, instance_id, ballot, pools[-1])
         except PlacementError as exc:
+            await self._require_engine(card, pools[-1])
             raise self.naming_left_out(card, exc) from exc
+
+    async def _require_engine(self, card: ModelCard, candidates: Sequence[Candidate]) -> None:
+        """Raises ModelError if no candidate has an engine that can run the model, so that nobody is asked to free
+        memory for it. An engine of this node that knows the architecture is not asked."""
+        if not candidates or self._pool.knows_here(card):
+            return
+        failures: dict[str, ModelError] = {}
+        for engine in dict.fromkeys(engine for one in candidates for engine in (one.engine, *one.others)):
+            try:
+                await self.held(card, engine)
+                return
+            except ModelError as exc:
+                failures[engine] = exc
+        raise _no_engine(card, failures)
 
     def naming_left_out(self, card: ModelCard, refusal: PlacementError) -> PlacementError:
         """The refusal with the peers that may not hold layers of the model, and what to do about them."""
@@ -150,7 +165,7 @@ class Planner:
                 _log.info("%s cannot run %s: %s", engine, card.name, exc)
                 candidates = [able for one in candidates if (able := without(one, engine)) is not None]
                 if not candidates:
-                    raise ModelError(f"no peer can run {card.name} ({card.architecture}): {engine}: {exc}") from exc
+                    raise _no_engine(card, {engine: exc}) from exc
         return replace(around, cards=cards), candidates
 
     def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
@@ -252,6 +267,12 @@ class Planner:
         known = [hops[pair] for pair in combinations(plan.member_ids, 2) if pair in hops]
         known += [hops[b, a] for a, b in combinations(plan.member_ids, 2) if (b, a) in hops]
         return max(known, default=DEFAULT_HOP_S)
+
+
+def _no_engine(card: ModelCard, failures: Mapping[str, ModelError]) -> ModelError:
+    """The error for a model that no engine of the candidates can run. failures: what each engine said."""
+    reasons = "; ".join(f"{engine}: {exc}" for engine, exc in failures.items())
+    return ModelError(f"no peer can run {card.name} ({card.architecture}): {reasons}")
 
 
 def _pinned(

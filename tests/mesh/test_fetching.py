@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from exo_mesh.node.node import Node
 from exo_mesh.weights.fetched import Manifest, read_manifest
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.hub import LoopbackHub
-from tests.support.nodes import Machine, a_request, crash, instances, make_node, tokens, until
+from tests.support.nodes import GB, Machine, a_request, crash, instances, make_node, mesh, tokens, until
 
 pytestmark = pytest.mark.extended
 
@@ -207,6 +208,26 @@ async def test_a_pull_brings_what_the_card_names_besides_the_model(
             with pytest.raises(FetchError, match=r"org/none \(vision.weights_repo of the card of org/tiny\) cannot be"):
                 await a.start_download("org/tiny")
             assert hub.sent["org/tiny/model.safetensors"] < 1.5 * (model_dir / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("usable_bytes", [1000, 8 * GB])
+async def test_a_pull_of_an_architecture_that_no_engine_runs_is_refused_for_that_and_not_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable_bytes: int
+) -> None:
+    model_dir = write_checkpoint(tmp_path / "tiny", TinyModel(layers=2))
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({**config, "model_type": "no_such_thing"}))
+    with LoopbackHub() as hub:
+        hub.add("org/tiny", model_dir)
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with mesh(tmp_path, 1, engine="numpy", usable_bytes=(usable_bytes,)) as (a,):
+            refusal = r"no peer can run org/tiny \(no_such_thing\): numpy: .* not supported by the numpy engine"
+            with pytest.raises(ModelError, match=refusal):
+                await a.start_download("org/tiny")
+            with pytest.raises(ModelError, match=refusal):
+                await a.create_instance(InstanceSpec("org/tiny"))
+            assert not a.downloads() and not instances(a)
 
 
 async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
