@@ -88,7 +88,9 @@ def _times(rng: random.Random, message: Message, field: Any) -> int:
 def _put(rng: random.Random, message: Message, field: Any, depth: int) -> None:
     held = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        held[rng.choice(TEXTS)] = rng.randrange(100)
+        kind = field.message_type.fields_by_name["value"]
+        is_text = kind.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+        held[rng.choice(TEXTS)] = _value(rng, kind) if is_text else rng.randrange(100)
     elif field.message_type is not None:
         part = held if isinstance(held, Message) else held.add()
         part.CopyFrom(random_message(rng, type(part), depth + 1))
