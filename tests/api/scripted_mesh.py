@@ -20,7 +20,7 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
-from exo_mesh.clock import monotonic
+from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.embedding.tasks import DECODER_TASKS
 from exo_mesh.domain.request import (
@@ -457,15 +457,17 @@ async def served(
     templates: TemplateRenderer | None = None,
     *,
     ollama: bool = False,
+    clock: Clock = monotonic,
 ) -> AsyncIterator[Served]:
-    """templates: the real ones, for tests that are about them. ollama: with a port for clients of Ollama."""
+    """templates: the real ones, for tests that are about them. ollama: with a port for clients of Ollama. clock: the
+    deadlines of connections follow it."""
     texts = TextModels(templates or TemplatesRenderedHere())
     sockets = [socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2 if ollama else 1)]
     ports = [listening.getsockname()[1] for listening in sockets]
     if ollama:
         options = replace(options, ollama_port=ports[1])
     runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0, texts=texts))
-    server_of_api = ApiServer(runner, bounds, tls)
+    server_of_api = ApiServer(runner, bounds, tls, clock)
     await server_of_api.start(*sockets)
     url, *others = (f"http://127.0.0.1:{port}" for port in ports)
     async with aiohttp.ClientSession(url) as http:

@@ -45,6 +45,16 @@ class Client:
             return True
 
 
+class StoppedClock:
+    """The time of the server, which passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines are looked at every 10 ms."""
@@ -73,14 +83,19 @@ async def test_a_head_that_never_ends_is_given_up(quick: None, mesh: ScriptedMes
 
 
 async def test_so_is_the_head_of_a_later_request(quick: None, mesh: ScriptedMesh) -> None:
-    async with served(mesh, ApiOptions(), ConnectionBounds(head_s=0.05)) as api, clients(api, 1) as (slow,):
+    clock, bounds = StoppedClock(), ConnectionBounds(head_s=1.0)
+    async with served(mesh, ApiOptions(), bounds, clock=clock) as api, clients(api, 1) as (slow,):
         assert await slow.is_alive()
         slow.writer.write(HALF_HEAD)
+        async with asyncio.timeout(10):
+            while not slow.reader.at_eof():
+                clock.now += 1.0
+                await asyncio.sleep(0)
         assert await slow.closed()
 
 
 async def test_who_waits_between_requests_or_for_an_answer_is_left_alone(quick: None, mesh: ScriptedMesh) -> None:
-    go_on = asyncio.Event()
+    go_on, clock = asyncio.Event(), StoppedClock()
 
     async def slowly(request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         await go_on.wait()
@@ -88,15 +103,18 @@ async def test_who_waits_between_requests_or_for_an_answer_is_left_alone(quick: 
             yield event
 
     mesh.script = slowly
-    bounds = ConnectionBounds(head_s=0.02, per_address=0, total=9)
-    async with served(mesh, ApiOptions(), bounds) as api, clients(api, 1) as (idle,):
+    bounds = ConnectionBounds(head_s=1.0, per_address=0, total=9)
+    async with served(mesh, ApiOptions(), bounds, clock=clock) as api, clients(api, 1) as (idle,):
         assert await idle.is_alive()
         chats = [asyncio.create_task(api.chat()) for _ in range(8)]
         async with asyncio.timeout(10):
             while len(mesh.running) < 8:
                 await asyncio.sleep(0)
         async with clients(api, 1, HALF_HEAD) as (slow,):
-            assert await slow.closed(), "all deadlines have been looked at meanwhile"
+            async with asyncio.timeout(10):
+                while not slow.reader.at_eof():  # whenever its head arrives, the time for it passes then
+                    clock.now += 1.0
+                    await asyncio.sleep(0)
         go_on.set()
         assert [status for status, _ in await asyncio.gather(*chats)] == [200] * 8
         assert await idle.is_alive()
