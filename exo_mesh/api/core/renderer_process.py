@@ -101,15 +101,21 @@ class RendererProcess:
         return 0
 
     async def ask(self, question: bytes, limit_s: float) -> Answer:
-        """Send a framed question and wait for the answer. Raises RendererLostError."""
+        """Send a framed question and wait for the answer. Raises RendererLostError, and NotReadyError if the process is
+        stopped by a signal, which is no fault of the template."""
         assert self._process.stdin is not None
         self._is_asked = True
+        with suppress(ProcessLookupError):  # it may have been stopped since its last answer
+            self._process.send_signal(signal.SIGCONT)
         try:
             async with asyncio.timeout(limit_s):
                 self._process.stdin.write(question)
                 await self._process.stdin.drain()
                 answer = await self._read()
         except TimeoutError as exc:
+            if self._is_stopped():
+                words = "the process that renders chat templates was stopped by a signal; try again"
+                raise NotReadyError(words) from exc
             raise RendererLostError(f"runs too long: it was stopped after {limit_s:g} s") from exc
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as exc:
             raise RendererLostError(await self._fate()) from exc
@@ -141,6 +147,12 @@ class RendererProcess:
         if length > MAX_ANSWER_BYTES:
             raise RendererLostError(f"outputs {length} bytes, which is too much")
         return _answers.decode(await self._process.stdout.readexactly(length))
+
+    def _is_stopped(self) -> bool:
+        """Whether the system shows the process as stopped by a signal."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return False
 
     async def _fate(self) -> str:
         """The reason why the process does not answer, as the message of a RendererLostError."""

@@ -226,6 +226,25 @@ async def test_a_process_that_does_not_answer_in_time_is_lost() -> None:
         assert not process.is_usable
 
 
+async def test_a_process_that_was_stopped_by_a_signal_goes_on_with_the_next_question(
+    renderer: TemplateRenderer,
+) -> None:
+    pid = await warm(renderer)
+    os.kill(pid, signal.SIGSTOP)
+    assert await renderer.render(template(GREETING), HI)
+    assert renderer.pids == {pid}
+
+
+async def test_a_process_that_is_stopped_during_a_question_is_not_the_fault_of_the_template() -> None:
+    async with compiled_in_process(SLOW, 1 << 30, 1 << 30) as process:
+        asked = asyncio.create_task(process.ask(ASK, 0.1))
+        await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(NotReadyError, match="stopped by a signal; try again"):
+            await asked
+        assert not process.is_usable
+
+
 @pytest.mark.extended
 async def test_a_process_that_the_system_does_not_limit_is_ended_when_it_is_too_large() -> None:
     watchdog = Watchdog(0.05)
