@@ -29,6 +29,7 @@ PACKAGES = {
 MODULES = {
     "__init__.py",
     "errors.py",
+    "few_collections.py",
     "beat.py",
     "clock.py",
     "model_files.py",

@@ -22,6 +22,7 @@ from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
 from exo_mesh.engine import floors
 from exo_mesh.errors import InputError
+from exo_mesh.few_collections import few_collections
 from exo_mesh.machine import open_files
 from exo_mesh.machine.allocator import use_one_arena
 from exo_mesh.machine.first_process import leave_first_process
@@ -126,8 +127,9 @@ async def _serve(
     deadline: starts when the streams have finished. Its thread ends the process even if the event loop is blocked, or
     waits for its worker threads while it closes.
     """
-    from exo_mesh.cli.wiring import RunningNode  # imports gRPC, which `exo-mesh serve --help` does not need
-    from exo_mesh.transport.channels import keep_poller
+    with few_collections():  # imports gRPC and aiohttp, which `exo-mesh serve --help` does not need
+        from exo_mesh.cli.wiring import RunningNode
+        from exo_mesh.transport.channels import keep_poller
 
     await keep_poller()
     stop = _StopSignal(screen)

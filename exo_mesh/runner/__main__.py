@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+from exo_mesh.few_collections import few_collections
 from exo_mesh.telemetry.logs import quiet_libraries
 
 _PR_SET_PDEATHSIG = 1
@@ -26,7 +27,8 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to stop
 
-    from exo_mesh.runner.process import run_process
+    with few_collections():
+        from exo_mesh.runner.process import run_process
 
     return run_process(args.control_fd)
 
