@@ -1,8 +1,8 @@
 """Stages and a driver in one thread: what happens to rows, ops, faults and requests, with a small, clear engine.
 
 `TinyEngine` is a whole engine of the contract: its hidden state is the running sum of all token ids of a sequence, each
-stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost, doubled or
-reordered token, and every stage that was left out.
+stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost or doubled token,
+and every stage that was left out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from exo_mesh.runner.stage import Stage
 from tests.support.serving import Answers
 
 VOCAB = 50
+MOST_STAGES = 64
+"""A hidden state is sum * MOST_STAGES + stages, exact in float32 up to a sum of 262,143."""
 BALLOT = Ballot(1, "test")
 
 
@@ -59,14 +61,14 @@ class TinyEngine:
                 self.kv[row.sequence] = cached = cached[: row.pos0] + ids
                 sums = [float(sum(cached[: row.pos0 + i + 1])) for i in range(row.n)]
             if incoming is not None:
-                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == sums
+                assert faults or [x // MOST_STAGES for x in incoming[start : start + row.n, 0]] == sums
                 sums = incoming[start : start + row.n, 0].tolist()
             else:
-                sums = [total * 1000 for total in sums]
+                sums = [total * MOST_STAGES for total in sums]
             hidden += [total + 1 for total in sums]
             for value in hidden[len(hidden) - row.num_logits :] if row.num_logits else []:
                 one = np.zeros(VOCAB, np.float32)
-                one[int(value // 1000 + value % 1000) % VOCAB] = 1
+                one[int(value // MOST_STAGES + value % MOST_STAGES) % VOCAB] = 1
                 logits.append(one)
             start += row.n
         if self.last:
