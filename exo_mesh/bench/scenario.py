@@ -66,6 +66,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     requests: Count | None = None
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
     breakdown: bool = False
+    repeat: bool = False
 
     @property
     def model_name(self) -> str:
@@ -177,7 +178,7 @@ def _of_flags(args: argparse.Namespace, base: Scenario) -> dict[str, Any]:
         for name in ("peers", "engine", "policy", "requests", "rounds")
         if getattr(args, name) is not None
     }
-    found |= {name: True for name in ("pin", "breakdown") if getattr(args, name)}
+    found |= {name: True for name in ("pin", "breakdown", "repeat") if getattr(args, name)}
     if args.model or args.random:
         found |= {"model": args.model or "", "random": args.random or ""}
     if args.engine_option:

@@ -106,6 +106,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--grid", metavar="PxT,…", help="instead of both: prompt x answer tokens, such as 32x128,512x64"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="measure each load N times, in turns (default 1)")
+    parser.add_argument("--repeat", action="store_true", help="send the prompts of a load once before it is measured")
     parser.add_argument("--breakdown", action="store_true", help="also measure what each part of a request takes")
     parser.add_argument("--policy", choices=POLICIES, help="placement (default throughput)")
     parser.add_argument("--pin", action="store_true", help="pin stage i to core i (Linux)")
@@ -131,6 +132,7 @@ def run(args: argparse.Namespace, *rivals: Rival) -> BenchResult:
             "model": scenario.random or model.name,
             "cores": os.cpu_count(),
             "rounds": scenario.rounds,
+            "repeat": scenario.repeat,
         }
         result |= _measure(scenario, args.url, model, rivals)
     names = NAMES | {rival.key: rival.name for rival in rivals}
@@ -178,7 +180,7 @@ def _measure(
     """Measures all systems with all loads; returns the runs by key.
 
     The systems take turns for each round of a load, so that a slowdown of the machine affects all; the others are idle
-    meanwhile. Each round has prompts of its own, so that none has been computed before.
+    meanwhile. Each round has prompts of its own, so that none has been computed before, unless the scenario repeats.
     """
     loads = list(scenario.loads())
     with contextlib.ExitStack() as stack:
@@ -198,11 +200,15 @@ def _measure(
         rounds: dict[str, list[list[dict[str, Any]]]] = {key: [[] for _ in loads] for key in systems}
         first = WARM_UP_REQUESTS
         for index, load in enumerate(loads):
+            if scenario.repeat:
+                for system in systems.values():
+                    _run(system, load, first, with_parts=False)
             for _ in range(scenario.rounds):
                 for key, system in systems.items():
                     with_parts = scenario.breakdown and bool(system.mesh)
                     rounds[key][index].append(_run(system, load, first, with_parts=with_parts))
-                first += load.requests
+                first += 0 if scenario.repeat else load.requests
+            first += load.requests
         return {key: [merged(figures) for figures in of_loads] for key, of_loads in rounds.items()}
 
 

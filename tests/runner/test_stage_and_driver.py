@@ -1,8 +1,8 @@
 """Stages and a driver in one thread: what happens to rows, ops, faults and requests, with a small, clear engine.
 
 `TinyEngine` is a whole engine of the contract: its hidden state is the running sum of all token ids of a sequence, each
-stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost or doubled token,
-and every stage that was left out.
+stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost or doubled
+token, and every stage that was left out.
 """
 
 from __future__ import annotations

@@ -44,6 +44,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 3], metavar="N")
     parser.add_argument("--prompt", type=int, default=2000, metavar="TOKENS")
     parser.add_argument("--parameters", type=int, default=0, metavar="N", help="of the model; 0: a tiny one")
+    parser.add_argument(
+        "--architecture", metavar="NAME", help="with --engine mlx: a tiny model of this one, such as qwen3_next"
+    )
     parser.add_argument("--turns", type=int, default=20, help="of the agent")
     parser.add_argument("--tokens", type=int, default=128, help="of the single stream without reuse")
     parser.add_argument("--rounds", type=int, default=5)
@@ -54,6 +57,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if min(args.stages) < 1 or args.prompt < 128 or args.rounds < 1 or args.turns < 2 or args.tokens < 2:
         raise InputError("prefix needs prompts of at least 128 tokens, 2 turns, 2 tokens, and 1 stage and round")
+    if args.architecture and (args.engine != "mlx" or args.parameters):
+        raise InputError("--architecture needs --engine mlx, and no --parameters")
     with tempfile.TemporaryDirectory() as scratch:
         bench = PrefixBench(args, Path(scratch))
         if args.disk is not None:
@@ -136,24 +141,36 @@ async def _written(runner: LocalRunner, files: int) -> int:
         return int(beat.prefix.disk_bytes)
 
 
+def _write_architecture(scratch: Path, architecture: str, context: int) -> int:
+    """Writes a tiny random model of an architecture of mlx-lm; returns the number of its layers."""
+    from tools.architectures import checkpoint, configs  # they need mlx
+
+    config = configs.tiny_config(architecture) | {"vocab_size": 300, "max_position_embeddings": context}
+    checkpoint.write_checkpoint(scratch, config)
+    return configs.num_layers(config)
+
+
 class PrefixBench:
     """The rings and requests of one run."""
 
     def __init__(self, args: argparse.Namespace, scratch: Path) -> None:
         self._args, self._dir = args, scratch
         context = max(args.prompt, FIRST_TURN + args.turns * (NEW_TOKENS + ANSWER)) + 1024
-        self._model = model_of_size(args.parameters) if args.parameters else TinyModel(layers=6, context=context)
+        model = model_of_size(args.parameters) if args.parameters else TinyModel(layers=6, context=context)
         self._context, self._rng, self.numbers = context, random.Random(7), itertools.count()
+        self._layers = model.layers
         if args.engine == "dummy":
-            config = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": self._model.layers}
+            config = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": self._layers}
             (scratch / "config.json").write_text(json.dumps(config))
+        elif args.architecture:
+            self._layers = _write_architecture(scratch, args.architecture, context)
         else:
-            write_checkpoint(scratch, self._model)
+            write_checkpoint(scratch, model)
 
     @asynccontextmanager
     async def ring(self, stages: int, cache_bytes: int, disks: Path | None = None) -> AsyncIterator[list[LocalRunner]]:
         """A ring with room in its KV pool for several prompts. disks: where its stages write KV."""
-        layers = self._model.layers
+        layers = self._layers
         cuts = [layers * index // stages for index in range(stages + 1)]
         parts = tuple(
             StagePlan(f"bench{index}", self._args.engine, Shard("bench", start, stop, layers), 0)
