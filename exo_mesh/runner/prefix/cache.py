@@ -55,7 +55,6 @@ class KeptSequence:
     content: bytes
     used_at: float
     runs: bool = False
-    hits: int = 0
     last_stages: int = 0
     scope: bytes = b""
     client: str = ""
@@ -133,7 +132,7 @@ class PrefixCache:
             return None
         self.note_hit(found.length)
         kept = self._kept[found.source]
-        kept.used_at, kept.hits = now, kept.hits + 1
+        kept.used_at = now
         self.changes += 1
         if self._is_taken_over(kept, found, sequence):
             self._drop(kept.id)
@@ -342,13 +341,14 @@ class PrefixCache:
 
     def _value(self, kept: KeptSequence, now: float) -> float:
         """What keeping a sequence is worth for each of its positions: the positions that would have to be computed
-        again, less with time, more with each use."""
+        again, less with the time since its last use. How often it was used does not count: else what was asked often
+        an hour ago would keep new prompts out, which drive each other out before their second use."""
         alone = kept.length
         if self.cuts_back:  # else another sequence with the same beginning does not help
             common = kept.length // BLOCK_TOKENS - self._indexes[kept.scope].blocks_alone(kept.id)
             alone -= common * BLOCK_TOKENS
         age_s = max(0.0, now - kept.used_at)
-        return float(alone / kept.length * (1 + kept.hits) * 0.5 ** (age_s / HALF_LIFE_S))
+        return float(alone / kept.length * 0.5 ** (age_s / HALF_LIFE_S))
 
     def take_dropped(self) -> Iterator[int]:
         """The sequences that every stage must remove, since the last call."""

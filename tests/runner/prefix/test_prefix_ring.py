@@ -133,6 +133,19 @@ async def test_kept_sequences_give_way_before_a_running_one() -> None:
     ring.check()
 
 
+async def test_prompts_that_were_asked_often_do_not_keep_new_ones_out() -> None:
+    ring = CachingRing(2, keeping, max_tokens=900)
+    for number in [0, 1, 2, 3] * 5:
+        await answer(ring, f"old{number}", [number + 3, *PROMPT])
+    for number in [4, 5, 6]:
+        await answer(ring, f"new{number}", [number + 3, *PROMPT])
+    hits = ring.cache.hits
+    for number in [4, 5, 6]:
+        await answer(ring, f"again{number}", [number + 3, *PROMPT])
+    assert ring.cache.hits == hits + 3
+    ring.check()
+
+
 async def test_one_conversation_alone_never_loses_its_own_prefix() -> None:
     ring, talk = CachingRing(1, keeping, max_tokens=400), list(PROMPT)
     for turn in range(9):
