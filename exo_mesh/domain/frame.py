@@ -174,7 +174,9 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     positions that it can hold for all sequences together. kept_tokens: positions that it keeps of ended sequences at
     most, by its settings. cuts_back: whether its engine can cut KV back to any position. disk: what has happened on its
     disk, if anything has. shares_from: see Capabilities. shared_tokens: positions that its sequences hold together,
-    counted beyond the first holder of each: kv_tokens counts each sequence at its full length."""
+    counted beyond the first holder of each: kv_tokens counts each sequence at its full length. slack_tokens: positions
+    beyond kv_tokens that its sequences may grow by, because their buffers have room; a new sequence may not take
+    them."""
 
     compute_s: float
     waited_s: float
@@ -185,6 +187,7 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     disk: DiskNews | None = None
     shares_from: int = 0
     shared_tokens: int = 0
+    slack_tokens: int = 0
 
 
 class MemoryStatus(NamedTuple):

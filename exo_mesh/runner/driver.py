@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -260,7 +260,9 @@ class Driver:
             levels = [report.pressure for report in frame.reports]
             self._scheduler.pressure = max(levels)
             self._scheduler.pressed_stage = levels.index(self._scheduler.pressure)
-            self._scheduler.room = _room(frame.reports, is_shared=self._scheduler.shared.least > 0)
+            self._scheduler.room, self._scheduler.slack = _room(
+                frame.reports, is_shared=self._scheduler.shared.least > 0
+            )
             if (lone := self._scheduler.lone_at_critical(now)) is not None:
                 text = f"the machine of stage {self._scheduler.pressed_stage} has no memory left for this request"
                 self._end(lone.id, MemoryPressureError(text))
@@ -452,9 +454,12 @@ def _shares_from(reports: Iterable[StageReport]) -> int:
     return max(least) if min(least) else 0
 
 
-def _room(reports: Iterable[StageReport], *, is_shared: bool) -> int:
-    """Positions that the stage with the least memory can hold. is_shared: shared ones count once."""
-    return min(report.kv_tokens - (report.shared_tokens if is_shared else 0) for report in reports)
+def _room(reports: Collection[StageReport], *, is_shared: bool) -> tuple[int, int]:
+    """Positions that the stage with the least memory can hold, and how many more its sequences may grow by. is_shared:
+    shared ones count once."""
+    room = [report.kv_tokens - (report.shared_tokens if is_shared else 0) for report in reports]
+    grown = [one + report.slack_tokens for one, report in zip(room, reports, strict=True)]
+    return min(room), min(grown) - min(room)
 
 
 def _that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:

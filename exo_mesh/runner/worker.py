@@ -384,11 +384,13 @@ class Worker:
         self._computing_since = 0.0
         self.busy_s += compute_s
         self._budget.computed(frame, self._free_bytes)
-        status = self.status.worse(self.status_of_others())
-        budget = self._budget
+        budget, others = self._budget, self.status_of_others()
+        status = self.status.worse(others)
+        most = min(budget.tokens + budget.slack_tokens, others.kv_tokens)
         report = StageReport(
             compute_s, start - since, *status, budget.most_kept_tokens, self._cuts_back,
             shares_from=budget.shared.least, shared_tokens=budget.shared_tokens,
+            slack_tokens=max(0, most - status.kv_tokens),
         )  # fmt: skip
         if self._disk is not None and (news := self._disk.take_news()) is not None:
             report = msgspec.structs.replace(report, disk=news)

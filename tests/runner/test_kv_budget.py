@@ -54,6 +54,16 @@ def test_room_to_grow_is_missing_elsewhere_and_comes_back() -> None:
     assert budget.computed(Frame(BALLOT, 3, 0, ops=(Remove(2),))) == 500 - 54
 
 
+def test_sequences_may_fill_the_buffers_that_they_have_while_the_stage_keeps_to_its_plan() -> None:
+    engine = Hungry(step=64)
+    budget = budget_of(engine, kv_bytes=128 * 100, planned=128)
+    hold(engine, budget, 1, 10)
+    assert (hold(engine, budget, 2, 40), budget.slack_tokens) == (50, 78), "a third one has no place, both may grow"
+    hold(engine, budget, 1, 64)
+    assert (hold(engine, budget, 2, 64), budget.slack_tokens) == (128, 0)
+    assert (hold(engine, budget, 2, 65), budget.slack_tokens) == (129 - 64, 0), "it takes more than was planned"
+
+
 def test_the_engine_is_asked_from_time_to_time_only() -> None:
     engine = Hungry()
     budget = budget_of(engine)
@@ -88,7 +98,7 @@ def test_who_outgrows_the_poorest_stage_waits_and_comes_back() -> None:
     scheduler.room = 250
     assert [sequence.id for sequence in scheduler.evict()] == [3]
     assert list(scheduler.admit()) == []
-    scheduler.room = 300
+    scheduler.room = 400
     assert [sequence.id for sequence in scheduler.admit()] == [3]
 
 

@@ -157,6 +157,38 @@ def test_when_the_running_outgrow_the_pool_the_youngest_waits_and_is_computed_an
     assert list(scheduler.admit()) == [young, last]
 
 
+def test_who_was_evicted_for_want_of_room_comes_back_when_another_has_left_or_there_is_twice_the_room() -> None:
+    scheduler = scheduler_of(1, max_tokens=100)
+    for number in (1, 2):
+        scheduler.submit(Sequence(number, [0] * 20))
+    old, young = scheduler.admit()
+    scheduler.room = 39  # buffers take more than their positions
+    assert list(scheduler.evict()) == [young]
+    scheduler.room = 40  # the memory of the evicted one shows as free
+    assert list(scheduler.admit()) == [], "it would be evicted again"
+    scheduler.room = 60
+    assert list(scheduler.admit()) == [young]
+    scheduler.room = 39
+    assert list(scheduler.evict()) == [young]
+    scheduler.remove(old.id)
+    assert list(scheduler.admit()) == [young]
+
+
+def test_running_sequences_grow_into_memory_that_they_have_already_and_new_ones_do_not_take_it() -> None:
+    scheduler = scheduler_of(1, max_tokens=100)
+    for number in (1, 2):
+        scheduler.submit(Sequence(number, [0] * 20))
+    old, young = scheduler.admit()
+    scheduler.room, scheduler.slack = 40, 2
+    scheduler.submit(Sequence(3, [0]))
+    assert list(scheduler.admit()) == []
+    scheduler.token_drawn(old, 0)
+    scheduler.token_drawn(young, 0)
+    assert list(scheduler.evict()) == []
+    scheduler.token_drawn(old, 0)
+    assert list(scheduler.evict()) == [young]
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 9))
 def test_every_position_of_every_sequence_is_computed_once_and_in_order(
     prompts: list[int], in_flight: int, chunk: int

@@ -20,7 +20,8 @@ class KvBudget:
 
     The plan reserved bytes for weights, the engine itself, and `planned` positions. Weights and KV may take more,
     because of buffers with room to grow or a dtype that the plan did not know. Then fewer new positions fit, each
-    counted at the plan's price. If the plan reserved nothing, the stage holds the planned number of positions.
+    counted at the plan's price; the sequences that have the buffers may still fill them (`slack_tokens`). If the plan
+    reserved nothing, the stage holds the planned number of positions.
 
     `tokens` counts every sequence at its full length: positions that sequences hold together count for each of them, so
     the stage holds as many more.
@@ -49,6 +50,7 @@ class KvBudget:
         self._knows = reserve_bytes > 0
         self._price = self._kv_bytes / planned
         self.tokens = planned
+        self.slack_tokens = 0
         self.most_kept_tokens = self._most_kept()
         if self._knows and not self._kv_bytes:
             _log.warning(
@@ -116,10 +118,12 @@ class KvBudget:
     def _look(self) -> None:
         held = sum(self._lengths.values())
         if not self._kv_bytes:
-            self.tokens = 0
+            self.tokens = self.slack_tokens = 0
             return
         taken = self._engine.memory_bytes() - self._weights_bytes
         left = self._kv_bytes - taken
         if self._free_bytes is not None:
             left = min(left, self._free_bytes)
         self.tokens = max(0, int(held + left / self._price))
+        filled = held - self.shared.saved
+        self.slack_tokens = max(0, int(taken / self._price) - filled) if left >= 0 else 0

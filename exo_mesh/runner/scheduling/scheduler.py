@@ -11,6 +11,7 @@ from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.pictures import whole_row
+from exo_mesh.runner.scheduling.lone import LoneTime
 from exo_mesh.runner.scheduling.pace import Pace, shares
 from exo_mesh.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 from exo_mesh.runner.scheduling.sequence import Sequence
@@ -31,10 +32,6 @@ read all weights for each row, which takes as long for 2 tokens as for 16. Of sm
 LOGIT_ROWS_BESIDE = 32
 """Most positions of prompts whose logits one frame asks for beside running streams: the driver takes about 1 ms for
 each with a vocabulary of 152,000 tokens, and draws nothing meanwhile."""
-
-LONE_FRAMES, LONE_S = 16, 3.0
-"""A sequence that is alone on the ring while a machine is critically short of memory ends after LONE_FRAMES frames and
-LONE_S seconds: two readings of that machine's memory must have confirmed it."""
 
 EVICTION_TURNS = 64
 """Decode frames between two evictions while some machine is short of memory: seconds, like the readings of memory. Also
@@ -112,11 +109,14 @@ class Scheduler:
     """The worst memory pressure of all stages' machines, in the last frame: see StageReport."""
     pressed_stage: int = 0
     """The stage with that pressure."""
-    _lone_frames: int = 0
-    _lone_since: float = 0.0
+    _lone: LoneTime = field(default_factory=LoneTime)
     room: int = 2**31
     """Positions that the stage with the least memory can hold, in the last frame; shared ones count once if all stages
     share them."""
+    slack: int = 0
+    """Positions beyond `room` that running sequences may grow by, in memory that they have already."""
+    _is_full: bool = False
+    """Whether a sequence was evicted for want of room, and none has left since."""
     shared: SharedPositions = field(default_factory=SharedPositions)
     """The positions that sequences hold together at every stage."""
     expect_shared: Callable[[Sequence], int] = lambda _: 0
@@ -195,6 +195,7 @@ class Scheduler:
             self._queue.remove(sequence_id)
             return False
         self._held -= len(running.tokens) - running.expected
+        self._is_full = False
         self._queue.left(running.client)
         return not running.waits
 
@@ -214,9 +215,10 @@ class Scheduler:
         Yields each evicted sequence: the length of an output is not known at admission. An evicted sequence is computed
         again later: its tokens stay, and a token that is on its way round is still drawn. One sequence always runs.
         """
-        while len(self._running) > 1 and (self._held > self.max_tokens or self._must_shrink()):
+        while len(self._running) > 1 and ((outgrown := self._is_outgrown()) or self._must_shrink()):
             self._last_eviction = self._turn
             yield self._take_off(max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority)))
+            self._is_full = outgrown
         while (parked := self._in_the_way()) is not None:
             yield self._take_off(parked)
         while (flex := self._giving_way()) is not None:
@@ -225,6 +227,7 @@ class Scheduler:
     def _take_off(self, sequence: Sequence) -> Sequence:
         del self._running[sequence.id]
         self._held -= len(sequence.tokens) - sequence.expected
+        self._is_full = False
         sequence.computed = sequence.held = sequence.expected = 0
         if sequence.parked and len(self._aside) < self.limits.max_running:
             self._aside[sequence.id] = sequence
@@ -255,13 +258,19 @@ class Scheduler:
         fits = has_place and (not others or held + len(first.tokens) <= self.max_tokens)
         return flex[-1] if flex and fits else None
 
+    def _is_outgrown(self) -> bool:
+        return self._held > self.max_tokens + self.slack
+
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether one more sequence fits. One sequence always runs."""
+        """Whether one more sequence fits. One sequence always runs. After an eviction for want of room there must be
+        twice the room, or all that was planned, until a sequence has left: else the evicted one would be computed again
+        and again."""
         if len(self._running) >= self.limits.max_running:
             return False
         if not self._running:
             return True
-        needed = self._held + len(sequence.tokens) - self.max_tokens
+        times = 2 if self._is_full and self.room < self.limits.max_tokens else 1
+        needed = self._held + times * len(sequence.tokens) - self.max_tokens
         return not self.pressure and (needed <= 0 or needed <= self._may_share(sequence))
 
     def _may_share(self, sequence: Sequence) -> int:
@@ -284,19 +293,10 @@ class Scheduler:
         self._last_eviction = self._turn
 
     def lone_at_critical(self, now: float) -> Sequence | None:
-        """The only sequence on the ring, once it has been alone for LONE_S on a machine that is critically short of
+        """The only sequence on the ring, once it has been alone for a while on a machine that is critically short of
         memory: no other can be evicted. Call it with each frame that came round. now: seconds of any one clock."""
-        is_lone = len(self._running) == 1 and not self._aside and not len(self._queue)
-        if self.pressure < 2 or not is_lone:
-            self._lone_frames = 0
-            return None
-        if not self._lone_frames:
-            self._lone_since = now
-        self._lone_frames += 1
-        if self._lone_frames < LONE_FRAMES or now - self._lone_since < LONE_S:
-            return None
-        self._lone_frames = 0
-        return next(iter(self._running.values()))
+        is_lone = self.pressure >= 2 and len(self._running) == 1 and not self._aside and not len(self._queue)
+        return next(iter(self._running.values())) if self._lone.is_over(is_lone=is_lone, now=now) else None
 
     def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
         """Continue under a higher ballot, with no frame on its way: all running sequences go back to the head of the
@@ -314,6 +314,7 @@ class Scheduler:
             self._queue.push_back(sequence)
         self._running.clear()
         self._held = self._prefills = 0
+        self._is_full = False
         self.shared = SharedPositions()  # whatever stages still share counts for each sequence from now on
         self._decodes.clear()
         self.limits, self.pace, self._kept_from = limits, pace, kept_from
