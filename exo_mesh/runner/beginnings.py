@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -14,6 +15,8 @@ from exo_mesh.runner.prefix.disk_index import LEAST_TOKENS, DiskIndex, OnDisk
 from exo_mesh.runner.prefix.shared_prompts import SharedPrompts
 from exo_mesh.runner.scheduling.scheduler import Scheduler, Work
 from exo_mesh.runner.scheduling.sequence import Sequence, SequenceIds
+
+_log = logging.getLogger(__name__)
 
 
 class Beginnings:
@@ -46,6 +49,8 @@ class Beginnings:
         self._disk = disk
         self._retained: set[int] = set()
         """Sequences that stages hold over a change of the plan, and that have not begun again."""
+        self._gives_way = False
+        """Whether the log has been told that kept sequences go because memory is short."""
         scheduler.expect_shared = prefix.common_with_running
         self.shared = SharedPrompts()
         self.pictures = PictureSender()
@@ -147,6 +152,7 @@ class Beginnings:
         level = scheduler.pressure
         if self._prefix.tokens and level >= 2:
             scheduler.memory_freed()
+        self._tell_pressure(level)
         dropped = True
         while dropped:
             if self._prefix.tokens:
@@ -156,6 +162,13 @@ class Beginnings:
             for sequence_id in self._prefix.take_dropped():
                 dropped = True  # of a sequence that shared its positions, less was freed: look again
                 self._do(Remove(sequence_id))
+
+    def _tell_pressure(self, level: int) -> None:
+        """Log once, while memory is short, that the prefix cache gives way."""
+        if level and self._prefix.tokens and not self._gives_way:
+            text = "the machine of stage %d is short of memory: the prefix cache gives its %d tokens up"
+            _log.info(text, self._scheduler.pressed_stage, self._prefix.tokens)
+        self._gives_way = level > 0 and (self._gives_way or self._prefix.tokens > 0)
 
     def _store_evicted(self, now: float) -> None:
         """Let stages write what has just given way to disk, before they remove it."""

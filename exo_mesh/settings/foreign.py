@@ -31,6 +31,7 @@ FLAGS = {
     "--backend": "use --group-backend for the ranks of a tensor group, --engine for the engine",
     "--env": "set variables before you start the node; of MLX only MLX_METAL_FAST_SYNCH matters, see --fast-synch",
     "-n": "each machine runs one node; --tensor-group N makes N of them one stage",
+    "--no-prefix-cache": "use --prefix-cache off",
     "--spec-type": _LATER,
     "--spec-draft-n-max": _LATER,
     "--model-draft": _LATER,
@@ -46,7 +47,7 @@ KEYS = {
     "node_overrides": "use flags or EXO_MESH_ variables of each node, which override the settings of the mesh",
     "mesh": "discovery, bootstrap_peers, hostfile and tensor_group are keys of their own",
     "tensor_parallel": "use tensor_group, group_backend and hostfile",
-    "kv": "KV has the model's own dtype; see docs/how-it-works/roadmap.md",
+    "kv": "use prefix_cache, and for KV on disk prefix_disk (ssd_cache_dir) and prefix_disk_days (ssd_ttl_days)",
 }
 """By section or key in configuration files of such programs: what to use in config.toml."""
 

@@ -107,6 +107,8 @@ def test_what_is_kept_goes_when_the_memory_of_another_machine_gets_short(
         memory.write_text(f"16GiB {available}")
         assert eventually(lambda: here.peers[1].api.get("/memory")["level"] == level)
         assert eventually(lambda: here.cached() == 0)
+        log = "".join(peer.log for peer in here.peers)
+        assert log.count("is short of memory: the prefix cache gives its") == 1
         assert not running.done(), "it was the only one that still ran"
         assert running.result(60).startswith(answers[2])
         assert here.driver()["evictions"] == 0
