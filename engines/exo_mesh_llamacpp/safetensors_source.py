@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -158,20 +159,29 @@ class SafetensorsSource:
         if not part.per_expert:
             return self._single(part, names[0])
         infos = [self._info(name, self._shape(part)) for name in names]
-        kind = self._kind(infos[0])
-
-        def write(out: BinaryIO) -> None:
-            for name, info in zip(names, infos, strict=True):
-                self._write(out, part, name, info, kind)
-
-        return Planned(part.name, kind, (*reversed(infos[0].shape), len(infos)), write)
+        tensors = [_Stored(part, name, info, self._kind(infos[0])) for name, info in zip(names, infos, strict=True)]
+        return self._made_of(tensors, (*reversed(infos[0].shape), len(infos)))
 
     def _single(self, part: TensorPart, name: str) -> Planned:
         info = self._info(name, self._shape(part))
         kind = F32 if part.name.endswith("ffn_gate_inp.weight") else self._kind(info)
-        return Planned(
-            part.name, kind, tuple(reversed(info.shape)), lambda out: self._write(out, part, name, info, kind)
-        )
+        return self._made_of([_Stored(part, name, info, kind)], tuple(reversed(info.shape)))
+
+    def _made_of(self, tensors: Sequence[_Stored], shape: tuple[int, ...]) -> Planned:
+        """The tensor that consists of tensors of the checkpoint, of equal shapes, one after the other."""
+        each = tensors[0].num_bytes
+
+        def part(offset: int) -> np.ndarray:
+            return self._part(tensors[offset // each], offset % each)
+
+        def write(out: BinaryIO) -> None:
+            offset = 0
+            while offset < each * len(tensors):
+                made = part(offset)
+                out.write(made.data)
+                offset += len(made)
+
+        return Planned(tensors[0].part.name, tensors[0].kind, shape, write, part)
 
     def _kind(self, info: TensorInfo) -> GgmlType:
         """The type that a tensor is held in: vectors in float32, as llama.cpp requires."""
@@ -179,23 +189,24 @@ class SafetensorsSource:
             return F32
         return fitting(self._quant, info.shape[-1]) if self._quant else _FLOATS[info.dtype][0]
 
-    def _write(self, out: BinaryIO, part: TensorPart, name: str, info: TensorInfo, kind: GgmlType) -> None:
-        """Convert a tensor some rows at a time. Rows of a rotated head are reordered within the head, so a chunk has
-        whole heads."""
+    def _part(self, tensor: _Stored, offset: int) -> np.ndarray:
+        """The bytes of a converted tensor from an offset to the end of the chunk of rows that it is in.
+
+        Rows of a rotated head are reordered within the head, so a chunk has whole heads.
+        """
+        part, info = tensor.part, tensor.info
         stored, dtype, label = _FLOATS[info.dtype]
-        width = info.shape[-1] if len(info.shape) > 1 else 1
-        rows = info.shape[0]
         unit = self._model.sizes["head_dim"] if part.change.startswith("rotary") else 1
-        step = max(1, CHUNK_VALUES // (width * unit)) * unit
-        for first in range(0, rows, step):
-            raw = _read(info, name, dtype, first * width, min(step, rows - first) * width).reshape(-1, width)
-            if part.change.startswith("rotary"):
-                raw = _pairs(raw, unit)
-            if kind is stored and part.change != "plus one":
-                _put(out, raw)
-                continue
+        step = max(1, CHUNK_VALUES // (tensor.width * unit)) * unit
+        first = offset // tensor.row_bytes // step * step
+        count = min(step, info.shape[0] - first) * tensor.width
+        raw = _read(info, tensor.name, dtype, first * tensor.width, count).reshape(-1, tensor.width)
+        if part.change.startswith("rotary"):
+            raw = _pairs(raw, unit)
+        if tensor.kind is not stored or part.change == "plus one":
             values = np.ascontiguousarray(widened(raw, label))
-            _put(out, self._converted(values + np.float32(1) if part.change == "plus one" else values, kind))
+            raw = self._converted(values + np.float32(1) if part.change == "plus one" else values, tensor.kind)
+        return np.ascontiguousarray(raw).reshape(-1).view(np.uint8)[offset - first * tensor.row_bytes :]
 
     def _converted(self, values: np.ndarray, kind: GgmlType) -> np.ndarray:
         """float32 `[rows, width]` in another type."""
@@ -212,6 +223,30 @@ class SafetensorsSource:
         )
         assert written == packed.nbytes, f"{kind.name}: {written} bytes instead of {packed.nbytes}"
         return packed
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of the checkpoint, what it becomes, and the type that it is converted to."""
+
+    part: TensorPart
+    name: str
+    info: TensorInfo
+    kind: GgmlType
+
+    @property
+    def width(self) -> int:
+        """Values of a row; a vector is a column."""
+        return self.info.shape[-1] if len(self.info.shape) > 1 else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a converted row."""
+        return self.kind.row_bytes(self.width)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.row_bytes * self.info.shape[0]
 
 
 def _pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
