@@ -138,8 +138,8 @@ def read_persistently(
 
     def take(data: memoryview) -> None:
         nonlocal position
-        sink(data)
         context.count(source, len(data))
+        sink(data)
         position += len(data)
 
     while position < span[1]:
@@ -206,6 +206,8 @@ class Download:
             self._writer.sync()
         except BaseException:
             self._context.stop.set()
+            if self._context.is_cancelled:
+                self._close_sources()
             wait_for_futures(self._running)
             self._await_hashing()
             self._context.go_on_after_failure()
@@ -230,6 +232,11 @@ class Download:
             self._progress()
             if self._ahead is None or self._ahead.done():
                 self._ahead = self._context.executor.submit(self._hash_ahead)
+
+    def _close_sources(self) -> None:
+        """Ends reads that wait for a silent source."""
+        for source in {source for _, sources in self._wanted for source in sources}:
+            source.close()
 
     def _await_hashing(self) -> None:
         if self._ahead is not None:
@@ -352,9 +359,9 @@ class _Writing:
         self._buffer = bytearray()
 
     def __call__(self, data: memoryview) -> None:
-        self._context.check()
         self._buffer += data
         self.position += len(data)
+        self._context.check()  # what has arrived is kept, also after the request was cancelled
         if len(self._buffer) >= WRITE_BYTES:
             self.flush()
             self._context.go_on()

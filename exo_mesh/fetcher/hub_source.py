@@ -6,11 +6,13 @@ hub's own address only, and is in no message.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -66,6 +68,8 @@ class HubFiles:
         self._asking: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._has_ranges = True
+        self._reading: set[socket.socket] = set()
+        self._is_closed = False
         self._folders: dict[str, str] | None = None  # the folders of GGUF files, by base name
 
     def listing(self) -> Listing:
@@ -90,16 +94,40 @@ class HubFiles:
             headers = build_hf_headers(headers=headers)
         limits = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
         try:
-            with get_session().stream(
-                "GET", location, headers=headers, timeout=limits, extensions={FILE: True}
-            ) as response:
+            with (
+                get_session().stream(
+                    "GET", location, headers=headers, timeout=limits, extensions={FILE: True}
+                ) as response,
+                self._cut_at_close(response),
+            ):
                 skip = self._checked(response, file, start)
                 _pass_on(response, skip, stop - start, sink)
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OfflineModeIsEnabled, RuntimeError) as exc:
             raise translated(exc, self.repo, self.revision) from exc
 
     def close(self) -> None:
-        """Does nothing: the connections belong to the process."""
+        """Ends the running reads. Idle connections stay open: they belong to the process."""
+        with self._lock:
+            self._is_closed = True
+            for one in self._reading:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(one, socket.SHUT_RDWR)  # of a TLS socket too: its reader still has its state
+
+    @contextlib.contextmanager
+    def _cut_at_close(self, response: httpx2.Response) -> Iterator[None]:
+        """While it runs, `close` ends the connection of a response."""
+        stream = response.extensions.get("network_stream")
+        one = stream.get_extra_info("socket") if stream is not None and response.http_version != "HTTP/2" else None
+        with self._lock:
+            if self._is_closed:
+                raise SourceError("the download has ended")
+            if one is not None:
+                self._reading.add(one)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading.discard(one)
 
     def _location(self, file: str) -> str:
         """Returns the address of a file's bytes; asked once, because a hub counts requests."""

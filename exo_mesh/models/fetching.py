@@ -48,6 +48,9 @@ IDLE_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 1.0
 """How long a child may take to end after its input was closed; then it is killed."""
 
+CANCEL_LIMIT_S = 1.0
+"""How long a cancelled call waits until the child has stopped its work; a read from a silent source takes longer."""
+
 RESOLVE_LIMIT_S = 600.0
 """For config, tokenizer and headers: up to 150 MB, on a link of maybe 2 Mbit/s, while a client waits."""
 
@@ -227,9 +230,10 @@ class Fetcher:
         self._not_idle()
         try:
             await self._give(asked)
-            answer = await asked.answer
+            await asyncio.wait((asked.answer,))  # unlike `await asked.answer`, does not cancel it
+            answer = asked.answer.result()
         except asyncio.CancelledError:
-            self._send(CancelFetch(request.id))
+            await self._end_cancelled(asked)
             raise
         finally:
             del self._asked[request.id]
@@ -238,6 +242,16 @@ class Fetcher:
         if isinstance(answer, FetchFailed):
             raise _error(answer)
         return answer
+
+    async def _end_cancelled(self, asked: _Asked) -> None:
+        """Cancels a request in the child and waits for its last answer, within limits: a fetch that is planned next
+        must not be beside this one, whose bytes would come twice."""
+        if asked.starts and not asked.answer.done():
+            asked.on_progress, asked.starts = None, MAX_STARTS  # after a crash, no other child gets it
+            self._send(CancelFetch(asked.request.id))
+            await asyncio.wait((asked.answer,), timeout=CANCEL_LIMIT_S)
+        if not asked.answer.cancel():
+            asked.answer.exception()  # marks an error as seen
 
     async def _give(self, asked: _Asked) -> None:
         """Sends a request to the child; starts a child if there is none."""

@@ -284,6 +284,24 @@ def test_what_the_cache_has_is_not_downloaded(
     assert hub.sent_bytes == 0 and answer.num_bytes == {}
 
 
+@pytest.mark.timeout(20)
+def test_a_cancelled_fetch_ends_although_the_hub_has_fallen_silent(
+    tmp_path: Path, hub: LoopbackHub, original: Path
+) -> None:
+    environ = fetcher_environ(hub, tmp_path / "hf", HF_HUB_DOWNLOAD_TIMEOUT="3600")
+    with FetcherChild(environ) as fetcher:
+        fetcher.resolve(REPO, tmp_path / "m")
+        hub.faults.hold.set()
+        begun = hub.requests["GET blob"]
+        number = fetcher.begin_fetch(tmp_path / "m")
+        while hub.requests["GET blob"] == begun:
+            time.sleep(0.01)
+        fetcher.send(CancelFetch(number))
+        assert failed(fetcher.answer()).code == "cancelled"
+        hub.faults.hold.clear()
+        assert isinstance(fetcher.fetch(tmp_path / "m"), Fetched) and is_same_model(tmp_path / "m", original)
+
+
 @pytest.mark.extended
 def test_a_cancelled_fetch_keeps_what_came(
     tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from exo_mesh.errors import FetchError, UnknownModelError
+from exo_mesh.fetcher import writing
 from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.models import fetching
 from exo_mesh.models.fetching import HUB_SOURCE, Fetcher
@@ -142,9 +143,11 @@ async def test_an_idle_child_ends_and_another_one_comes(tmp_path: Path, hub: Loo
 
 
 @pytest.mark.extended
-async def test_a_cancelled_call_is_cancelled_in_the_child(
-    tmp_path: Path, hub: LoopbackHub, original: Path, tasks: TaskOwner
+async def test_a_cancelled_call_is_cancelled_in_the_child_before_it_returns(
+    tmp_path: Path, hub: LoopbackHub, original: Path, tasks: TaskOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(writing, "LOCK_LIMIT_S", 0.0)
+    monkeypatch.setattr(fetching, "CANCEL_LIMIT_S", 30.0)
     fetcher = Fetcher(tasks, environ=fetcher_environ(hub, tmp_path / "hf"))
     await fetcher.resolve(REPO, tmp_path / "m", repo=REPO)
     hub.faults.pause_s = 0.05
@@ -155,7 +158,30 @@ async def test_a_cancelled_call_is_cancelled_in_the_child(
     fetch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetch
+    os.close(writing.lock_directory(tmp_path / "m"))  # nothing writes there any more
     hub.faults.pause_s = 0.0
+    await fetcher.fetch(tmp_path / "m", everything(tmp_path / "m"))
+    assert is_same_model(tmp_path / "m", original)
+    await fetcher.close()
+
+
+@pytest.mark.extended
+async def test_a_cancelled_call_does_not_wait_for_a_child_that_hangs(
+    tmp_path: Path, hub: LoopbackHub, original: Path, tasks: TaskOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "CANCEL_LIMIT_S", 30.05)
+    fetcher = Fetcher(tasks, environ=fetcher_environ(hub, tmp_path / "hf"))
+    await fetcher.resolve(REPO, tmp_path / "m", repo=REPO)
+    assert fetcher.pid is not None
+    os.kill(fetcher.pid, signal.SIGSTOP)
+    try:
+        fetch = asyncio.create_task(fetcher.fetch(tmp_path / "m", everything(tmp_path / "m")))
+        await asyncio.wait((fetch,), timeout=0.05)
+        fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+    finally:
+        os.kill(fetcher.pid, signal.SIGCONT)
     await fetcher.fetch(tmp_path / "m", everything(tmp_path / "m"))
     assert is_same_model(tmp_path / "m", original)
     await fetcher.close()
