@@ -22,6 +22,23 @@ TIMEOUTS = frozenset({"deadline_exceeded"})
 """Codes of errors for something that took too long."""
 
 
+KINDS = {
+    "chatcmpl-": "chat",
+    "msg_": "chat",
+    "resp_": "chat",
+    "ollama-chat-": "chat",
+    "embd-": "embedding",
+    "ollama-embd-": "embedding",
+    "rerank-": "rerank",
+}
+"""Kinds of requests by the beginning of their ids; every other request is a completion."""
+
+
+def kind_of(request_id: str) -> str:
+    """What a request is for, read from its id: "chat", "completion", "embedding" or "rerank"."""
+    return next((kind for prefix, kind in KINDS.items() if request_id.startswith(prefix)), "completion")
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
     """The end of a request. outcome: why generation stopped, or the code of its error. timed_out: it reached the time
@@ -56,8 +73,8 @@ class RequestOutcome:
 
     @property
     def kind(self) -> str:
-        """The kind of route that the request came in by, read from its id."""
-        return "chat" if self.request_id.startswith("chatcmpl-") else "completion"
+        """See kind_of."""
+        return kind_of(self.request_id)
 
     @property
     def tokens_per_s(self) -> float | None:

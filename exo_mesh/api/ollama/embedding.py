@@ -20,6 +20,8 @@ from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.embedding.tasks import EMBEDDINGS
 from exo_mesh.errors import InputError
 
+PREFIX = "ollama-embd-"
+
 
 class OllamaEmbeddingRoutes:
     """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
@@ -60,7 +62,7 @@ class OllamaEmbeddingRoutes:
         found = []
         if encoded:
             found = await self._vectors.vectors(
-                request, model, encoded, spec, prefix="ollama-", keep_alive_s=_keeps_s(body.keep_alive)
+                request, model, encoded, spec, prefix=PREFIX, keep_alive_s=_keeps_s(body.keep_alive)
             )
             check_width(found[0], dimensions)
         embedded = OllamaEmbedded(
@@ -82,7 +84,7 @@ class OllamaEmbeddingRoutes:
         encoded = await self._encoded(model, body.prompt, "prompt", cuts=True)
         spec = EmbedSpec(model.settings.pooling, normalise=False, whole=model.settings.whole)
         (vector,) = await self._vectors.vectors(
-            request, model, [encoded], spec, prefix="ollama-", keep_alive_s=_keeps_s(body.keep_alive)
+            request, model, [encoded], spec, prefix=PREFIX, keep_alive_s=_keeps_s(body.keep_alive)
         )
         return json_response(OllamaEmbedding(floats(vector)))
 

@@ -31,6 +31,8 @@ from exo_mesh.models.entry import ModelEntry
 _DELIVERY = ("stream", "keep_alive")
 """Fields that do not change the answer, only its delivery."""
 
+_PREFIXES: dict[OllamaDialect, str] = {"ollama_chat": "ollama-chat-", "ollama_generate": "ollama-generate-"}
+
 
 class OllamaGenerationRoutes:
     """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
@@ -95,7 +97,7 @@ class OllamaGenerationRoutes:
         wanted = WantedAnswer(
             asked,
             identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
-            prefix="ollama-",
+            prefix=_PREFIXES[dialect],
             is_streamed=body.stream is not False,
             is_unlimited=asks_for_no_limit(body),
             reply=lambda answer, _: REPLIES[dialect](answer, delivery(answer.prepared.model)),

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.request import FrameTrace
 from exo_mesh.inspection.trace_formats import stage_times, waits_of
-from exo_mesh.serving.history import FINE
+from exo_mesh.serving.history import FINE, kind_of
 from exo_mesh.serving.traces import Leg, RequestTrace
 
 MAX_SPANS = 256
 """About the most spans of a trace. A long answer has thousands of laps; only the first and last become spans."""
+
+OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings", "rerank": "rerank"}
+"""Names of the OpenTelemetry conventions by kind of request; they have none for `rerank`."""
 
 PROVIDER = "exo_mesh"
 INTERNAL, SERVER = 1, 2
@@ -69,7 +72,7 @@ def spans_of(trace: RequestTrace, address: tuple[str, int] | None = None) -> lis
 
 
 def _request_span(trace: RequestTrace, span_id: str, address: tuple[str, int] | None) -> Span:
-    operation = "chat" if trace.request_id.startswith("chatcmpl-") else "text_completion"
+    operation = OPERATIONS[kind_of(trace.request_id)]
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": PROVIDER,
