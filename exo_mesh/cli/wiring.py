@@ -64,7 +64,7 @@ class RunningNode:
         self._logs = logs
         self._phases = StartPhases()
         self._settings = replace(loaded.settings, models_dirs=models_dirs(loaded.settings, os.environ))
-        self._registry = load_registry()
+        self._registry = load_registry().configured(loaded.settings.engine, loaded.settings.engine_options)
         self._node: Node | None = None
         self._socket: socket.socket | None = None
         self._ollama_socket: socket.socket | None = None

@@ -92,7 +92,9 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     return {
         "versions": version_findings,
         "config": lambda: [_config_finding(loaded)],
-        "engines": lambda: checks.check_engines(describe_engines(), settings.engine),
+        "engines": lambda: checks.check_engines(
+            describe_engines(settings.engine, settings.engine_options), settings.engine
+        ),
         "ports": lambda: [
             *checks.check_ports(readings.read_ports(loaded, held)),
             *checks.check_data_ports(

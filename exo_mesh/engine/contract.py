@@ -29,7 +29,7 @@ KvKind = Literal["full", "window", "chunked", "latent", "recurrent"]
 chunk boundary. latent: the values from which keys and values are computed (MLA). recurrent: a state of constant size
 (SSM, linear, convolution)."""
 
-Compute = Literal["cpu", "metal", "cuda", "rocm", "xpu", "npu"]
+Compute = Literal["cpu", "metal", "cuda", "rocm", "vulkan", "xpu", "npu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +360,14 @@ class EngineProvider(Protocol):
 
     def create(self) -> StageEngine:
         """Import the library and make an engine; called once, in the runner's compute thread."""
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """Optional part of a provider whose answers depend on the operator's engine options, such as the device to use."""
+
+    def configured(self, options: Mapping[str, str]) -> EngineProvider:
+        """A provider for these options (LoadRequest.options). Options that it cannot use make it unavailable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import MeshError
 
 
-def describe_engines() -> list[dict[str, Any]]:
-    """Every installed engine, by name. `chosen` marks the one that `--engine auto` takes."""
-    registry = load_registry()
+def describe_engines(engine: str = "auto", options: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Every installed engine, by name. `chosen` marks the one that `--engine auto` takes. engine, options: settings of
+    a node."""
+    registry = load_registry().configured(engine, options or {})
     try:
         chosen = registry.choose().name
     except MeshError:

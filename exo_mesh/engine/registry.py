@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from exo_mesh.engine.contract import Availability, EngineProvider
+from exo_mesh.engine.contract import Availability, Configurable, EngineProvider
 from exo_mesh.errors import EngineError, InputError
 
 GROUP = "exo_mesh.engines"
@@ -31,6 +31,18 @@ class Registry:
             raise EngineError(f"engine {name} is installed but does not import: {self.broken[name]}")
         installed = ", ".join(sorted(self.providers)) or "none"
         raise InputError(f"no engine {json.dumps(name)}; installed: {installed}", param="engine")
+
+    def configured(self, engine: str, options: Mapping[str, str]) -> Registry:
+        """The same engines with the operator's engine options: for the engine named, or with "auto" for all."""
+        if not options:
+            return self
+        found = {
+            name: provider.configured(options)
+            if engine in ("auto", name) and isinstance(provider, Configurable)
+            else provider
+            for name, provider in self.providers.items()
+        }
+        return Registry(found, self.broken)
 
     def choose(self, preference: str = "auto") -> EngineProvider:
         """The engine named, which must be available; or with "auto" the available one with the highest preference.

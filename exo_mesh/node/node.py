@@ -73,7 +73,7 @@ class Node:
         self._parts = parts = NodeParts(
             settings,
             origins,
-            registry or load_registry(),
+            registry or load_registry().configured(settings.engine, settings.engine_options),
             found,
             memory_reader,
             tuning or Tuning(),
