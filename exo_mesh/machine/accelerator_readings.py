@@ -126,7 +126,8 @@ class DeviceMemory:
     def _poll(self) -> None:
         while not self._stop.wait(self._poll_s):
             machine = self._read_machine()
-            if machine.nvidia if self._compute == "cuda" else machine.amd:
+            followed = {"cuda": machine.nvidia, "vulkan": machine.nvidia or machine.amd}
+            if followed.get(self._compute, machine.amd):
                 self._machine, self._missed = machine, 0
             else:
                 self._missed += 1

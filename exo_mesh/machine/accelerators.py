@@ -98,9 +98,9 @@ class Accelerator:
 
 def accelerator_for(compute: Compute, machine: Machine, system: MemoryReading) -> Accelerator:
     """Returns the device for an engine's `compute`, with its memory now; the CPU if there is no such device."""
-    if compute == "cuda" and machine.nvidia:
+    if compute in ("cuda", "vulkan") and machine.nvidia:
         return Accelerator("gpu", machine.nvidia[0].name, nvidia_reading(machine.nvidia, system))
-    if compute == "rocm" and machine.amd:
+    if compute in ("rocm", "vulkan") and machine.amd:
         gpu = max(machine.amd, key=lambda one: one.vram_total)
         return Accelerator("gpu", gpu.name, amd_reading(gpu, system))
     if compute == "metal" and machine.apple:

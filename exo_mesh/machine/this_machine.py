@@ -17,6 +17,7 @@ from exo_mesh.machine.accelerators import Accelerator
 _DEVICE_NODES = {
     "cuda": ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg"),
     "rocm": ("/dev/kfd", "/dev/dxg"),
+    "vulkan": ("/dev/dri", "/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"),
     "xpu": ("/dev/dri",),
 }
 """Files by GPU type; one of them exists if the system has such a GPU: of its driver, of a Jetson's, of WSL's."""

@@ -204,6 +204,14 @@ def test_an_engines_compute_leads_to_its_device() -> None:
     assert [one.kind for one in devices(machine, SYSTEM, ["cuda", "cuda"])] == ["gpu", "cpu"]
 
 
+def test_vulkan_computes_on_the_card_that_there_is() -> None:
+    nvidia, cards = parse_nvidia_smi(TWO_CARDS), (amd(8 * GIB, 8 * GIB),)
+    both, one, none = (Machine("AMD EPYC", nvidia, cards), Machine("AMD EPYC", (), cards), Machine("AMD EPYC"))
+    found = [accelerator_for("vulkan", machine, SYSTEM) for machine in (both, one, none)]
+    assert [device.name for device in found] == [nvidia[0].name, cards[0].name, "AMD EPYC"]
+    assert found[2].memory == SYSTEM
+
+
 def test_a_peer_tells_the_others_its_device_and_why_so_much_of_it_is_usable() -> None:
     card = accelerator_for("cuda", Machine("AMD EPYC", nvidia=parse_nvidia_smi(TWO_CARDS)), SYSTEM)
     told = device(Registry({"dummy": dummy}, {}), "dummy", lambda compute: card)

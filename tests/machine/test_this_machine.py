@@ -75,6 +75,9 @@ def test_a_named_engine_is_used_wherever_it_can_and_others_for_the_rest(
         ("rocm", ("/dev/nvidia0",), "cpu"),
         ("rocm", ("/dev/kfd",), "rocm"),
         ("xpu", ("/dev/dri",), "xpu"),
+        ("vulkan", (), "cpu"),
+        ("vulkan", ("/dev/dri",), "vulkan"),
+        ("vulkan", ("/dev/nvidia0",), "vulkan"),
         ("npu", (), "npu"),
     ],
 )
