@@ -1,7 +1,7 @@
 """Tries a library with a tiny random model before its first use: it must compute the same in parts as whole.
 
 The code of an architecture can change with a release of llama.cpp, and most mistakes of a stage would be silent. A
-process tries each library and architecture once, which takes 0.1 to 0.3 s.
+process tries each library, architecture and device once, which takes 0.1 to 0.3 s on the CPU.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh_llamacpp.canary_models import known, write_tiny
+from exo_mesh_llamacpp.devices import BackendDevice, chosen_gpus
 from exo_mesh_llamacpp.gguf_source import GgufModel
 from exo_mesh_llamacpp.library import Library
 from exo_mesh_llamacpp.loading import load_stage
+from exo_mesh_llamacpp.options import parse_device
 from exo_mesh_llamacpp.plan import ModelSource
 from exo_mesh_llamacpp.stage import LlamaCppStage
 from exo_mesh_llamacpp.whole import load_whole
@@ -31,29 +33,34 @@ FILE = "canary.gguf"
 CONTEXT = 64
 PROMPT = 9
 STEPS = 3
-ON_GPU = 0.01
-"""Largest difference of logits, relative to their spread, on a library with a GPU: there the kernels of a stage's last
-layer may be joined with others, which changes bits. Mistakes give differences of 0.1 and more."""
+UNSTEADY = 0.01
+"""Largest difference of logits, relative to their spread, on a GPU that does not give equal bits for equal work.
+Mistakes give differences of 0.1 and more."""
 
-_verdicts: dict[tuple[str, str], str] = {}
+_verdicts: dict[tuple[str, str, str], str] = {}
+"""By library, architecture and device."""
 
 
-def require(library: Library, source: ModelSource, options: Mapping[str, str]) -> None:
-    """Raises EngineError if the library does not compute the architecture of a model in parts as it does whole.
-    options: of the stage."""
+def require(
+    library: Library, source: ModelSource, options: Mapping[str, str], gpus: Sequence[BackendDevice] = ()
+) -> None:
+    """Raises EngineError if the library does not compute the architecture of a model in parts as it does whole: on the
+    CPU, and on each of the GPUs alone. options: of the stage."""
     arch = str(source.metadata(0, source.num_layers)["general.architecture"])
-    key = (library.fingerprint, arch)
-    if key not in _verdicts:
-        _verdicts[key] = defect(library, arch, options)
-    if _verdicts[key]:
-        raise EngineError(f"{library.build} is not used for {arch}: {_verdicts[key]}")
+    for device in ("cpu", *(gpu.name for gpu in gpus)):
+        key = (library.fingerprint, arch, device)
+        if key not in _verdicts:
+            _verdicts[key] = defect(library, arch, {**options, "device": device})
+        if _verdicts[key]:
+            where, hint = ("", "") if device == "cpu" else (f" on {device}", "; use --engine-option device=cpu")
+            raise EngineError(f"{library.build} is not used for {arch}{where}: {_verdicts[key]}{hint}")
 
 
 def defect(library: Library, arch: str, options: Mapping[str, str]) -> str:
-    """The reason why an architecture cannot be used with a library, or ""."""
+    """The reason why an architecture cannot be used with a library on the device that the options name, or ""."""
     if arch not in known():
         return "no tiny model of it is known"
-    given = {"threads": "1"} | {name: value for name, value in options.items() if name in ("library", "gpu_layers")}
+    given = {"threads": "1"} | {name: value for name, value in options.items() if name in ("library", "device")}
     with tempfile.TemporaryDirectory(prefix="exo-mesh-canary-") as scratch:
         directory = Path(scratch)
         write_tiny(arch, directory / FILE)
@@ -66,15 +73,20 @@ def defect(library: Library, arch: str, options: Mapping[str, str]) -> str:
 def _difference(library: Library, directory: Path, options: Mapping[str, str]) -> str:
     source = GgufModel(directory, FILE)
     count, cuts = source.num_layers, source.legal_cuts
-    want = _logits(
-        [LlamaCppStage(lambda request, _: load_whole(directory / FILE, request))], (), count, directory, options
-    )
+    gpus = chosen_gpus(library.devices(), parse_device(options))
+    stops = cuts[len(cuts) // 2 : len(cuts) // 2 + 1]
+
+    def whole() -> np.ndarray:
+        stage = LlamaCppStage(lambda request, _: load_whole(directory / FILE, request, stops if gpus else ()))
+        return _logits([stage], (), count, directory, options)
+
+    want = whole()
     stages = [LlamaCppStage(partial(load_stage, open_model=lambda *_: source)) for _ in range(2 if cuts else 1)]
-    got = _logits(stages, cuts[len(cuts) // 2 : len(cuts) // 2 + 1], count, directory, options)
+    got = _logits(stages, stops, count, directory, options)
     if not np.isfinite(want).all() or not want.std() > 0:
         return "a tiny model of it gives no numbers"
     worst = float(np.abs(got - want).max() / want.std())
-    if worst > (ON_GPU if library.has_gpu() else 0):
+    if worst and not (worst <= UNSTEADY and gpus and not np.array_equal(whole(), want)):
         return f"a tiny model of it in {len(stages)} parts differs by {worst:.1e} from the whole one"
     return ""
 

@@ -38,7 +38,8 @@ _FULL = 1
 @dataclass(frozen=True, slots=True)
 class StageShape:
     """The sizes of a stage, and how its contexts compute. head: the width of the logits; 0 before the last stage.
-    num_heads: of attention, the most of any layer of the model."""
+    num_heads: of attention, the most of any layer of the model. stops: layers at which a pass of a last stage stops, as
+    the passes of a model that is cut there; a GPU may otherwise compute what is on both sides of a cut at once."""
 
     hidden: int
     head: int
@@ -47,6 +48,7 @@ class StageShape:
     flash: bool
     unified: bool
     threads: int
+    stops: tuple[int, ...] = ()
 
 
 def pass_tokens(shape: StageShape, slots: int, cells: int) -> int:
@@ -69,7 +71,7 @@ class LlamaContext:
         self._library: Library = model.library
         self._call = model.library.call
         self._tap_name = f"l_out-{model.num_layers - 1}".encode()
-        self._tap = EvalCallback(self._watcher())
+        self._tap = EvalCallback(self._stopper() if shape.head else self._watcher())
         count = self.max_tokens
         self._tapped = np.empty((count, shape.hidden), np.float32)
         self._filled = 0
@@ -110,7 +112,7 @@ class LlamaContext:
         params.kv_unified = shape.unified
         params.swa_full = True
         params.no_perf = True
-        if not shape.head:
+        if shape.stops or not shape.head:
             params.cb_eval = ctypes.cast(self._tap, ctypes.c_void_p).value
         self._library.forget_log()
         handle = self._call.llama_init_from_model(model.handle, params)
@@ -202,6 +204,11 @@ class LlamaContext:
             return True
 
         return look
+
+    def _stopper(self) -> Callable[[int, bool, int | None], bool]:
+        """The same for a last stage, which only stops."""
+        get_name, wanted = self._library.get_name, {f"l_out-{layer - 1}".encode() for layer in self._shape.stops}
+        return lambda tensor, ask, _user: not ask or get_name(tensor) in wanted
 
     def _take(self, tensor: int) -> None:
         """Copy the values of a tensor behind those that were taken before in this pass."""

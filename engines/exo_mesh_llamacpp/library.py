@@ -10,6 +10,7 @@ from ctypes import c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t,
 from typing import Any
 
 from exo_mesh.errors import EngineError
+from exo_mesh_llamacpp.devices import BackendDevice, list_devices
 from exo_mesh_llamacpp.layouts import ContextParams, LlamaBatch, LogCallback, ModelParams, TypeTraits, layout_defect
 from exo_mesh_llamacpp.library_file import REMEDY, LibraryFile
 
@@ -59,6 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_count": (c_size_t, []),
     "ggml_backend_dev_get": (c_void_p, [c_size_t]),
     "ggml_backend_dev_name": (c_char_p, [c_void_p]),
+    "ggml_backend_dev_description": (c_char_p, [c_void_p]),
     "ggml_backend_dev_type": (c_int, [c_void_p]),
     "ggml_backend_dev_memory": (None, [c_void_p, ctypes.POINTER(c_size_t), ctypes.POINTER(c_size_t)]),
 }
@@ -93,6 +95,7 @@ class Library:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._log = LogCallback(self._take_line)
         self.call.llama_log_set(self._log, None)
+        _load_backends(self.call, file)
         self.call.llama_backend_init()
         self.fingerprint = str(file.path)
         """What tells this library from others in this process."""
@@ -111,13 +114,13 @@ class Library:
         traits: TypeTraits = self.call.ggml_get_type_traits(type_number).contents
         traits.to_float(source, target, count)
 
+    def devices(self) -> tuple[BackendDevice, ...]:
+        """The devices that the library computes on, with their memory now."""
+        return list_devices(self.call)
+
     def has_gpu(self) -> bool:
         """Whether the library has a device of its own besides the CPU."""
-        kinds = [
-            self.call.ggml_backend_dev_type(self.call.ggml_backend_dev_get(index))
-            for index in range(self.call.ggml_backend_dev_count())
-        ]
-        return any(kind in (1, 2) for kind in kinds)  # GPU, integrated GPU
+        return any(device.is_gpu for device in self.devices())
 
     def _take_line(self, level: int, text: bytes, _user: int | None) -> None:
         line = text.decode(errors="replace").strip()
@@ -126,6 +129,15 @@ class Library:
         if level >= _WARNING:
             self._lines.append(line)
         logger.debug("%s", line)
+
+
+def _load_backends(call: Any, file: LibraryFile) -> None:
+    """Load the backends that lie beside a library as files of their own. Such a library begins without any device."""
+    if call.ggml_backend_dev_count() or not hasattr(call, "ggml_backend_load_all_from_path"):
+        return
+    call.ggml_backend_load_all_from_path.restype = None
+    call.ggml_backend_load_all_from_path.argtypes = [c_char_p]
+    call.ggml_backend_load_all_from_path(os.fsencode(file.path.parent))
 
 
 def open_library(file: LibraryFile | None) -> Library:

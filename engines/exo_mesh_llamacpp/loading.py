@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadProgress, LoadRequest
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh_llamacpp.context import LlamaContext, StageShape
+from exo_mesh_llamacpp.devices import BackendDevice
 from exo_mesh_llamacpp.embedding import HeldEmbedding
+from exo_mesh_llamacpp.gpu.planning import plan_gpus
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.model import LoadedModel, load_layers
@@ -23,11 +26,13 @@ from exo_mesh_llamacpp.token_input import TokenContext, TokenIds
 from exo_mesh_llamacpp.types import KV_TYPES
 from exo_mesh_llamacpp.wire import ACTIVATION_DTYPES
 
+logger = logging.getLogger(__name__)
+
 OpenSource = Callable[[Path, LlamaCppOptions, Callable[[], Library]], ModelSource]
 
 
-Check = Callable[[Library, ModelSource, Mapping[str, str]], None]
-"""Raises EngineError if a library cannot be used for a model with some options."""
+Check = Callable[[Library, ModelSource, Mapping[str, str], Sequence[BackendDevice]], None]
+"""Raises EngineError if a library, or one of the GPUs, cannot be used for a model with some options."""
 
 IDLE_SHARE, IDLE_BYTES = 16, 32 * 2**20
 """Contexts without sequences are kept as long as they take less than a sixteenth of the weights, or 32 MiB."""
@@ -57,7 +62,7 @@ def load_stage(
     request: LoadRequest,
     progress: LoadProgress,
     open_model: OpenSource = open_source,
-    check: Check = lambda library, source, options: None,
+    check: Check = lambda library, source, options, gpus: None,
 ) -> LoadedStage:
     """Load the layers of a stage. check: called before. Raises ModelError, EngineError and InputError as
     StageEngine.load does."""
@@ -66,15 +71,17 @@ def load_stage(
     if request.rank is not None:
         raise EngineError("the llamacpp engine cannot be a rank of a tensor group")
     library = open_library(chosen_library(request.options))
-    if options.gpu_layers > 0 and not library.has_gpu():
-        raise InputError(f"gpu_layers={options.gpu_layers}: {library.build} has no GPU", param="gpu_layers")
     source = open_model(request.model_dir, options, lambda: library)
     shard = request.shard
     _require_cuts(request, source)
-    check(library, source, request.options)
     kv = options.kv_type(mixed=bool(request.activation_dtype))
+    span = (shard.start, shard.stop)
+    gpus = plan_gpus(library, options, source, span, request.context_limit, kv)
+    check(library, source, request.options, gpus.gpus)
+    if gpus.gpus:
+        logger.info("%s: %s", shard, gpus)
     is_whole = shard.is_first and shard.is_last
-    model = load_layers(library, source, (shard.start, shard.stop), options, progress, with_embedding=is_whole)
+    model = load_layers(library, source, span, progress, gpus=gpus, with_embedding=is_whole)
     shape = StageShape(
         hidden=source.hidden_size,
         head=source.vocab_size if shard.is_last else 0,

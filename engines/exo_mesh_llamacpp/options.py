@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 from exo_mesh.errors import InputError
 from exo_mesh_llamacpp.types import KV_TYPES, QUANTS
 
-OPTIONS = ("quant", "kv", "flash", "unified", "threads", "gpu_layers", "library")
+OPTIONS = ("quant", "kv", "flash", "unified", "threads", "gpu_layers", "device", "library")
 MAX_THREADS = 512
 MAX_GPU_LAYERS = 10_000
+MAX_DEVICES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class LlamaCppOptions:
 
     quant: the type that matrices of a checkpoint are quantised to while loading; "" keeps theirs. kv: the type of keys
     and values; "" for the default. flash: flash attention. unified: one pool of cells for all sequences. threads: 0 for
-    the default. gpu_layers: layers that the library puts on its GPU; -1 for all.
+    the default. gpu_layers: layers that the library puts on GPUs, counted from the last one; None for as many as fit.
+    device: names of GPUs or of their backends in lower case, or "cpu"; () for the default.
     """
 
     quant: str = ""
@@ -30,7 +33,8 @@ class LlamaCppOptions:
     flash: bool = False
     unified: bool = False
     threads: int = 0
-    gpu_layers: int = -1
+    gpu_layers: int | None = None
+    device: tuple[str, ...] = ()
 
     def kv_type(self, mixed: bool) -> str:
         """The type of keys and values. mixed: the ring has stages of other engines, which keep float32."""
@@ -54,11 +58,36 @@ def parse_options(options: Mapping[str, str]) -> LlamaCppOptions:
         flash=_one_of(options, "flash", ("off", "on")) == "on",
         unified=_one_of(options, "unified", ("off", "on")) == "on",
         threads=_number(options, "threads", 0, 1, MAX_THREADS),
-        gpu_layers=_number(options, "gpu_layers", -1, 0, MAX_GPU_LAYERS),
+        gpu_layers=_gpu_layers(options),
+        device=parse_device(options),
     )
     if parsed.kv in ("q8_0", "q4_0") and not parsed.flash:
         raise InputError(f"kv={parsed.kv} needs flash=on", param="kv")
     return parsed
+
+
+def parse_device(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Option `device`: "auto", "cpu", or names joined by "+"; the last of them may be "cpu". Raises InputError."""
+    value = options.get("device", "auto").lower()
+    if value == "auto":
+        return ()
+    names = tuple(dict.fromkeys(value.split("+")))
+    if (
+        len(names) > MAX_DEVICES
+        or "cpu" in names[:-1]
+        or not all(re.fullmatch(r"[a-z][a-z0-9_:.-]{0,63}", n) for n in names)
+    ):
+        raise InputError(
+            f"device={json.dumps(value)} is not auto, cpu, or names of GPUs joined by +, as in cuda0+cuda1",
+            param="device",
+        )
+    return names
+
+
+def _gpu_layers(options: Mapping[str, str]) -> int | None:
+    if options.get("gpu_layers", "auto") in ("auto", ""):
+        return None
+    return _number(options, "gpu_layers", 0, 0, MAX_GPU_LAYERS)
 
 
 def default_threads() -> int:

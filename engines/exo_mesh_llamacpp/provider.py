@@ -12,27 +12,60 @@ from typing import Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
-from exo_mesh_llamacpp.library_file import REMEDY, packaged_library
+from exo_mesh.errors import EngineError, InputError
+from exo_mesh_llamacpp.devices import chosen_gpus
+from exo_mesh_llamacpp.gpu.probe import devices_of
+from exo_mesh_llamacpp.library_file import REMEDY, LibraryFile, chosen_library
+from exo_mesh_llamacpp.options import parse_device
 
 _PREFERENCE = 35
 """Above torch on a CPU, whose decode steps take three times as long, and below every engine on a GPU."""
 
+_GPU_PREFERENCE = 50
+"""Below torch on a GPU, which runs more models."""
+
 
 class LlamaCppProvider:
+    """Knows the operator's options if they matter here: which library, and which of its devices."""
+
     name = "llamacpp"
     kind: Literal["stage", "whole-model"] = "stage"
 
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        self._options = {name: value for name, value in (options or {}).items() if name in ("library", "device")}
+
+    def configured(self, options: Mapping[str, str]) -> LlamaCppProvider:
+        """See Configurable."""
+        return LlamaCppProvider(options)
+
     def availability(self) -> Availability:
-        found = packaged_library()
-        if found is None:
-            return Availability(False, "no llama.cpp library is installed", REMEDY)
-        if struct.calcsize("P") != 8:
-            return Availability(False, "llama.cpp is supported on 64-bit machines only")
-        if old := too_old("llamacpp"):
-            return Availability(False, old, upgrade("llamacpp"))
-        if sys.platform == "darwin" and platform.machine() == "arm64":
-            return Availability(True, f"{found.version}, built with Metal", compute="metal", preference=_PREFERENCE)
-        return Availability(True, found.version, compute="cpu", preference=_PREFERENCE)
+        """With option `library` or `device`, a process of its own asks the library for its devices, once."""
+        try:
+            found = chosen_library(self._options)
+            if found is None:
+                return Availability(False, "no llama.cpp library is installed", REMEDY)
+            if struct.calcsize("P") != 8:
+                return Availability(False, "llama.cpp is supported on 64-bit machines only")
+            if not self._options.get("library") and (old := too_old("llamacpp")):
+                return Availability(False, old, upgrade("llamacpp"))
+            return self._with_gpus(found)
+        except (EngineError, InputError) as exc:
+            return Availability(False, str(exc))
+
+    def _with_gpus(self, found: LibraryFile) -> Availability:
+        wanted = parse_device(self._options)
+        is_packaged = not self._options.get("library")
+        if wanted == ("cpu",) or (is_packaged and not wanted):
+            if not wanted and sys.platform == "darwin" and platform.machine() == "arm64":
+                return Availability(True, f"{found.version}, built with Metal", compute="metal", preference=_PREFERENCE)
+            return Availability(True, found.version, compute="cpu", preference=_PREFERENCE)
+        devices = devices_of(self._options)
+        gpus = chosen_gpus(devices, wanted)
+        if not gpus:
+            there = ", ".join(device.name for device in devices) or "no device"
+            return Availability(True, f"{found.version} with {there}", compute="cpu", preference=_PREFERENCE)
+        names = ", ".join(f"{gpu.name} ({gpu.description}, {gpu.memory})" for gpu in gpus)
+        return Availability(True, f"{found.version} with {names}", compute=gpus[0].compute, preference=_GPU_PREFERENCE)
 
     def supports(self, architecture: str) -> bool:
         from exo_mesh_llamacpp.families import FAMILIES
@@ -41,7 +74,10 @@ class LlamaCppProvider:
         return architecture in FAMILIES or architecture in RULES
 
     def version(self) -> str:
-        found = packaged_library()
+        try:
+            found = chosen_library(self._options)
+        except EngineError:
+            found = None
         return found.version if found else ""
 
     def create(self) -> StageEngine:

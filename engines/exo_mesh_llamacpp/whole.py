@@ -10,25 +10,31 @@ from pathlib import Path
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
 from exo_mesh_llamacpp.context import LlamaContext, StageShape
+from exo_mesh_llamacpp.devices import chosen_gpus
+from exo_mesh_llamacpp.gpu.offload import Offload
+from exo_mesh_llamacpp.gpu.planning import GpuPlan, plan_gpus
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.loading import LoadedStage
 from exo_mesh_llamacpp.model import LoadedModel, load_layers
-from exo_mesh_llamacpp.options import LlamaCppOptions, parse_options
+from exo_mesh_llamacpp.options import MAX_GPU_LAYERS, LlamaCppOptions, parse_options
 from exo_mesh_llamacpp.plan import ModelSource
-from exo_mesh_llamacpp.pools import Pools
+from exo_mesh_llamacpp.pools import FIRST_CELLS, Pools
 from exo_mesh_llamacpp.token_input import TokenContext, TokenIds
 
 
-def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
-    """Load a file as one stage. Raises ModelError with the library's reason."""
+def load_whole(file: Path, request: LoadRequest, stops: tuple[int, ...] = ()) -> LoadedStage:
+    """Load a file as one stage. stops: see StageShape. Raises ModelError with the library's reason."""
     options = parse_options(request.options)
     library = open_library(chosen_library(request.options))
     call = library.call
     library.forget_log()
     params = call.llama_model_default_params()
-    params.n_gpu_layers = options.gpu_layers
+    devices = library.devices()
+    gpus = GpuPlan(chosen_gpus(devices, options.device), has_gpu=any(device.is_gpu for device in devices))
+    kept = gpus.apply(params, Offload(MAX_GPU_LAYERS if options.gpu_layers is None else options.gpu_layers))
     handle = call.llama_model_load_from_file(str(file).encode(), params)
+    del kept
     if not handle:
         raise ModelError(f"{file}: {library.last_error() or 'llama.cpp does not load it'}")
     model = LoadedModel(library, handle, call.llama_model_size(handle), request.shard.num_layers)
@@ -38,7 +44,7 @@ def load_whole(file: Path, request: LoadRequest) -> LoadedStage:
     one_stream = options.unified or has_states or window > 0
     kv = options.kv_type(mixed=False)
     shape = StageShape(
-        hidden, vocab, call.llama_model_n_head(handle), kv, options.flash, one_stream, options.num_threads
+        hidden, vocab, call.llama_model_n_head(handle), kv, options.flash, one_stream, options.num_threads, stops
     )
     tokens = TokenIds(hidden)
     return LoadedStage(
@@ -62,11 +68,10 @@ class PlainModel:
 
     def __init__(self, library: Library, source: ModelSource, options: LlamaCppOptions) -> None:
         """Raises ModelError."""
-        self._model = load_layers(
-            library, source, (0, source.num_layers), options, lambda done, total: None, with_embedding=True
-        )
+        kv, span = options.kv_type(mixed=False), (0, source.num_layers)
+        gpus = plan_gpus(library, options, source, span, FIRST_CELLS, kv)
+        self._model = load_layers(library, source, span, lambda done, total: None, gpus=gpus, with_embedding=True)
         one_stream = options.unified or source.windowed or source.recurrent
-        kv = options.kv_type(mixed=False)
         self._shape = StageShape(
             source.hidden_size, source.vocab_size, source.num_heads, kv, options.flash, one_stream, options.num_threads
         )

@@ -68,7 +68,7 @@ VARIABLES = {
     "SKULK_KV_CACHE_BACKEND": "KV has the model's own dtype; see docs/how-it-works/roadmap.md",
     "SKULK_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
     "EXO_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
-    "SKULK_LLAMA_CPP_BACKENDS": _LLAMA,
+    "SKULK_LLAMA_CPP_BACKENDS": "use --engine llamacpp --engine-option device=vulkan+cpu, or another backend",
     "SKULK_LLAMA_SERVER_BIN": _LLAMA,
     "SKULK_ZENOH_LISTEN": "use EXO_MESH_HOST and EXO_MESH_GRPC_PORT",
     "SKULK_ZENOH_CONNECT": "use EXO_MESH_BOOTSTRAP_PEERS",
