@@ -1,15 +1,20 @@
 """The structures of llama.cpp's C functions, and the check that a library really uses them.
 
 llama.cpp changes these structures between releases, and a wrong layout would compute nonsense without any error. A
-library is used only if the bytes of its default parameters are those of a known layout.
+library is used only if the bytes of its default parameters are those of a known layout, or of the one that its package
+declares.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from ctypes import c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
+from collections.abc import Mapping
+from ctypes import c_bool, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
+from dataclasses import dataclass
 from typing import Any
+
+from exo_mesh.errors import EngineError
 
 POINTER_BYTES = 8
 _SPARE_BYTES = 512
@@ -89,6 +94,12 @@ class ContextParams(ctypes.Structure):
     ]
 
 
+class ShortContextParams(ctypes.Structure):
+    """llama_context_params of releases without the reserved word."""
+
+    _fields_ = [field for field in ContextParams._fields_ if field[0] != "reserved"]
+
+
 class LlamaBatch(ctypes.Structure):
     """llama_batch."""
 
@@ -120,43 +131,103 @@ class _Oversized(ctypes.Structure):
     _fields_ = [("raw", c_uint8 * _SPARE_BYTES)]
 
 
-assert ctypes.sizeof(c_int8) == 1
+@dataclass(frozen=True, slots=True)
+class StructLayout:
+    """The structures of a library's functions. model, context: with at least the fields of ModelParams and
+    ShortContextParams that the engine sets."""
+
+    name: str
+    model: type[ctypes.Structure]
+    context: type[ctypes.Structure]
 
 
-def layout_defect(functions: Any) -> str:
-    """The reason why the structures above are not those of a library, or "". functions: the opened library.
+KNOWN_LAYOUTS = (
+    StructLayout("llama.cpp of October 2026", ModelParams, ContextParams),
+    StructLayout("llama.cpp of September 2026", ModelParams, ShortContextParams),
+)
 
-    Both default results are read into more room than they need, so that a longer structure does no harm.
+_MODEL_DEFAULTS = {
+    **{"n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "lazy_mode": 1},
+    **{"vocab_only": 0, "check_tensors": 0, "use_extra_bufts": 1, "no_host": 0, "no_alloc": 0, "load_mtp": 0},
+}
+_CONTEXT_DEFAULTS = {
+    **{"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0},
+    **{"n_outputs_max": 0, "n_outputs_max_per_seq": 1, "n_threads": 4, "n_threads_batch": 4},
+    **{"ctx_type": 0, "rope_scaling_type": -1, "pooling_type": -1, "attention_type": -1, "flash_attn_type": -1},
+    **{"rope_freq_base": 0.0, "rope_freq_scale": 0.0, "yarn_ext_factor": -1.0, "yarn_attn_factor": -1.0},
+    **{"yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0, "type_k": 1, "type_v": 1},
+    **{"embeddings": 0, "offload_kqv": 1, "no_perf": 1, "op_offload": 1, "swa_full": 1, "kv_unified": 0},
+}
+
+
+def layout_of_classes(structure: type[ctypes.Structure]) -> list[tuple[str, int, int]]:
+    """The name, offset and size of each field."""
+    return [(name, getattr(structure, name).offset, getattr(structure, name).size) for name, *_ in structure._fields_]
+
+
+def layout_of(functions: Any, declared: StructLayout | None = None) -> StructLayout:
+    """The layout of a library. functions: the opened library. declared: the layout that its package declares; without
+    one, the known layouts are tried. It must be usable.
+
+    The default parameters must be the expected ones where the layout has its fields. Raises EngineError.
     """
     if struct.calcsize("P") != POINTER_BYTES:
-        return "only 64-bit machines are supported"
-    model = _default(functions.llama_model_default_params)
-    words = struct.unpack_from("<4i", model, 16)
-    if words != (-1, 1, -1, 1) or model[72:78] != bytes((0, 0, 1, 0, 0, 0)):
-        return f"unknown layout of llama_model_params ({model[:80].hex()})"
-    context = _default(functions.llama_context_default_params)
-    counts = struct.unpack_from("<9I", context, 0)
-    kinds = struct.unpack_from("<5i", context, 36)
-    floats = struct.unpack_from("<6f", context, 56)
-    types = struct.unpack_from("<2i", context, 104)
-    if counts != (512, 2048, 512, 1, 0, 0, 1, 4, 4) or kinds != (0, -1, -1, -1, -1):
-        return f"unknown layout of llama_context_params ({context[:56].hex()})"
-    if floats != (0.0, 0.0, -1.0, -1.0, -1.0, -1.0) or types != (1, 1) or context[136:142] != bytes((0, 1, 1, 1, 1, 0)):
-        return f"unknown layout of llama_context_params ({context[56:168].hex()})"
-    return _traits_defect(functions)
+        raise EngineError("only 64-bit machines are supported")
+    found = {
+        "llama_model_params": _default(functions.llama_model_default_params),
+        "llama_context_params": _default(functions.llama_context_default_params),
+    }
+    defect = ""
+    for layout in (declared,) if declared else KNOWN_LAYOUTS:
+        defect = defect or _defect(layout, found)
+        if not _defect(layout, found):
+            _require_traits(functions)
+            return layout
+    raise EngineError(defect)
 
 
-def _traits_defect(functions: Any) -> str:
+def unusable(layout: StructLayout) -> str:
+    """The reason why this engine cannot use a layout, or ""."""
+    for name, structure, fields in (
+        ("llama_model_params", layout.model, (*_MODEL_DEFAULTS, "devices", "tensor_split")),
+        ("llama_context_params", layout.context, (*_CONTEXT_DEFAULTS, "cb_eval")),
+    ):
+        declared = {field[0] for field in structure._fields_}
+        if missing := [field for field in fields if field not in declared]:
+            return f"{name} has no {', '.join(missing)}"
+        if ctypes.sizeof(structure) > _SPARE_BYTES:
+            return f"{name} has {ctypes.sizeof(structure)} bytes"
+    return ""
+
+
+def _defect(layout: StructLayout, found: Mapping[str, bytes]) -> str:
+    """The reason why bytes of default parameters are not those of a layout, or ""."""
+    for name, structure, defaults in (
+        ("llama_model_params", layout.model, _MODEL_DEFAULTS),
+        ("llama_context_params", layout.context, _CONTEXT_DEFAULTS),
+    ):
+        types: dict[str, Any] = {field[0]: field[1] for field in structure._fields_}
+        size = ctypes.sizeof(structure)
+        for field, value in defaults.items():
+            begin = getattr(structure, field).offset
+            want = bytes(types[field](value))
+            if found[name][begin : begin + len(want)] != want:
+                return f"unknown layout of {name}: its {field} is not {value} ({found[name][:size].hex()})"
+    return ""
+
+
+def _require_traits(functions: Any) -> None:
+    """Raises EngineError if types have other numbers than the known ones."""
     functions.ggml_get_type_traits.restype = ctypes.POINTER(TypeTraits)
     functions.ggml_get_type_traits.argtypes = [ctypes.c_int]
     for number, expected in ((2, (b"q4_0", 32, 18)), (8, (b"q8_0", 32, 34)), (14, (b"q6_K", 256, 210))):
         traits = functions.ggml_get_type_traits(number).contents
         if (traits.type_name, traits.blck_size, traits.type_size) != expected or not traits.is_quantized:
-            return f"unknown layout of ggml_type_traits, or other numbers of types (type {number})"
-    return ""
+            raise EngineError(f"unknown layout of ggml_type_traits, or other numbers of types (type {number})")
 
 
 def _default(function: Any) -> bytes:
+    """The result of a function, read into more room than it needs, so that a longer structure does no harm."""
     function.restype = _Oversized
     function.argtypes = []
     return bytes(function().raw)

@@ -10,8 +10,19 @@ from ctypes import c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t,
 from typing import Any
 
 from exo_mesh.errors import EngineError
+from exo_mesh_llamacpp.declared import declared_layout
 from exo_mesh_llamacpp.devices import BackendDevice, list_devices
-from exo_mesh_llamacpp.layouts import ContextParams, LlamaBatch, LogCallback, ModelParams, TypeTraits, layout_defect
+from exo_mesh_llamacpp.layouts import (
+    KNOWN_LAYOUTS,
+    ContextParams,
+    LlamaBatch,
+    LogCallback,
+    ModelParams,
+    StructLayout,
+    TypeTraits,
+    layout_of,
+    layout_of_classes,
+)
 from exo_mesh_llamacpp.library_file import REMEDY, LibraryFile
 
 logger = logging.getLogger(__name__)
@@ -65,11 +76,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_memory": (None, [c_void_p, ctypes.POINTER(c_size_t), ctypes.POINTER(c_size_t)]),
 }
 
+_ASKED = ("llama_model_default_params", "llama_context_default_params", "ggml_get_type_traits")
+"""Functions from which the layout is found before they are declared."""
+
 _opened: dict[str, Library] = {}
 
 
 class Library:
-    """An opened library whose layouts are known. `call` has the declared functions as attributes."""
+    """An opened library whose layout is known. `call` has the declared functions as attributes; its parameters have at
+    least the fields of ModelParams and ContextParams that are set here."""
 
     def __init__(self, file: LibraryFile) -> None:
         """Raises EngineError if the file is no such library, or one of an unknown layout."""
@@ -77,19 +92,17 @@ class Library:
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         try:
             self.call: Any = ctypes.CDLL(str(file.path))
-            for name, (result, arguments) in _SIGNATURES.items():
-                function = getattr(self.call, name)
-                function.restype, function.argtypes = result, arguments
-            for name in ("llama_model_default_params", "llama_context_default_params", "ggml_get_type_traits"):
+            for name in (*_SIGNATURES, *_ASKED):
                 getattr(self.call, name)
         except OSError as exc:
             raise EngineError(f"{file.path} is not a library that can be opened here: {exc}") from exc
         except AttributeError as exc:
             raise EngineError(f"{file.path} does not export what this engine needs: {exc}") from exc
-        if defect := layout_defect(self.call):
-            raise EngineError(f"{file.version}: {defect}; {REMEDY} installs a version that is known")
-        self.call.llama_model_default_params.restype = ModelParams
-        self.call.llama_context_default_params.restype = ContextParams
+        try:
+            layout = layout_of(self.call, declared_layout(file.structures) if file.structures else None)
+        except EngineError as exc:
+            raise EngineError(f"{file.version}: {exc}; {REMEDY} installs a version that is known") from exc
+        _declare(self.call, layout)
         # without giving up Python's lock, which takes longer than the function
         self.get_name: Any = ctypes.PYFUNCTYPE(c_char_p, c_void_p)(("ggml_get_name", self.call))
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -129,6 +142,19 @@ class Library:
         if level >= _WARNING:
             self._lines.append(line)
         logger.debug("%s", line)
+
+
+def _declare(call: Any, layout: StructLayout) -> None:
+    """Declare the functions with the structures of a layout."""
+    classes = {ModelParams: layout.model, ContextParams: layout.context}
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(call, name)
+        function.restype, function.argtypes = result, [classes.get(kind, kind) for kind in arguments]
+    call.llama_model_default_params.restype = layout.model
+    call.llama_context_default_params.restype = layout.context
+    known = [layout_of_classes(one.model) + layout_of_classes(one.context) for one in KNOWN_LAYOUTS]
+    if layout_of_classes(layout.model) + layout_of_classes(layout.context) not in known:
+        logger.info("%s declares a layout of its own, which this version of exo-mesh does not know", layout.name)
 
 
 def _load_backends(call: Any, file: LibraryFile) -> None:

@@ -13,12 +13,15 @@ from exo_mesh.errors import EngineError
 PACKAGE = "xllamacpp"
 """The wheel whose library this engine uses: it exports llama.cpp's C functions."""
 
+FALLBACK = "llama_cpp"
+"""The package whose library is used if PACKAGE is not installed: it declares the layout of its library."""
+
 OTHERS = {
-    "llama_cpp": ("llama-cpp-python", "lib"),
-    "llama_cpp_py_sync": ("llama-cpp-py-sync", "."),
+    FALLBACK: ("llama-cpp-python", "lib", "llama_cpp.py"),
+    "llama_cpp_py_sync": ("llama-cpp-py-sync", ".", ""),
 }
-"""Other packages that ship a library, which option `library` can name: {module: (distribution, folder of the library)}.
-They are not used by themselves, because a node does not open a library to see whether its layout is known."""
+"""Other packages that ship a library, which option `library` can name: {module: (distribution, folder of the library,
+source that declares its structures)}."""
 
 _FILES = ("libllama.so", "libllama.dylib", "llama.dll")
 
@@ -27,15 +30,21 @@ REMEDY = 'pip install "exo-mesh[llamacpp]"'
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """A file that should hold llama.cpp, and what to call it."""
+    """A file that should hold llama.cpp, and what to call it. structures: the source that declares the structures of
+    its functions, if there is one."""
 
     path: Path
     version: str
+    structures: Path | None = None
 
 
 @cache
 def packaged_library() -> LibraryFile | None:
-    """The library of the installed wheel, or None."""
+    """The library of an installed package, or None."""
+    return _of_wheel() or _of_fallback()
+
+
+def _of_wheel() -> LibraryFile | None:
     try:
         spec = util.find_spec(PACKAGE)
         version = metadata.version(PACKAGE)
@@ -49,9 +58,16 @@ def packaged_library() -> LibraryFile | None:
     return None
 
 
+def _of_fallback() -> LibraryFile | None:
+    try:
+        return _of_package(FALLBACK)
+    except EngineError:
+        return None
+
+
 def chosen_library(options: Mapping[str, str]) -> LibraryFile | None:
-    """The library that option `library` names, a path or a package of OTHERS; otherwise that of the installed wheel.
-    None if there is none. Raises EngineError if the named package has none."""
+    """The library that option `library` names, a path or a package of OTHERS; otherwise that of PACKAGE,
+    or else of FALLBACK. None if there is none. Raises EngineError if the named package has none."""
     wanted = options.get("library")
     if wanted in OTHERS:
         return _of_package(wanted)
@@ -61,7 +77,7 @@ def chosen_library(options: Mapping[str, str]) -> LibraryFile | None:
 
 
 def _of_package(module: str) -> LibraryFile:
-    distribution, folder = OTHERS[module]
+    distribution, folder, source = OTHERS[module]
     try:
         spec = util.find_spec(module)
         version = metadata.version(distribution)
@@ -71,5 +87,5 @@ def _of_package(module: str) -> LibraryFile:
         for name in _FILES:
             file = Path(place) / folder / name
             if file.is_file():
-                return LibraryFile(file, f"{distribution} {version}")
+                return LibraryFile(file, f"{distribution} {version}", Path(place) / source if source else None)
     raise EngineError(f"library={module}: {distribution} {version} has no llama.cpp library")

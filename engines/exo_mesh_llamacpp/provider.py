@@ -13,6 +13,7 @@ from typing import Literal
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
 from exo_mesh.errors import EngineError, InputError
+from exo_mesh_llamacpp.declared import declared_layout
 from exo_mesh_llamacpp.devices import chosen_gpus
 from exo_mesh_llamacpp.gpu.probe import devices_of
 from exo_mesh_llamacpp.library_file import REMEDY, LibraryFile, chosen_library
@@ -48,6 +49,8 @@ class LlamaCppProvider:
                 return Availability(False, "llama.cpp is supported on 64-bit machines only")
             if not self._options.get("library") and (old := too_old("llamacpp")):
                 return Availability(False, old, upgrade("llamacpp"))
+            if found.structures is not None:
+                declared_layout(found.structures)
             return self._with_gpus(found)
         except (EngineError, InputError) as exc:
             return Availability(False, str(exc))
