@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,11 +187,18 @@ class MlxStage:
         return list(self._sequences)
 
     def save(self, sequence: int) -> SavedSequence:
+        return saving.save(self._saved_cache(sequence))
+
+    def save_parts(self, sequence: int) -> Iterator[SavedSequence]:
+        """See PartSaver. One part for each array."""
+        yield from saving.save_parts(self._saved_cache(sequence))
+
+    def _saved_cache(self, sequence: int) -> SequenceCache:
         self.ahead.drop()
         held = self._sequences.get(sequence)
         if held is None:
             raise EngineError(f"sequence {sequence} is not known here, so it cannot be saved")
-        return saving.save(held.cache)
+        return held.cache
 
     def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
         self.ahead.drop()

@@ -25,14 +25,30 @@ _CONSTANTS = ("max_size", "keep", "chunk_size", "window_size")
 
 def save(cache: SequenceCache) -> SavedSequence:
     """The complete state that the stage holds for a sequence, which leaves its block if it is in one."""
+    counters, arrays = _held(cache)
+    mx.eval(arrays)
+    return SavedSequence(cache.length, counters | {name: wire.to_tensor(array) for name, array in arrays.items()})
+
+
+def save_parts(cache: SequenceCache) -> Iterator[SavedSequence]:
+    """What `save` copies, one array after the other, as it was at the first part: arrays do not change."""
+    length = cache.length
+    counters, arrays = _held(cache)
+    yield SavedSequence(length, counters)
+    for name in list(arrays):
+        array = arrays.pop(name)
+        mx.eval(array)
+        yield SavedSequence(length, {name: wire.to_tensor(array)})
+
+
+def _held(cache: SequenceCache) -> tuple[dict[str, Tensor], dict[str, mx.array]]:
+    """The counters, and the arrays, which may not have been computed yet."""
     cache.settle()
     leaves = {name: leaf for slot, entry in cache.entries.items() for name, leaf in _leaves(entry, str(slot))}
-    arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, mx.array)}
-    mx.eval(arrays)
     counters = {
         name: Tensor.from_numpy(np.asarray([leaf], np.int64)) for name, leaf in leaves.items() if isinstance(leaf, int)
     }
-    return SavedSequence(cache.length, counters | {name: wire.to_tensor(array) for name, array in arrays.items()})
+    return counters, {name: leaf for name, leaf in leaves.items() if isinstance(leaf, mx.array)}
 
 
 def restore(cache: SequenceCache, saved: SavedSequence, form: SavedForm) -> SequenceCache:

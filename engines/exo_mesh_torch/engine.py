@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ from exo_mesh.pictures import PictureSpec
 from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
+from exo_mesh_torch.caches import StageCache
 from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
 from exo_mesh_torch.encoder import TorchEncoder
 from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
@@ -207,14 +208,33 @@ class TorchStage:
 
     def save(self, sequence: int) -> SavedSequence:
         """See SequenceSaver."""
+        cache = self._saved_cache(sequence)
         model, batches = self._loaded()
+        return saving.save(cache, model.layers, batches.length(sequence))
+
+    def save_parts(self, sequence: int) -> Iterator[SavedSequence]:
+        """See PartSaver. One part for each layer."""
+        self._saved_cache(sequence)
+        model, batches = self._loaded()
+        length = batches.length(sequence)
+
+        def find() -> StageCache:
+            cache = self._saved_cache(sequence)
+            if batches.length(sequence) != length:
+                raise EngineError(f"sequence {sequence} has changed while it was copied out")
+            return cache
+
+        yield from saving.save_parts(find, model.layers, length)
+
+    def _saved_cache(self, sequence: int) -> StageCache:
+        """The KV of a sequence that can be copied out. Raises EngineError."""
+        _, batches = self._loaded()
         if sequence in self._images:
             raise EngineError("a sequence with images cannot be copied out: its pixels would be missing")
         if sequence not in batches:
             raise EngineError(f"sequence {sequence} is not known here")
         with torch.inference_mode():
-            cache = batches.single(sequence)
-            return saving.save(cache, model.layers, batches.length(sequence))
+            return batches.single(sequence)
 
     def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
         """See SequenceSaver."""

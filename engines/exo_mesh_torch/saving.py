@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.errors import EngineError
 from exo_mesh_torch import wire
@@ -18,16 +19,25 @@ Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 def save(cache: StageCache, layers: range, length: int) -> SavedSequence:
     """Copies of the layers' KV. cache: of one row."""
+    tensors: dict[str, Tensor] = {}
+    for part in save_parts(lambda: cache, layers, length):
+        tensors |= part.tensors
+    return SavedSequence(length, tensors)
+
+
+def save_parts(find: Callable[[], StageCache], layers: range, length: int) -> Iterator[SavedSequence]:
+    """What `save` copies, one layer after the other. find: the cache of one row, asked again for each layer."""
     if not length:
-        return SavedSequence(0, {})
+        yield SavedSequence(0, {})
+        return
+    cache = find()
     if any(isinstance(cache.layers[index], ForeignLayer) for index in layers):
         raise EngineError("this model has a kind of KV that cannot be saved")
-    tensors = {
-        f"{index}.{name}": wire.to_tensor(tensor.clone())
-        for index in layers
-        for name, tensor in cache.layers[index].state().items()
-    }
-    return SavedSequence(length, tensors)
+    for index in layers:
+        with torch.inference_mode():
+            state = find().layers[index].state()
+            tensors = {f"{index}.{name}": wire.to_tensor(tensor.clone()) for name, tensor in state.items()}
+        yield SavedSequence(length, tensors)
 
 
 def shapes(cache: StageCache, layers: range) -> Shapes:

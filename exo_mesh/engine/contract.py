@@ -6,7 +6,7 @@ provider must be cheap: the heavy library is imported only by `create`, and only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -221,6 +221,17 @@ class SequenceSaver(Protocol):
     def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
         """Begin (or replace) a sequence from a saved state; the next row may start at any pos0 <= saved.length that
         `rollback` allows. Raises EngineError, changing nothing, if the tensors do not fit this stage."""
+
+
+@runtime_checkable
+class PartSaver(Protocol):
+    """Optional part of a SequenceSaver that can copy a long sequence out in several steps, so that other sequences
+    are computed in between."""
+
+    def save_parts(self, sequence: int) -> Iterator[SavedSequence]:
+        """Copy out what `save` does, some tensors at each step; all of them together are what `save` returns. Other
+        sequences may change between two steps, this one may not. Each step raises EngineError if the sequence is
+        unknown."""
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 
 import msgspec
@@ -33,6 +33,8 @@ from exo_mesh.domain.frame import (
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.engine.contract import (
     ImageTaker,
+    PartSaver,
+    SavedSequence,
     SequenceCopier,
     SequenceKeeper,
     SequenceMover,
@@ -84,6 +86,8 @@ class Stage:
         A rank of a tensor group raises what the engine raises.
         """
         shutdown, faults = self._apply_ops(frame)
+        if self._disk is not None and self._disk.copied is not None:
+            self._copy_out(self._disk, frame)
         if faults:
             frame = frame.changed(faults=frame.faults + faults)
         if self._refused:
@@ -103,6 +107,7 @@ class Stage:
     def forget(self, sequences: Iterable[int]) -> None:
         """Free the KV of these sequences."""
         for sequence in sequences:
+            self._end_copy_of(sequence)
             self._engine.remove(sequence)
 
     def _forward(self, whole: StageInput) -> StageOutput:
@@ -137,7 +142,7 @@ class Stage:
                         faults.append(fault)
                 case Remove():
                     self._refused.discard(op.sequence)
-                    self._engine.remove(op.sequence)
+                    self.forget([op.sequence])
                 case Keep():  # the KV stays until the Remove
                     if isinstance(self._engine, SequenceKeeper):
                         self._engine.keep(op.sequence)
@@ -188,6 +193,8 @@ class Stage:
                 return ""
             if not isinstance(self._engine, SequenceCopier):
                 raise EngineError("this engine cannot copy sequences")
+            if is_last:
+                self._end_copy_of(op.source)
             make = self._engine.move if is_last and isinstance(self._engine, SequenceMover) else self._engine.copy
             make(op.source, op.sequence, op.upto, op.max_tokens)
         except Exception as exc:
@@ -204,11 +211,27 @@ class Stage:
         if self._disk is None or not isinstance(self._engine, SequenceSaver):
             return
         if isinstance(op, StoreKv):
-            self._disk.store(op, self._engine.save)
+            self._disk.store(op, self._engine.save_parts if isinstance(self._engine, PartSaver) else self._save_whole)
         elif isinstance(op, ReadAhead):
             self._disk.fetch(op.key)
         else:
             self._disk.list_all()
+
+    def _save_whole(self, sequence: int) -> Iterator[SavedSequence]:
+        assert isinstance(self._engine, SequenceSaver), "asked before"
+        yield self._engine.save(sequence)
+
+    def _copy_out(self, disk: DiskStore, frame: Frame) -> None:
+        """Copy a part of the sequence that is to be written; all of it if nothing else runs, or if it goes on."""
+        if not frame.rows or any(row.sequence == disk.copied for row in frame.rows):
+            disk.finish_copy()
+        else:
+            disk.copy_part()
+
+    def _end_copy_of(self, sequence: int) -> None:
+        """Copy all that is left of a sequence that is to be written, because it ends."""
+        if self._disk is not None and self._disk.copied == sequence:
+            self._disk.finish_copy()
 
     def _load(self, op: Copy) -> None:
         """Begin a sequence with a file from disk. Raises EngineError, or what the engine raises for tensors that are

@@ -12,7 +12,7 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.conformance.fixtures import Alike
 from exo_mesh.engine.conformance.stages import CutModel, Stages
-from exo_mesh.engine.contract import SavedSequence, SequenceSaver
+from exo_mesh.engine.contract import PartSaver, SavedSequence, SequenceSaver
 from exo_mesh.errors import EngineError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "test_a_restored_sequence_can_be_cut_back",
     "test_a_saved_sequence_goes_on_in_other_stage_objects",
     "test_an_unknown_sequence_cannot_be_saved",
+    "test_parts_are_together_what_is_saved_at_once",
     "test_restoring_replaces_what_was_there",
     "test_saving_copies_and_changes_nothing",
     "test_tensors_that_do_not_fit_are_refused_and_nothing_changes",
@@ -107,6 +108,28 @@ def test_an_unknown_sequence_cannot_be_saved(savers: Saver) -> None:
     for part in savers.parts:
         with pytest.raises(EngineError, match="99"):
             part.save(99)
+
+
+def test_parts_are_together_what_is_saved_at_once(savers: Saver) -> None:
+    engines = [engine for engine in savers.stages.engines if isinstance(engine, PartSaver)]
+    if len(engines) < len(savers.parts):
+        pytest.skip("the engine saves sequences only at once")
+    savers.stages.insert(1, 2)
+    savers.stages.logits([Row(1, 0, 13), Row(2, 0, 13)])
+    wanted = savers.save(1)
+    for engine, whole in zip(engines, wanted, strict=True):
+        parts = engine.save_parts(1)
+        got = [next(parts)]
+        decode(savers.stages, 2, 13, 2)
+        got += parts
+        assert {part.length for part in got} == {13}
+        found = {name: tensor for part in got for name, tensor in part.tensors.items()}
+        assert sum(len(part.tensors) for part in got) == len(found)
+        assert {name: (one.shape, bytes(one.data)) for name, one in found.items()} == {
+            name: (one.shape, bytes(one.data)) for name, one in whole.tensors.items()
+        }
+        with pytest.raises(EngineError, match="99"):
+            next(engine.save_parts(99))
 
 
 def _without_one(saved: SavedSequence) -> SavedSequence:

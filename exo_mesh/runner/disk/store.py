@@ -1,6 +1,7 @@
 """The disk tier at one stage: two threads write and read files, and the engine's thread never waits for a write.
 
-The engine's thread copies a sequence out of the engine (`store`), or into it (`take`). What a stage has written, read
+The engine's thread copies a sequence out of the engine (`store`, and then `copy_part` until all of it is copied), or
+into it (`take`). What a stage has written, read
 ahead or lost rides on the next frame as its `DiskNews`, from which the driver knows what all stages have.
 """
 
@@ -10,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from queue import Full, Queue
 
@@ -24,6 +25,10 @@ from exo_mesh.proto.runner_pb2 import PrefixFigures
 
 MOST_WRITES = 1
 """Sequences that wait for the one that is being written; each is a copy in memory. Further ones are not stored."""
+
+PART_BYTES = 4 * 2**20
+"""Bytes after which the copying of a sequence pauses until the next frame, so that the streams that run wait for one
+part at a time: about 1 ms. A part ends with a tensor, so one that is larger is a part of its own."""
 
 MOST_READ_AHEAD = 2
 """Sequences in memory that were read ahead of their first frame; the oldest one is dropped."""
@@ -51,8 +56,19 @@ class _FileInMemory:
     saved: SavedSequence | None = None
 
 
+@dataclass(slots=True)
+class _OpenCopy:
+    """A sequence that is being copied out of the engine. parts: what is left."""
+
+    op: StoreKv
+    parts: Iterator[SavedSequence]
+    positions: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
 class DiskStore:
-    """The files of a stage. `store`, `fetch`, `take`, `list_all` and `take_news` are called in the engine's thread."""
+    """The files of a stage. `store`, `copy_part`, `finish_copy`, `fetch`, `take`, `list_all` and `take_news` are called
+    in the engine's thread."""
 
     def __init__(self, folder: StageFolder, bytes_per_s: float = WRITE_BYTES_PER_S) -> None:
         self._folder = folder
@@ -60,6 +76,7 @@ class DiskStore:
         self._writes: Queue[tuple[StoreKv, SavedSequence] | None] = Queue(MOST_WRITES)
         self._reads: Queue[tuple[bytes, _FileInMemory] | None] = Queue(MOST_READ_AHEAD)
         self._ahead: dict[bytes, _FileInMemory] = {}
+        self._copy: _OpenCopy | None = None
         self._stored: list[bytes] = []
         self._lost: list[bytes] = []
         self._fetched: list[bytes] = []
@@ -128,20 +145,49 @@ class DiskStore:
         """The files here, the last used ones last. From any thread."""
         return self._folder.known()
 
-    def store(self, op: StoreKv, save: Callable[[int], SavedSequence]) -> None:
-        """Copy a sequence out of the engine, and let it be written. Does nothing if that is not possible now: the key
-        is then reported as lost."""
-        if self._writes.full() or time.monotonic() < self._paused_until or self._folder_is_closed():
+    def store(self, op: StoreKv, save: Callable[[int], Iterator[SavedSequence]]) -> None:
+        """Begin to copy a sequence out of the engine, to let it be written. Does nothing if that is not possible now:
+        the key is then reported as lost. save: the parts of a sequence; it must not change until all are copied."""
+        is_busy = self._copy is not None or self._writes.full()
+        if is_busy or time.monotonic() < self._paused_until or self._folder_is_closed():
             self._lose(op.key)
             return
+        self._copy = _OpenCopy(op, save(op.sequence))
+
+    @property
+    def copied(self) -> int | None:
+        """The sequence that is being copied out of the engine."""
+        return None if self._copy is None else self._copy.op.sequence
+
+    def copy_part(self) -> None:
+        """Copy the next PART_BYTES of that sequence; after the last ones it is written."""
+        self._go_on(PART_BYTES)
+
+    def finish_copy(self) -> None:
+        """Copy all that is left of that sequence."""
+        self._go_on(None)
+
+    def _go_on(self, most_bytes: int | None) -> None:
+        copy, num_bytes = self._copy, 0
+        if copy is None:
+            return
         try:
-            saved = save(op.sequence)
-            if saved.length < op.length:
-                raise EngineError(f"it holds {saved.length} positions of {op.length}")
-            self._writes.put_nowait((op, saved))
+            for part in copy.parts:
+                copy.positions = part.length
+                copy.tensors |= part.tensors
+                num_bytes += sum(tensor.num_bytes for tensor in part.tensors.values())
+                if most_bytes is not None and num_bytes >= most_bytes:
+                    return
+            if copy.positions < copy.op.length:
+                raise EngineError(f"it holds {copy.positions} positions of {copy.op.length}")
+            self._writes.put_nowait((copy.op, SavedSequence(copy.positions, copy.tensors)))
         except (EngineError, Full) as exc:
-            _log.debug("sequence %d is not stored: %s", op.sequence, exc)
-            self._lose(op.key)
+            _log.debug("sequence %d is not stored: %s", copy.op.sequence, exc)
+            self._lose(copy.op.key)
+        except Exception:
+            self._copy = None
+            raise
+        self._copy = None
 
     def _folder_is_closed(self) -> bool:
         return bool(self.problem) and not self._try_open()
@@ -248,7 +294,7 @@ class DiskStore:
         for key in op.replaces:
             if not self._folder.is_pinned(key):
                 self._folder.remove(key)
-        self.writes += 1
         self.problem = ""
         self._count()
         self._tell(lambda: self._stored.append(op.key))
+        self.writes += 1  # after the news: a write that is counted is one that the next frame reports

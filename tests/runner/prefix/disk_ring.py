@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from tests.runner.prefix.test_prefix_ring import KeepingEngine, RecurrentEngine
 from tests.runner.test_stage_and_driver import BALLOT
 
 DEADLINE_S = 20.0
+PART = 100
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -36,18 +37,26 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class SavingEngine(KeepingEngine):
-    """Its KV can be copied out, and in again."""
+    """Its KV can be copied out in parts of PART positions, and in again. saved: how many it has copied out."""
+
+    saved = 0
 
     def save(self, sequence: int) -> SavedSequence:
+        raise AssertionError("it is saved in parts")
+
+    def save_parts(self, sequence: int) -> Iterator[SavedSequence]:
         if sequence not in self.kv:
             raise EngineError(f"sequence {sequence} is not known here")
-        held = self.kv[sequence]
-        return SavedSequence(len(held), {"kv": Tensor.from_numpy(np.array(held, np.int64))})
+        length = len(self.kv[sequence])
+        for start in range(0, length, PART):
+            part = self.kv[sequence][start : start + PART]
+            self.saved += 1
+            yield SavedSequence(length, {f"kv.{start}": Tensor.from_numpy(np.array(part, np.int64))})
 
     def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
-        if saved.length > max_tokens or set(saved.tensors) != {"kv"}:
+        if saved.length > max_tokens or set(saved.tensors) != {f"kv.{start}" for start in range(0, saved.length, PART)}:
             raise EngineError("it does not fit")
-        self.kv[sequence] = saved.tensors["kv"].numpy().tolist()
+        self.kv[sequence] = [token for tensor in saved.tensors.values() for token in tensor.numpy().tolist()]
 
 
 class SavingRecurrentEngine(SavingEngine, RecurrentEngine):
@@ -130,9 +139,13 @@ class DiskRing(CachingRing):
     def end_writes(self) -> None:
         """Wait until the driver knows of the end of all writes that have begun."""
         while self.disk.is_writing:
-            until(lambda: any(store._has_news for store in self.stores))
-            self.driver._start(Work((), ()))
+            self.driver._start(Work((), ()))  # an idle stage copies all that is left
             self.run()
+            until(lambda: not self.disk.is_writing or any(store._has_news for store in self.stores))
+
+    def num_saved(self) -> list[int]:
+        """How many parts each stage has copied out."""
+        return [engine.saved for engine in self.engines]  # type: ignore[attr-defined]
 
     def close(self) -> None:
         for store in self.stores:
