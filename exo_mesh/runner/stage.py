@@ -222,8 +222,10 @@ class Stage:
         yield self._engine.save(sequence)
 
     def _copy_out(self, disk: DiskStore, frame: Frame) -> None:
-        """Copy a part of the sequence that is to be written; all of it if nothing else runs, or if it goes on."""
-        if not frame.rows or any(row.sequence == disk.copied for row in frame.rows):
+        """Copy a part of the sequence that is to be written; all of it if nothing else runs, or if it goes on. A frame
+        with other ops and no rows says nothing: it may be beside the frames of running streams."""
+        is_idle = not frame.rows and all(isinstance(op, StoreKv) for op in frame.ops)
+        if is_idle or any(row.sequence == disk.copied for row in frame.rows):
             disk.finish_copy()
         else:
             disk.copy_part()

@@ -184,9 +184,10 @@ class DiskStore:
         except (EngineError, Full) as exc:
             _log.debug("sequence %d is not stored: %s", copy.op.sequence, exc)
             self._lose(copy.op.key)
-        except Exception:
-            self._copy = None
-            raise
+        except Exception:  # noqa: BLE001 - logged; nothing is on disk then, and no running sequence needs it
+            self.errors += 1
+            _log.exception("sequence %d cannot be copied out of the engine", copy.op.sequence)
+            self._lose(copy.op.key)
         self._copy = None
 
     def _folder_is_closed(self) -> bool:

@@ -29,8 +29,9 @@ BUSY_LAPS = 200
 """While requests run, one sequence is copied out of the engines in so many laps, so that less than 1 % of the gaps
 between tokens become longer."""
 
-WRITE_S = 60.0
-"""A write that is not confirmed in this time does not hold up the next one."""
+WRITE_S = 300.0
+"""A write that is not confirmed in this time does not hold up the next one. A sequence of 1 GiB is copied out in about
+256 laps beside a stream, and then written for 8 s."""
 
 FETCH_S = 10.0
 """Longest time that a sequence waits for its file while others run; then it is computed."""

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.domain.frame import ListDisk, ReadAhead, StoreKv
+from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.prefix_disk.folder import stored_files
 from exo_mesh.runner.disk import store as disk_store
 from exo_mesh.runner.prefix import disk_index
+from exo_mesh.runner.scheduling.scheduler import Work
 from tests.runner.prefix.disk_ring import DiskRing, until
 from tests.runner.prefix.test_prefix_ring import answer, counts
 from tests.runner.test_stage_and_driver import expected, ids
@@ -332,6 +334,48 @@ async def test_a_sequence_that_ends_while_it_is_copied_out_is_written_whole(
     again = make_ring()
     assert await answer(again, "b", PROMPT) == cold
     assert again.disk.hits == 1 and not again.disk.misses
+
+
+async def test_an_engine_that_breaks_while_a_sequence_is_copied_out_costs_no_answer(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = make_ring()
+    cold = await answer(ring, "a", PROMPT)
+
+    def save_parts(sequence: int) -> Iterator[SavedSequence]:
+        yield SavedSequence(len(PROMPT), {})
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(ring.engines[0], "save_parts", save_parts)
+    ring.driver.look()
+    ring.run()
+    until(lambda: ring.stores[1].writes == 1)
+    assert await answer(ring, "b", PROMPT) == cold
+    assert ring.stores[0].errors == 1 and "out of memory" in caplog.text
+    assert not list((tmp_path / "stage-0").glob("*.kv")) and ring.stores[0].copied is None
+    ring.check()
+
+
+async def test_an_operation_beside_running_streams_does_not_end_the_copying(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_index, "BUSY_LAPS", 0)
+    ring = make_ring()
+    await answer(ring, "a", PROMPT)
+    stream = ring.submit("stream", [9] * 30, 60)
+    while not ring.num_saved()[0]:
+        ring.driver.look()
+        ring.lap()
+    ring.driver._ops.append(ListDisk())
+    ring.driver._start(Work((), ()))
+    parts = []
+    while ring.num_saved()[0] < 5:
+        before = ring.num_saved()[0]
+        ring.lap()
+        parts.append(ring.num_saved()[0] - before)
+    assert max(parts) == 1
+    ring.run()
+    assert ids(await stream.collect()) == expected([9] * 30, 60, 2)
 
 
 async def test_a_short_prompt_is_neither_written_nor_looked_for(make_ring: MakeRing, tmp_path: Path) -> None:
