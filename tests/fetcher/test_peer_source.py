@@ -132,9 +132,10 @@ def test_a_peer_at_which_nothing_more_arrives_is_given_up(tmp_path: Path, monkey
 
 
 def test_the_rest_of_a_read_comes_from_another_peer(tmp_path: Path) -> None:
+    size = 32 * MIB  # more than the buffers of a connection hold when its server stops
     with ExitStack() as stack:
-        first = stack.enter_context(serving(tmp_path / "a", num_bytes=8 * MIB))
-        second = stack.enter_context(serving(tmp_path / "b", num_bytes=8 * MIB))
+        first = stack.enter_context(serving(tmp_path / "a", num_bytes=size))
+        second = stack.enter_context(serving(tmp_path / "b", num_bytes=size))
         found = bytearray()
 
         def sink(piece: memoryview) -> None:
@@ -143,9 +144,9 @@ def test_the_rest_of_a_read_comes_from_another_peer(tmp_path: Path) -> None:
                 first.server.stop()
 
         with pytest.raises(SourceError, match="peer p1"):
-            open_peer(first.source(), NAME, None).read(WEIGHTS, 0, 8 * MIB, sink)
-        assert MIB < len(found) < 8 * MIB
-        open_peer(second.source(), NAME, None).read(WEIGHTS, len(found), 8 * MIB, found.extend)
+            open_peer(first.source(), NAME, None).read(WEIGHTS, 0, size, sink)
+        assert MIB < len(found) < size
+        open_peer(second.source(), NAME, None).read(WEIGHTS, len(found), size, found.extend)
         assert found == first.content
 
 
