@@ -42,7 +42,7 @@ IDLE_SHARE, IDLE_BYTES = 16, 32 * 2**20
 class LoadedStage:
     """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
     length. windowed: a sequence may become longer than the window of some layer. identity: what a saved sequence must
-    have been made with."""
+    have been made with. on_gpu: whether it uses one."""
 
     shard: Shard
     hidden_size: int
@@ -56,6 +56,7 @@ class LoadedStage:
     cell_bytes: int
     fixed_bytes: int
     identity: dict[str, str]
+    on_gpu: bool = False
 
 
 def load_stage(
@@ -117,6 +118,7 @@ def load_stage(
             "quant": options.quant,
             "layers": str(shard),
         },
+        on_gpu=bool(gpus.gpus),
     )
 
 

@@ -21,6 +21,7 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp import saving, wire
 from exo_mesh_llamacpp.context import LlamaContext
@@ -60,6 +61,9 @@ class LlamaCppStage:
         self._stage = stage = self._load(request, progress)
         stage.pools.prepare()
         self.capabilities = _capabilities(stage)
+
+    def warm_up(self, context_limit: int) -> None:
+        run_first_passes(self, context_limit, on_gpu=self._loaded().on_gpu)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         self._loaded().pools.held.setdefault(sequence, Held(max_tokens))

@@ -30,6 +30,7 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, MeshError, ModelError, RankLostError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.ahead import GuessedStep, LookAhead
@@ -152,6 +153,9 @@ class MlxStage:
     def all_reduce_s(self) -> float:
         """See GroupTimer."""
         return 0.0 if self._ranks is None else self._ranks.last_all_reduce_s
+
+    def warm_up(self, context_limit: int) -> None:
+        run_first_passes(self, context_limit, on_gpu=mx.default_device() != mx.cpu)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if sequence not in self._sequences:

@@ -23,6 +23,7 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh_numpy import saving, wire
 from exo_mesh_numpy.decoder import Decoder, RowPiece
@@ -102,6 +103,9 @@ class NumpyStage:
     def weights(self) -> StageWeights:
         """The weights of a loaded stage. Raises EngineError if it is not loaded."""
         return self._loaded().weights
+
+    def warm_up(self, context_limit: int) -> None:
+        run_first_passes(self, context_limit, on_gpu=False)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if sequence not in self._sequences:

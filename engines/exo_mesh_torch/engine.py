@@ -29,6 +29,7 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
 from exo_mesh.pictures import PictureSpec
 from exo_mesh.weights.card import read_json
@@ -122,6 +123,11 @@ class TorchStage:
         tower_bytes = 0 if self._tower is None else self._tower.num_bytes
         small_bytes = 0 if small is None else small.num_bytes
         self._weight_bytes = num_bytes(opened.model) + packed.num_bytes + small_bytes + tower_bytes
+
+    def warm_up(self, context_limit: int) -> None:
+        # on a CPU, and for encoders, `load` has computed enough
+        if self._encoder is None and self._loaded()[0].device.type != "cpu":
+            run_first_passes(self, context_limit, on_gpu=True)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if self._encoder is not None:

@@ -332,6 +332,17 @@ class GroupCheck:
 
 
 @runtime_checkable
+class Warmable(Protocol):
+    """Optional part of a stage engine that builds or reads something in its first forward passes: kernels, buffers,
+    pages of weights."""
+
+    def warm_up(self, context_limit: int) -> None:
+        """Compute what a first request would, so that it does not wait. Called once after `load`, unless the operator
+        turned it off or the stage is a rank of a tensor group. context_limit: as in LoadRequest. Leaves no sequence
+        behind. Raises EngineError, which is logged; the stage serves all the same."""
+
+
+@runtime_checkable
 class GroupMember(Protocol):
     """Optional part of a stage engine that can be one rank of a tensor group.
 

@@ -49,6 +49,7 @@ def start_message(
         prefill_chunk=settings.prefill_chunk,
         prefix_bytes=settings.prefix_cache_bytes,
         prefix_disk=_prefix_disk(settings),
+        skip_warmup=settings.skip_warmup,
         tls=tls_to_proto(credentials.current if credentials else None),
         rank=None if wiring is None else rank_to_proto(wiring),
         total_bytes=0 if memory is None else memory.total_bytes,

@@ -11,7 +11,8 @@ from exo_mesh.domain.download import DownloadState
 
 
 class LoadPhase(StrEnum):
-    """The phases in order. warming: the weights are loaded; the stage is being linked to the others and tested."""
+    """The phases in order. warming: the weights are loaded; the stage computes its first passes, and is linked to the
+    others and tested."""
 
     PLANNED = "planned"
     DOWNLOADING = "downloading"
@@ -45,7 +46,7 @@ def of_rank(
     """The phase of one rank, from what it has reported."""
     if is_ready:
         return StagePhase(LoadPhase.READY)
-    if is_loaded:
+    if is_loaded or (loading is not None and 0 < loading[1] <= loading[0]):
         return StagePhase(LoadPhase.WARMING)
     if fetching is not None and fetching[0] < fetching[1]:
         return StagePhase(LoadPhase.DOWNLOADING, *fetching)

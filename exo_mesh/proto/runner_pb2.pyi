@@ -18,7 +18,7 @@ class TlsCredentials(_message.Message):
     def __init__(self, authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., private_key: _Optional[bytes] = ...) -> None: ...
 
 class StartStage(_message.Message):
-    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank", "total_bytes", "available_bytes", "max_running", "prefill_chunk", "served", "prefix_bytes", "prefix_disk")
+    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank", "total_bytes", "available_bytes", "max_running", "prefill_chunk", "served", "prefix_bytes", "prefix_disk", "skip_warmup")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class StartStage(_message.Message):
     SERVED_FIELD_NUMBER: _ClassVar[int]
     PREFIX_BYTES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_DISK_FIELD_NUMBER: _ClassVar[int]
+    SKIP_WARMUP_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     stage: int
     model_dir: str
@@ -60,7 +61,8 @@ class StartStage(_message.Message):
     served: _plan_pb2.ServedModel
     prefix_bytes: int
     prefix_disk: PrefixDisk
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ..., total_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., served: _Optional[_Union[_plan_pb2.ServedModel, _Mapping]] = ..., prefix_bytes: _Optional[int] = ..., prefix_disk: _Optional[_Union[PrefixDisk, _Mapping]] = ...) -> None: ...
+    skip_warmup: bool
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ..., total_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., served: _Optional[_Union[_plan_pb2.ServedModel, _Mapping]] = ..., prefix_bytes: _Optional[int] = ..., prefix_disk: _Optional[_Union[PrefixDisk, _Mapping]] = ..., skip_warmup: bool = ...) -> None: ...
 
 class PrefixDisk(_message.Message):
     __slots__ = ("directory", "most_bytes", "days", "secret")

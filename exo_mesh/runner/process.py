@@ -148,6 +148,7 @@ def _setup(start: pb.StartStage) -> StageSetup:
         options=dict(start.options),
         max_queued=start.max_queued,
         rank=rank_from_proto(start.rank) if start.HasField("rank") else None,
+        warms_up=not start.skip_warmup,
         memory=MachineMemory(start.total_bytes, start.available_bytes) if start.total_bytes else None,
         max_running=start.max_running or MOST_SEQUENCES,
         prefill_chunk=start.prefill_chunk or PREFILL_CHUNK,

@@ -28,7 +28,8 @@ class StageSetup:
     load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage.
 
     prefix_bytes: limit of the prefix cache on this stage; 0: it is off, None: what running sequences leave of the KV
-    pool. disk: where it writes KV for later prompts; None: nowhere.
+    pool. disk: where it writes KV for later prompts; None: nowhere. warms_up: whether the engine computes something
+    after its load that a first request would wait for.
     """
 
     plan: Plan
@@ -42,6 +43,7 @@ class StageSetup:
     prefill_chunk: int = PREFILL_CHUNK
     prefix_bytes: int | None = None
     disk: DiskSetup | None = None
+    warms_up: bool = True
 
     @property
     def num_stages(self) -> int:

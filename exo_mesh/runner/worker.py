@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ from functools import partial
 import msgspec
 
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
-from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine
+from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine, Warmable
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.proto.runner_pb2 import PrefixFigures
@@ -54,6 +55,8 @@ window, so no circle of stages can wait for each other."""
 
 DISK_LOOK_S = 1.0
 """Time between two looks of a driver for something to write to disk."""
+
+_log = logging.getLogger(__name__)
 
 Send = Callable[[Frame], Awaitable[None]]
 
@@ -143,6 +146,8 @@ class Worker:
         engine.load(request, counted)
         if isinstance(engine, GroupMember) and setup.rank is not None:
             self._verify(engine)
+        elif setup.warms_up and isinstance(engine, Warmable):
+            self._warm_up(engine)
         self._disk = disk_store(setup)
         if setup.is_last and not setup.follows:
             prefix = PrefixCache(len(plan.stages), plan.pool_sequences)
@@ -153,6 +158,15 @@ class Worker:
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None, disk=self._disk)
         self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens, setup.prefix_bytes)
         self.load_s = time.perf_counter() - start
+
+    def _warm_up(self, engine: Warmable) -> None:
+        begin = time.perf_counter()
+        try:
+            engine.warm_up(self._setup.plan.context_limit)
+        except EngineError as exc:
+            _log.warning("the warm-up failed, and the first request may fail too: %s", exc)
+        self.progress += 1
+        _log.info("warmed up in %.2f s", time.perf_counter() - begin)
 
     def _verify(self, engine: GroupMember) -> None:
         def moved(_done: int, _total: int) -> None:

@@ -128,6 +128,7 @@ class Settings:
     prefix_disk: Path | None = None
     prefix_disk_max_bytes: int = 20 * 10**9
     prefix_disk_days: int = 7
+    skip_warmup: bool = False
     max_queued: int = 32
     queue_timeout: int = 120
     prefill_timeout: int = 120

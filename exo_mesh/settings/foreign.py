@@ -59,7 +59,7 @@ VARIABLES = {
     "SKULK_PIPELINE_EVAL_TIMEOUT_SECONDS": _AUTOMATIC,
     "SKULK_GROUP_CONNECT_DEADLINE_SECONDS": "the ranks of a group have 30 s to connect",
     "SKULK_WARMUP_DEADLINE_SECONDS": _AUTOMATIC,
-    "SKULK_SKIP_LLM_WARMUP": "there is no separate warm-up: the first request does it",
+    "SKULK_SKIP_LLM_WARMUP": "use EXO_MESH_SKIP_WARMUP",
     "SKULK_MLX_HANG_DEBUG": "use --hang-debug SECONDS",
     "SKULK_MLX_HANG_DEBUG_INTERVAL_SECONDS": "use --hang-debug SECONDS",
     "SKULK_IMAGE_TRANSPORT_DEBUG": "use --image-transport-debug",

@@ -20,6 +20,8 @@ from tests.support.nodes import MODEL, mesh
         (None, None, False, False, "planned"),
         ((30, 60), None, False, False, "downloading 50 %"),
         ((60, 60), (2, 8), False, False, "loading 2/8"),
+        (None, (0, 0), False, False, "loading"),
+        (None, (8, 8), False, False, "warming"),
         (None, (8, 8), True, False, "warming"),
         (None, (8, 8), True, True, "ready"),
     ],

@@ -27,6 +27,7 @@ _PARTS = (
     "rollback",
     "rows",
     "saving",
+    "warming",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in (*_PARTS, "slices", "stages")))
 
@@ -46,3 +47,4 @@ from exo_mesh.engine.conformance.slices import *
 from exo_mesh.engine.conformance.subject import CHECKPOINT_DAMAGES as CHECKPOINT_DAMAGES
 from exo_mesh.engine.conformance.subject import Damage as Damage
 from exo_mesh.engine.conformance.subject import Subject as Subject
+from exo_mesh.engine.conformance.warming import *
