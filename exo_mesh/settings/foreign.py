@@ -52,7 +52,17 @@ KEYS = {
 """By section or key in configuration files of such programs: what to use in config.toml."""
 
 _AUTOMATIC = "a node derives this from its measurements; leave it out"
-_LLAMA = "llama.cpp computes stages: --engine llamacpp (docs/reference/engines/llamacpp.md)"
+
+_LLAMA = {
+    "LLAMA_CPP_BACKENDS": "use --engine llamacpp --engine-option device=vulkan+cpu, or another backend",
+    "LLAMA_CPP_LOGITS_ALL": "every request may ask for logprobs, which take no memory beforehand; leave it out",
+    "LLAMA_CPP_LOGITS_ALL_N_CTX": "logprobs do not limit the context; --context-limit does",
+    "LLAMA_CPP_FLASH_ATTN": "use --engine llamacpp --engine-option flash=on; it is off by default, see "
+    "docs/reference/engines/llamacpp.md",
+    "LLAMA_SERVER_BACKENDS": "use --server-option openai.backends=vulkan, or other backends",
+    "LLAMA_SERVER_FORCE_NO_SPEC": "use --server-option openai.no_spec=true",
+}
+"""By what follows SKULK_ or EXO_MESH_ in a variable about llama.cpp."""
 
 VARIABLES = {
     "RDMA_DEVICES": "a node finds its RDMA devices by itself; --hostfile FILE sets others, in the `rdma` of each host",
@@ -68,8 +78,8 @@ VARIABLES = {
     "SKULK_KV_CACHE_BACKEND": "KV has the model's own dtype; see docs/how-it-works/roadmap.md",
     "SKULK_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
     "EXO_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
-    "SKULK_LLAMA_CPP_BACKENDS": "use --engine llamacpp --engine-option device=vulkan+cpu, or another backend",
-    "SKULK_LLAMA_SERVER_BIN": _LLAMA,
+    "SKULK_LLAMA_SERVER_BIN": "use --llama-server FILE",
+    **{prefix + name: hint for name, hint in _LLAMA.items() for prefix in ("SKULK_", "EXO_MESH_")},
     "SKULK_ZENOH_LISTEN": "use EXO_MESH_HOST and EXO_MESH_GRPC_PORT",
     "SKULK_ZENOH_CONNECT": "use EXO_MESH_BOOTSTRAP_PEERS",
     "SKULK_DATA_REORDER_BUFFER": "frames arrive in order; leave it out",

@@ -24,6 +24,7 @@ from exo_mesh.settings.config import (
     default_settings,
 )
 from exo_mesh.settings.foreign import KEYS, foreign_variables
+from exo_mesh.settings.foreign import VARIABLES as FOREIGN_VARIABLES
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.store_table import store_keys
 from exo_mesh.settings.table import SETTINGS
@@ -125,7 +126,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     """A warning for each EXO_MESH_* variable that is not a setting."""
-    ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in {*_VARIABLES, *_OTHER_VARIABLES})
+    known = {*_VARIABLES, *_OTHER_VARIABLES, *FOREIGN_VARIABLES}
+    ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
     return tuple(f"{name} is set, but there is no such setting{did_you_mean(name, _VARIABLES)}" for name in ours)
 
 
