@@ -31,11 +31,13 @@ REMEDY = 'pip install "exo-mesh[llamacpp]"'
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
     """A file that should hold llama.cpp, and what to call it. structures: the source that declares the structures of
-    its functions, if there is one."""
+    its functions, if there is one. is_asked: whether a node asks it for its devices, and computes on its GPUs, without
+    option `device`; of PACKAGE a node only knows that it has no GPU but Apple's."""
 
     path: Path
     version: str
     structures: Path | None = None
+    is_asked: bool = True
 
 
 @cache
@@ -54,7 +56,7 @@ def _of_wheel() -> LibraryFile | None:
         for pattern in (f"{PACKAGE}*.so", f"{PACKAGE}*.pyd"):
             found = sorted(Path(place).glob(pattern))
             if found:
-                return LibraryFile(found[0], f"{PACKAGE} {version}")
+                return LibraryFile(found[0], f"{PACKAGE} {version}", is_asked=False)
     return None
 
 

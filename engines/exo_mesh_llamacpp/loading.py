@@ -71,7 +71,9 @@ def load_stage(
     dtype = _checked_dtype(request.activation_dtype or "float32")
     if request.rank is not None:
         raise EngineError("the llamacpp engine cannot be a rank of a tensor group")
-    library = open_library(chosen_library(request.options))
+    file = chosen_library(request.options)
+    library = open_library(file)
+    options = options.with_default_device(file is None or file.is_asked)
     source = open_model(request.model_dir, options, lambda: library)
     shard = request.shard
     _require_cuts(request, source)

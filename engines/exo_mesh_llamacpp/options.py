@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_mesh.errors import InputError
@@ -39,6 +40,11 @@ class LlamaCppOptions:
     def kv_type(self, mixed: bool) -> str:
         """The type of keys and values. mixed: the ring has stages of other engines, which keep float32."""
         return self.kv or ("f32" if mixed else "f16")
+
+    def with_default_device(self, is_asked: bool) -> LlamaCppOptions:
+        """The same, on the CPU if no device is named. is_asked: see LibraryFile. On macOS nothing changes: Metal is the
+        default there."""
+        return self if self.device or is_asked or sys.platform == "darwin" else replace(self, device=("cpu",))
 
     @property
     def num_threads(self) -> int:

@@ -13,11 +13,7 @@ from typing import Literal
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
 from exo_mesh.errors import EngineError, InputError
-from exo_mesh_llamacpp.declared import declared_layout
-from exo_mesh_llamacpp.devices import chosen_gpus
-from exo_mesh_llamacpp.gpu.probe import devices_of
 from exo_mesh_llamacpp.library_file import REMEDY, LibraryFile, chosen_library
-from exo_mesh_llamacpp.options import parse_device
 
 _PREFERENCE = 35
 """Above torch on a CPU, whose decode steps take three times as long, and below every engine on a GPU."""
@@ -40,7 +36,8 @@ class LlamaCppProvider:
         return LlamaCppProvider(options)
 
     def availability(self) -> Availability:
-        """With option `library` or `device`, a process of its own asks the library for its devices, once."""
+        """With option `library` or `device`, or with the library of llama-cpp-python, a process of its own asks the
+        library for its devices, once."""
         try:
             found = chosen_library(self._options)
             if found is None:
@@ -50,18 +47,28 @@ class LlamaCppProvider:
             if not self._options.get("library") and (old := too_old("llamacpp")):
                 return Availability(False, old, upgrade("llamacpp"))
             if found.structures is not None:
+                from exo_mesh_llamacpp.declared import declared_layout
+
                 declared_layout(found.structures)
-            return self._with_gpus(found)
+            return self._with_gpus(found) if self._options or found.is_asked else self._on_default(found)
         except (EngineError, InputError) as exc:
             return Availability(False, str(exc))
 
+    def _on_default(self, found: LibraryFile) -> Availability:
+        """The availability of a library that is not asked for its devices."""
+        is_auto = self._options.get("device", "auto").lower() == "auto"
+        if is_auto and sys.platform == "darwin" and platform.machine() == "arm64":
+            return Availability(True, f"{found.version}, built with Metal", compute="metal", preference=_PREFERENCE)
+        return Availability(True, found.version, compute="cpu", preference=_PREFERENCE)
+
     def _with_gpus(self, found: LibraryFile) -> Availability:
+        from exo_mesh_llamacpp.devices import chosen_gpus
+        from exo_mesh_llamacpp.gpu.probe import devices_of
+        from exo_mesh_llamacpp.options import parse_device
+
         wanted = parse_device(self._options)
-        is_packaged = not self._options.get("library")
-        if wanted == ("cpu",) or (is_packaged and not wanted):
-            if not wanted and sys.platform == "darwin" and platform.machine() == "arm64":
-                return Availability(True, f"{found.version}, built with Metal", compute="metal", preference=_PREFERENCE)
-            return Availability(True, found.version, compute="cpu", preference=_PREFERENCE)
+        if wanted == ("cpu",) or not (wanted or found.is_asked):
+            return self._on_default(found)
         devices = devices_of(self._options)
         gpus = chosen_gpus(devices, wanted)
         if not gpus:

@@ -23,20 +23,21 @@ from exo_mesh_llamacpp.pools import FIRST_CELLS, Pools
 from exo_mesh_llamacpp.token_input import TokenContext, TokenIds
 
 
-def load_whole(file: Path, request: LoadRequest, stops: tuple[int, ...] = ()) -> LoadedStage:
+def load_whole(path: Path, request: LoadRequest, stops: tuple[int, ...] = ()) -> LoadedStage:
     """Load a file as one stage. stops: see StageShape. Raises ModelError with the library's reason."""
-    options = parse_options(request.options)
-    library = open_library(chosen_library(request.options))
+    file = chosen_library(request.options)
+    library = open_library(file)
+    options = parse_options(request.options).with_default_device(file is None or file.is_asked)
     call = library.call
     library.forget_log()
     params = call.llama_model_default_params()
     devices = library.devices()
     gpus = GpuPlan(chosen_gpus(devices, options.device), has_gpu=any(device.is_gpu for device in devices))
     kept = gpus.apply(params, Offload(MAX_GPU_LAYERS if options.gpu_layers is None else options.gpu_layers))
-    handle = call.llama_model_load_from_file(str(file).encode(), params)
+    handle = call.llama_model_load_from_file(str(path).encode(), params)
     del kept
     if not handle:
-        raise ModelError(f"{file}: {library.last_error() or 'llama.cpp does not load it'}")
+        raise ModelError(f"{path}: {library.last_error() or 'llama.cpp does not load it'}")
     model = LoadedModel(library, handle, call.llama_model_size(handle), request.shard.num_layers)
     hidden, vocab = call.llama_model_n_embd(handle), call.llama_vocab_n_tokens(call.llama_model_get_vocab(handle))
     has_states = call.llama_model_is_hybrid(handle) or call.llama_model_is_recurrent(handle)
@@ -59,7 +60,7 @@ def load_whole(file: Path, request: LoadRequest, stops: tuple[int, ...] = ()) ->
         output_dtype="float32",
         cell_bytes=0,
         fixed_bytes=0,
-        identity={"file": str(file)},
+        identity={"file": str(path)},
     )
 
 

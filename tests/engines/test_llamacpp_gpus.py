@@ -357,7 +357,7 @@ def test_each_device_is_tried_before_its_first_use(two_gpus: Library, tmp_path: 
         load(device="gpu0")
         assert asked == ["cpu", "GPU0"]
         with pytest.raises(EngineError, match="not used for llama on GPU1: it differs; use --engine-option device=cpu"):
-            load()
+            load(device="gpu")
         with pytest.raises(EngineError, match="GPU1"):
             load(device="gpu1")
         assert asked == ["cpu", "GPU0", "GPU1"]
@@ -383,3 +383,29 @@ def test_small_differences_count_only_where_a_device_repeats_its_bits(
     ):
         added[:] = noise
         assert (canary.defect(two_gpus, "llama", {"device": device}) == "") == right
+
+
+@needs_library
+def test_gpus_of_the_wheel_are_used_only_if_they_are_named(
+    two_gpus: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node does not open the wheel's library, so it would not know of the memory there."""
+    directory = write_checkpoint(tmp_path, TinyModel(layers=2))
+
+    def load(**options: str) -> str:
+        caplog.clear()
+        stage = provider.create()
+        with caplog.at_level(logging.INFO, "exo_mesh_llamacpp"):
+            stage.load(LoadRequest(Shard("tiny", 0, 2, 2), directory, 64, options), lambda done, total: None)
+        stage.close()
+        return caplog.text
+
+    monkeypatch.setattr(canary, "defect", lambda *_: "")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert "GPU0" not in load()
+    assert "GPU0" in load(device="gpu")
+    with pytest.raises(InputError, match="name the GPUs with option device"):
+        load(gpu_layers="2")
+    assert "GPU0" in load(library=str(two_gpus.fingerprint)), "a library that is named is asked"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "GPU0" in load()

@@ -60,7 +60,7 @@ def plan_gpus(
     gpus = chosen_gpus(devices, options.device)
     has_gpu = any(device.is_gpu for device in devices)
     if options.gpu_layers and not gpus:
-        why = "option device is cpu" if has_gpu else f"{library.build} has no GPU"
+        why = "name the GPUs with option device" if has_gpu else f"{library.build} has no GPU"
         raise InputError(f"gpu_layers={options.gpu_layers}: {why}", param="gpu_layers")
     if not gpus:
         if options.device and options.device != ("cpu",):
