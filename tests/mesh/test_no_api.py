@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.support.own_memory import own_bytes
 from tests.support.peers import Peer, mesh, text_of
 from tests.support.slope import second_half
 
@@ -59,7 +60,7 @@ def test_a_hundred_requests_leave_nothing_in_it(two: list[Peer], silent: Peer) -
         two[0].chat(f"What is {number} plus 5?")
         if number % 5 == 0:
             counts.append(number)
-            samples.append([process.memory_info().rss for process in processes])
+            samples.append([own_bytes(process) for process in processes])
     found = [second_half(counts, list(figures)) for figures in zip(*samples, strict=True)]
     print([f"{one.growth / 1e6:+.2f} MB over the last {counts[-1] // 2} requests" for one in found])
     assert not [one for one in found if one.rises(ALLOWANCE_BYTES)]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from exo_mesh.engine.registry import load_registry
+from tests.support.own_memory import own_bytes
 from tests.support.peers import MODEL, Peer, await_all, mesh
 from tests.support.slope import second_half
 
@@ -72,7 +73,7 @@ def why_not(engine: str) -> str:
 async def load(
     peers: Sequence[Peer], processes: Sequence[psutil.Process], requests: int
 ) -> tuple[list[int], list[list[int]]]:
-    """(requests so far, resident bytes of each process then), every SAMPLE_EVERY requests."""
+    """(requests so far, bytes of each process's own memory then), every SAMPLE_EVERY requests."""
     counts, samples = [], []
     places = asyncio.Semaphore(AT_ONCE)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
@@ -84,7 +85,7 @@ async def load(
         for first in range(0, requests, SAMPLE_EVERY):
             await asyncio.gather(*(one(first + index) for index in range(SAMPLE_EVERY)))
             counts.append(first + SAMPLE_EVERY)
-            samples.append([process.memory_info().rss for process in processes])
+            samples.append([own_bytes(process) for process in processes])
     return counts, samples
 
 

@@ -1,10 +1,16 @@
-"""The judge of the soak tests: it sees a leak of 4 KB a request, and neither noise nor one step."""
+"""The judge of the soak tests: it sees a leak of 4 KB a request, and neither noise, one step nor pages of a library."""
 
 from __future__ import annotations
 
+import mmap
+import sys
+from pathlib import Path
+
 import numpy as np
+import psutil
 import pytest
 
+from tests.support.own_memory import own_bytes
 from tests.support.slope import second_half, trend
 
 MB = 1_000_000
@@ -31,3 +37,16 @@ def test_a_pool_that_fills_in_the_first_half_and_one_step_later_are_no_leak() ->
     assert not second_half(COUNTS, fills).rises(MB)
     assert not second_half(COUNTS, fills + step).rises(MB)
     assert second_half(COUNTS, fills + np.where(COUNTS > 500, 1, 0) * (COUNTS - 500) * 20_000).rises(MB)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say which pages are of files")
+def test_what_a_process_has_read_of_a_file_is_not_its_own_memory_and_what_it_has_written_is(tmp_path: Path) -> None:
+    process, file = psutil.Process(), tmp_path / "library"
+    file.write_bytes(bytes(16 * MB))
+    before = own_bytes(process)
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        assert not any(pages[:: mmap.PAGESIZE])
+        assert own_bytes(process) - before < MB
+        data = bytearray(b"x" * 16 * MB)
+        assert own_bytes(process) - before > 15 * MB
+        del data
