@@ -63,8 +63,9 @@ async def test_a_repeated_prompt_and_the_next_turn_compute_only_what_is_new(tmp_
         assert (await here.ask(turn))[1] == len(PROMPT) + len(answer) - 1, "the last token was not computed"
         told = here.nodes[0].observation.explanation("r3")
         assert told is not None and told.common == told.cached_tokens and told.mine == (answer[-1], 5, 6, 7)
-        await until(lambda: here.prefix().get("hits") == 2)
-        assert here.prefix()["bytes"] > 0 and here.prefix()["on"]
+        # a heartbeat in the middle of the last request shows its hit, and nothing kept: it has taken the memory over
+        await until(lambda: here.prefix()["hits"] == 2 and here.prefix()["bytes"] > 0)
+        assert here.prefix()["on"]
 
 
 async def test_the_surviving_stage_keeps_what_it_holds(tmp_path: Path) -> None:
