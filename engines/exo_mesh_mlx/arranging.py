@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from exo_mesh_mlx.blocks import STEP, KvBlock
+from exo_mesh_mlx.blocks import KvBlock
 from exo_mesh_mlx.caches import SequenceCache
 from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS
+from exo_mesh_mlx.shared.parts import STEP
 
 MAX_SPREAD = 1.25
 """Longest row of a block against its shortest one, which may also differ by STEP: a block takes the memory of its
@@ -61,8 +62,9 @@ def _tidy(block: KvBlock, wanted: set[int]) -> None:
     block.num_partial = block.num_partial + 1 if absent else 0
     leaving = absent if block.num_partial > PATIENCE else []
     staying = [cache for cache in block.rows if cache not in leaving]
-    shortest = min(cache.length for cache in staying)
-    leaving += [cache for cache in staying if not is_similar(shortest, cache.length)]
+    shared = block.shared
+    shortest = min(cache.length for cache in staying) - shared
+    leaving += [cache for cache in staying if not is_similar(shortest, cache.length - shared)]
     if len(leaving) + 1 >= len(block.rows):
         leaving = list(block.rows)  # one row has no use for a block
     if leaving:
@@ -71,9 +73,12 @@ def _tidy(block: KvBlock, wanted: set[int]) -> None:
 
 def _merge(blocks: list[KvBlock]) -> None:
     """Dissolve a block whose rows all fit into another one."""
-    blocks = sorted((block for block in blocks if not block.num_partial), key=_shortest)
+    blocks = sorted(
+        (block for block in blocks if not block.num_partial), key=lambda block: (_begins(block), _shortest(block))
+    )
     for one, other in pairwise(blocks):
-        if is_similar(_shortest(one), max(_longest(one), _longest(other))) and _has_room(other, len(one.rows)):
+        alike = is_similar(_shortest(one), max(_longest(one), _longest(other))) and _begins(one) == _begins(other)
+        if alike and _has_room(other, len(one.rows)):
             one.take_out(list(one.rows))
 
 
@@ -81,12 +86,13 @@ def _house(caches: Sequence[SequenceCache], blocks: Sequence[KvBlock]) -> None:
     """Put sequences that are in no block into one of `blocks`, or into a new one with their like."""
     joining: dict[KvBlock, list[SequenceCache]] = {}
     alike: list[SequenceCache] = []
-    for cache in sorted(caches, key=lambda cache: cache.length):
+    for cache in sorted(caches, key=lambda cache: (cache.begins_with, cache.own_length)):
         block = next((block for block in blocks if _fits(cache, block, len(joining.get(block, ())))), None)
         if block is not None:
             joining.setdefault(block, []).append(cache)
             continue
-        if alike and not (is_similar(alike[0].length, cache.length) and len(alike) < MAX_GROUPED_ROWS):
+        like = alike and alike[0].begins_with == cache.begins_with
+        if alike and not (like and is_similar(alike[0].own_length, cache.own_length) and len(alike) < MAX_GROUPED_ROWS):
             _found(alike)
             alike = []
         alike.append(cache)
@@ -96,7 +102,9 @@ def _house(caches: Sequence[SequenceCache], blocks: Sequence[KvBlock]) -> None:
 
 
 def _fits(cache: SequenceCache, block: KvBlock, num_joining: int) -> bool:
-    shortest, longest = min(cache.length, _shortest(block)), max(cache.length, _longest(block))
+    if cache.begins_with != _begins(block):
+        return False
+    shortest, longest = min(cache.own_length, _shortest(block)), max(cache.own_length, _longest(block))
     return is_similar(shortest, longest) and _has_room(block, num_joining + 1)
 
 
@@ -111,9 +119,13 @@ def _has_room(block: KvBlock, count: int) -> bool:
     return len(block.rows) + count <= MAX_GROUPED_ROWS
 
 
+def _begins(block: KvBlock) -> tuple[int, ...]:
+    return block.rows[0].begins_with
+
+
 def _shortest(block: KvBlock) -> int:
-    return min(cache.length for cache in block.rows)
+    return min(cache.length for cache in block.rows) - block.shared
 
 
 def _longest(block: KvBlock) -> int:
-    return max(cache.length for cache in block.rows)
+    return max(cache.length for cache in block.rows) - block.shared

@@ -27,6 +27,11 @@ MOST_DIFFERENCE = 0.05
 """Largest difference between the results of a row together and alone, relative to its rms: far above the rounding of
 half precision, and far below the effect of a wrong position."""
 
+MOST_SHARING_ERROR = 0.1
+"""Largest root mean square of the differences of a row with parts from one without, relative to its rms. Measured on
+random models of 7 and 32 layers: 0.016 in bfloat16, and 0.8 without the parts. Attention in pieces rounds at other
+places, so the largest of thousands of differences may exceed MOST_DIFFERENCE."""
+
 Stage = MlxGhostStage | WholeStage
 NewCache = Callable[[], SequenceCache]
 
@@ -54,6 +59,33 @@ def attends_in_blocks(stage: Stage, mode: RaggedMode, new_cache: NewCache) -> bo
         return mode.takes_blocks and all(_goes_together(stage, mode, new_cache, n, in_block=True) for n in TRIED_TOKENS)
     except Exception:  # noqa: BLE001 - model code that is not written for such caches may raise anything
         return False
+
+
+def attends_to_parts(stage: Stage, mode: RaggedMode, new_cache: NewCache) -> bool:
+    """Whether two rows that begin with the same parts get what one without parts gets alone."""
+    try:
+        return all(_shares(stage, mode, new_cache, n) for n in TRIED_TOKENS)
+    except Exception:  # noqa: BLE001 - model code that is not written for such caches may raise anything
+        return False
+
+
+def _shares(stage: Stage, mode: RaggedMode, new_cache: NewCache, n: int) -> bool:
+    one, alone = (_after(stage, mode.offsets_as, new_cache, MIN_POSITIONS) for _ in range(2))
+    one.part_off(MIN_POSITIONS, MIN_POSITIONS)
+    if not one.shares_all():
+        return False
+    together = [one, one.copied()]
+    _, made_by_one = _run(stage, mode.offsets_as, [one.copied()], n)
+    _, made_alone = _run(stage, mode.offsets_as, [alone], n)
+    KvBlock(one.shareable()).add(together)
+    try:
+        _, made = _run(stage, mode.offsets_as, together, n)
+        mx.eval(made)
+    finally:
+        for cache in together:
+            cache.release()
+    pairs = [(got[name][:1], wanted) for name, wanted in made_alone.items() for got in (made, made_by_one)]
+    return all(_is_near(got, wanted) for got, wanted in pairs)
 
 
 def _goes_together(stage: Stage, mode: RaggedMode, new_cache: NewCache, n: int, *, in_block: bool = False) -> bool:
@@ -114,6 +146,12 @@ def _alike(got: mx.array, want: mx.array) -> bool:
     got, want = got.astype(mx.float32), want.astype(mx.float32)
     worst = mx.max(mx.abs(got - want)) / mx.sqrt(mx.mean(mx.square(want)))
     return bool((worst <= MOST_DIFFERENCE).item())
+
+
+def _is_near(got: mx.array, want: mx.array) -> bool:
+    got, want = got.astype(mx.float32), want.astype(mx.float32)
+    error = mx.sqrt(mx.mean(mx.square(got - want)) / mx.mean(mx.square(want)))
+    return bool((error <= MOST_SHARING_ERROR).item())
 
 
 def _moved(was: object, now: object) -> bool:

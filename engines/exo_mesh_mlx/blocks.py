@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
 
-STEP: int = KVCache.step
-"""Positions by which a block grows, as a cache of mlx-lm does."""
-
+from exo_mesh_mlx.shared.parts import STEP, MlxKvPart, joined, own_array, room_behind_parts
 
 SPARE = 0.25
 """Free places of a block, relative to those in use, above which it shrinks. The next sequence needs one soon, but their
@@ -24,12 +21,18 @@ class BlockMember(Protocol):
     entries: dict[int, Any]
     length: int
     block: KvBlock | None
+    shared: int
+    """Positions in parts, which stay out of blocks."""
+
+    @property
+    def begins_with(self) -> tuple[int, ...]:
+        """The numbers of the parts."""
 
 
 class KvBlock:
     """Keys and values `[places, heads, capacity, width]` of the entries at `slots`. Place i belongs to `rows[i]`. Each
     row begins at position 0, and ends at the length of its sequence; what follows is zero or what the same sequence
-    held before it was cut back.
+    held before it was cut back. Rows may begin with the same parts (`MlxKvPart`): positions count from their end.
 
     The entries of the rows hold no arrays meanwhile, only their offsets. A row may be cut back, join or leave without
     the others being moved: the last row takes the place of one that leaves.
@@ -44,6 +47,9 @@ class KvBlock:
         self._values: dict[int, mx.array] = {}
         self._places = self._capacity = 0
         self._step: _Step | None = None
+        self.shared = 0
+        self.parts: dict[int, tuple[MlxKvPart, ...]] = {}
+        """What all rows begin with, for each slot."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,12 +62,15 @@ class KvBlock:
         """Move the keys and values of sequences into free places. All rows are copied if there are too few places or
         positions."""
         first, count = len(self.rows), len(self.rows) + len(caches)
-        longest = max(cache.length for cache in caches)
+        if not self.rows:
+            self.shared = caches[0].shared
+            self.parts = {slot: getattr(caches[0].entries[slot], "parts", ()) for slot in self.slots}
+        longest = max(cache.length for cache in caches) - self.shared
         self._grow(longest)
-        capacity = max(self._capacity, _in_steps(longest))
+        capacity = max(self._capacity, self._room(longest))
         for slot in self.slots:
             for held, name in ((self._keys, "keys"), (self._values, "values")):
-                new = [_of_length(getattr(cache.entries[slot], name), capacity) for cache in caches]
+                new = [_of_length(own_array(cache.entries[slot], name), capacity) for cache in caches]
                 if count <= self._places:
                     for place, array in enumerate(new, first):
                         held[slot][place : place + 1] = array
@@ -112,7 +121,9 @@ class KvBlock:
     ) -> None:
         copies = []
         for cache, place in zip(leaving, places, strict=True):
-            length = min(self._capacity, _in_steps(cache.length))
+            if self.shared and cache.length == self.shared:
+                continue  # the entry has no positions of its own
+            length = min(self._capacity, self._room(cache.length - self.shared))
             copies.append(mx.contiguous(array[place : place + 1, :, :length]))
             setattr(cache.entries[slot], name, copies[-1])
         mx.eval(copies)  # a copy that is not made yet refers to the whole array, which the next write would copy then
@@ -120,23 +131,33 @@ class KvBlock:
     def begin(self, n: int) -> None:
         """Prepare a forward of n tokens for each row: make room, and work out positions and mask once for all
         layers."""
-        self._grow(max(cache.length for cache in self.rows) + n)
-        self._step = _Step([cache.length for cache in self.rows], n)
+        shared = self.shared
+        lengths = [cache.length - shared for cache in self.rows]
+        self._grow(max(lengths) + n)
+        self._step = _Step(lengths, n)
 
     def _grow(self, length: int) -> None:
         """Make room for sequences of this length, if the block has rows."""
         if not self.rows or length <= self._capacity:
             return
-        self._capacity = _in_steps(length)
+        self._capacity = self._room(length)
         for held in (self._keys, self._values):
             for slot in self.slots:
                 held[slot] = _of_length(held[slot], self._capacity)
+
+    def _room(self, length: int) -> int:
+        """Positions of a place for a sequence of this length."""
+        return room_behind_parts(length) if self.shared else -(-length // STEP) * STEP
 
     def append(self, slot: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `[rows, heads, n, width]` to all rows; returns all positions up to the end of the longest row. Raises
         ValueError if the rows are not where `begin` found them."""
         step = self._step
-        if step is None or keys.shape[2] != step.n or self.rows[0].entries[slot].offset != step.lengths[0]:
+        if (
+            step is None
+            or keys.shape[2] != step.n
+            or self.rows[0].entries[slot].offset - self.shared != step.lengths[0]
+        ):
             raise ValueError("an entry is written to twice in a forward")
         used = len(self.rows)
         for held, new in ((self._keys, keys), (self._values, values)):
@@ -153,7 +174,7 @@ class KvBlock:
     ) -> list[tuple[mx.array, mx.array]]:
         """Append `[len(caches), heads, n, width]` to some rows; returns the positions of each, `[1, ...]`."""
         places, entries = [self.rows.index(cache) for cache in caches], [cache.entries[slot] for cache in caches]
-        begins, n = [entry.offset for entry in entries], keys.shape[2]
+        begins, n = [entry.offset - self.shared for entry in entries], keys.shape[2]
         self._grow(max(begins) + n)
         for row, (place, begin) in enumerate(zip(places, begins, strict=True)):
             for held, new in ((self._keys, keys), (self._values, values)):
@@ -162,7 +183,11 @@ class KvBlock:
             entry.offset += n
         # All rows are written first: a row that is read refers to the whole array, which the next write would copy.
         return [
-            (self._keys[slot][place : place + 1, :, : begin + n], self._values[slot][place : place + 1, :, : begin + n])
+            joined(
+                self.parts[slot],
+                self._keys[slot][place : place + 1, :, : begin + n],
+                self._values[slot][place : place + 1, :, : begin + n],
+            )
             for place, begin in zip(places, begins, strict=True)
         ]
 
@@ -171,7 +196,9 @@ class KvBlock:
         the causal mask of one row is right for all; with `always`, or with a window, it is never None."""
         if self._step is None:
             raise ValueError("a mask before the forward has begun")
-        return self._step.mask(window_size, always=always)
+        if self.shared and window_size is not None:
+            raise ValueError("a window over shared positions")
+        return self._step.mask(window_size, always=always or (self.shared > 0 and self._step.n > 1))
 
 
 class BlockRows:
@@ -207,6 +234,11 @@ class BlockRows:
         return [None if n == 1 else "causal"]
 
     @property
+    def parts(self) -> list[tuple[MlxKvPart, ...]]:
+        """The parts that the keys and values of each piece lack."""
+        return [self._block.parts[self._slot]] if self._is_whole else [()] * len(self.sizes)
+
+    @property
     def own_masks(self) -> list[mx.array | None]:
         """The mask of each piece in place of None and "causal"; None if these are right."""
         return [self._block.mask()] if self._is_whole else [None] * len(self.sizes)
@@ -231,10 +263,6 @@ class _Step:
             seen = every <= self.positions
             self._masks[window_size] = seen if window_size is None else seen & (self.positions < every + window_size)
         return self._masks[window_size]
-
-
-def _in_steps(length: int) -> int:
-    return -(-length // STEP) * STEP
 
 
 def _of_length(array: mx.array, length: int) -> mx.array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,9 +14,11 @@ from mlx_lm.models import cache as mlx_caches
 from exo_mesh_mlx import tree
 from exo_mesh_mlx.blocks import BlockRows, KvBlock
 from exo_mesh_mlx.ragged import Offsets, OffsetsAs, once_each, ragged
+from exo_mesh_mlx.shared import parts as shared_parts
+from exo_mesh_mlx.shared.parts import PartedKVCache
 from exo_mesh_mlx.trace import MlxTrace
 
-_KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache)
+_KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache, PartedKVCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,14 @@ class SequenceCache:
         self.block: KvBlock | None = None
         """Where the keys and values are, if the sequence shares arrays with others. Its entries then hold none, and
         `settle` must come before anything else uses them."""
+        self._parted: list[PartedKVCache] = []
+        """The entries that begin with parts."""
+        self.shared = 0
+        """Positions in shared parts."""
+        self._folded: dict[int, PartedKVCache] = {}
+        """While the sequence is assembled: what its entries are after `fold`."""
+        self._assembled = 0
+        """Positions in the parts of these entries."""
 
     def shareable(self) -> tuple[int, ...]:
         """The entries whose keys and values can be in a block. Windows, chunks, recurrent states and phantoms stay with
@@ -87,13 +97,87 @@ class SequenceCache:
         return tuple(
             slot
             for slot, entry in self.entries.items()
-            if type(entry) is mlx_caches.KVCache and slot not in self.layout.phantoms and entry.keys is not None
+            if slot not in self.layout.phantoms
+            and ((type(entry) is mlx_caches.KVCache and entry.keys is not None) or type(entry) is PartedKVCache)
         )
 
-    def settle(self) -> None:
+    @property
+    def begins_with(self) -> tuple[int, ...]:
+        """The numbers of the shared parts, of one entry for all: rows of one block begin with the same parts."""
+        return tuple(part.serial for part in self._parted[0].parts) if self._parted else ()
+
+    @property
+    def parts_in(self) -> frozenset[int]:
+        """The memory of the parts that it holds, assembled or not; see `MlxKvPart.memory`."""
+        held = next(iter(self._parted or self._folded.values()), None)
+        return frozenset(part.memory for part in held.parts) if held else frozenset()
+
+    @property
+    def own_length(self) -> int:
+        """Positions behind shared parts."""
+        return self.length - self.shared
+
+    def part_off(self, upto: int, least: int = 0) -> None:
+        """Put the first `upto` positions of keys and values into parts, which copies then share. least: the shortest
+        part, by default LEAST_SHARED."""
+        least = least or shared_parts.LEAST_SHARED
+        if upto < least + self.shared:
+            return
+        self.settle()
+        self.full = []  # it would keep each layer's arrays until all layers are copied
+        for slot in self.shareable():
+            self.entries[slot] = shared_parts.part_off(self.entries[slot], upto, least)
+        self._replace({})
+
+    def assemble(self) -> bool:
+        """Put the positions of entries with parts in one array each, besides the parts. Until `fold`, the sequence is
+        as one that shares nothing. Returns False, with nothing changed, if it has no parts or is assembled."""
+        if not self.shared:
+            return False
+        self.leave_block()
+        self._folded = {slot: entry for slot, entry in self.entries.items() if type(entry) is PartedKVCache}
+        self._assembled = self.shared
+        self._replace({slot: entry.plain() for slot, entry in self._folded.items()})
+        for entry in self._folded.values():
+            entry.keys = entry.values = None
+        return True
+
+    def fold(self) -> None:
+        """Undo `assemble`."""
+        if not self._folded:
+            return
+        folded, self.full = self._folded, []  # it would keep each layer's arrays until the end
+        self.give_up_parts()
+        for slot, entry in folded.items():
+            entry.take(self.entries[slot])
+            self.entries[slot] = entry
+        self._replace({})
+
+    def shares_all(self) -> bool:
+        """Whether all its keys and values begin with parts."""
+        kept = [entry for entry in self.own_entries() if getattr(entry, "keys", entry) is not None]
+        kinds = (PartedKVCache, mlx_caches.ArraysCache)
+        return bool(self._parted) and all(isinstance(entry, kinds) for entry in kept)
+
+    def give_up_parts(self) -> None:
+        """Keep only the arrays that `assemble` made, if it is assembled."""
+        self._folded, self._assembled = {}, 0
+
+    def _replace(self, entries: Mapping[int, Any]) -> None:
+        self.entries.update(entries)
+        self.full = [self.entries[slot] for slot in self.layout.slots]
+        self._parted = [entry for entry in self.entries.values() if type(entry) is PartedKVCache]
+        self.shared = self._parted[0].shared if self._parted else 0
+
+    def leave_block(self) -> None:
         """Move keys and values that are in a block back to the entries."""
         if self.block is not None:
             self.block.take_out([self])
+
+    def settle(self) -> None:
+        """Bring the entries into the state in which they can be copied, saved or cut back to any length."""
+        self.leave_block()
+        self.fold()
 
     def release(self) -> None:
         """Give up keys and values that are in a block, because the sequence ends."""
@@ -115,9 +199,13 @@ class SequenceCache:
         surplus = self.length - length
         if surplus and not all(_can_trim(entry, surplus) for entry in self.entries.values()):
             return False
+        if length < self.shared or length < self._assembled:
+            self.settle()
         for entry in self.entries.values():
             if surplus:
                 entry.trim(surplus)
+        if length < self.shared:
+            self.shared = self._parted[0].shared
         self.length = length
         return True
 
@@ -126,6 +214,7 @@ class SequenceCache:
         self.settle()
         entries = {slot: deepcopy(entry) for slot, entry in self.entries.items()}
         copy = SequenceCache([entries.get(slot) for slot in range(len(self.layout.slots))], self.layout)
+        copy._replace({})
         copy.length = self.length
         return copy
 
@@ -169,13 +258,20 @@ class CacheRows:
     """Sequences whose rows are computed in one forward, in row order."""
 
     def __init__(
-        self, caches: Sequence[SequenceCache], offsets_as: OffsetsAs = Offsets, order: Sequence[int] = ()
+        self,
+        caches: Sequence[SequenceCache],
+        offsets_as: OffsetsAs = Offsets,
+        order: Sequence[int] = (),
+        *,
+        in_place: bool = True,
     ) -> None:
         """order: the order in which the rows are computed, as indexes of `caches`; the given one if empty. Rows of one
-        block must be side by side, in the order of the block."""
+        block must be side by side, in the order of the block. in_place: a single row attends to its parts where they
+        are, which needs a mode that is on."""
         self._order = None if list(order) == sorted(order) else list(order)
         self._caches = caches if self._order is None else [caches[index] for index in self._order]
         self._offsets_as = offsets_as
+        self._in_place = in_place
 
     def arranged(self, array: mx.array) -> mx.array:
         """An array with the rows in the order in which they are computed."""
@@ -189,8 +285,9 @@ class CacheRows:
         """A cache list as long as the model expects, for a forward of n tokens per row; with a batch axis if there are
         several sequences."""
         if len(self._caches) == 1:
-            self._caches[0].settle()
-            return self._caches[0].full
+            self._caches[0].leave_block()
+            if not (self._in_place and self._caches[0].shared):
+                return self._caches[0].full
         runs = [(block, list(run)) for block, run in groupby(self._caches, key=lambda cache: cache.block)]
         for block, run in runs:
             if block is not None and len(run) == len(block.rows):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import (
+    LEAST_SHARED,
     UNKNOWN_STAGE,
     Capabilities,
     GroupCheck,
@@ -35,7 +36,7 @@ from exo_mesh.errors import EngineError, MeshError, ModelError, RankLostError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.ahead import GuessedStep, LookAhead
 from exo_mesh_mlx.arranging import BlockKeeper
-from exo_mesh_mlx.batching import attends_in_blocks, find_mode
+from exo_mesh_mlx.batching import attends_in_blocks, attends_to_parts, find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, arrays_of, can_always_trim, plan_caches
 from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, open_checkpoint
@@ -51,6 +52,7 @@ from exo_mesh_mlx.packets import Group, rearranged
 from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.ranks import Ranks
 from exo_mesh_mlx.sharding import RankShares, coarsest_dtype, share_out
+from exo_mesh_mlx.shared.alone import LoneSequence
 from exo_mesh_mlx.trace import MlxTrace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
@@ -89,6 +91,7 @@ class MlxStage:
         """Whether rows of equal length of several sequences are computed in one forward."""
         self._options = MlxOptions()
         self.keeper = BlockKeeper()
+        self._lone = LoneSequence(lambda: (held.cache for held in self._sequences.values()))
         self._saved_form: saving.SavedForm = {}
         self.ahead = LookAhead(self._drop_guess)
         self._rolls_back = False
@@ -186,6 +189,7 @@ class MlxStage:
         self.ahead.drop()
         if held := self._sequences.pop(sequence, None):
             held.cache.release()
+            self._lone.check_parts()
 
     def sequences(self) -> Sequence[int]:
         return list(self._sequences)
@@ -211,12 +215,17 @@ class MlxStage:
         self._hold(sequence, saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
 
     def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
-        """See SequenceCopier. Arrays are shared until one of the two sequences changes them."""
+        """See SequenceCopier. A long common beginning is shared; other arrays are until one of the two changes them."""
+        self._copy(source, sequence, upto, max_tokens, share=bool(self.capabilities.shares_from) and self.batched)
+
+    def _copy(self, source: int, sequence: int, upto: int, max_tokens: int, *, share: bool) -> None:
         self.ahead.drop()
         held = self._sequences.get(source)
         defect = copy_defect(source, None if held is None else held.cache.length, upto, max_tokens)
         if defect or held is None:
             raise EngineError(defect)
+        if share:
+            held.cache.part_off(upto)
         cache = held.cache.copied() if upto else self._new_cache()
         if not cache.cut_back(upto):
             raise EngineError(f"this KV cache cannot be cut back from {cache.length} to {upto} positions")
@@ -230,7 +239,7 @@ class MlxStage:
 
     def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         """See SequenceMover. A copy takes no memory as long as it is not written to beside its source."""
-        self.copy(source, sequence, upto, max_tokens)
+        self._copy(source, sequence, upto, max_tokens, share=False)
         self.remove(source)
 
     def keep(self, sequence: int) -> None:
@@ -334,8 +343,9 @@ class MlxStage:
         """The caches of the rows of one forward; also prepares the model for that number of rows."""
         if self._ragged is None:
             return CacheRows(caches)
-        self._ragged.switch(len(caches) > 1)
-        return CacheRows(caches, self._ragged.offsets_as, self.keeper.arrange(caches))
+        self._lone.note(caches)
+        self._ragged.switch(len(caches) > 1 or (caches[0].shared > 0 and self.batched))
+        return CacheRows(caches, self._ragged.offsets_as, self.keeper.arrange(caches), in_place=self.batched)
 
     def _output(self, rows: Sequence[Row], computed: Computed, faults: tuple[Fault, ...]) -> StageOutput:
         """Evaluate results and the caches of all rows at once, and copy the results out."""
@@ -474,6 +484,8 @@ class MlxStage:
         self.batched = self._ragged is not None
         if self._ragged is not None and self._options.batch_attention:
             self.keeper.is_on = attends_in_blocks(stage, self._ragged, self._new_cache)
+            if self.keeper.is_on and attends_to_parts(stage, self._ragged, self._new_cache):
+                self.capabilities = replace(self.capabilities, shares_from=LEAST_SHARED)
         mx.clear_cache()
 
 

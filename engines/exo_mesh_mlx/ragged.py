@@ -23,6 +23,7 @@ from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx.blocks import BlockRows
 from exo_mesh_mlx.hooks import LayerCall, hook, set_class
+from exo_mesh_mlx.shared.parts import MOST_DIRECT_TOKENS, MlxKvPart, PartedKVCache, attend, own_mask
 
 _ATTENTION = "scaled_dot_product_attention"
 _SETTINGS = ("max_size", "keep", "chunk_size", "step")
@@ -31,13 +32,21 @@ _SETTINGS = ("max_size", "keep", "chunk_size", "step")
 
 class Ragged:
     """One array (or mask) per piece of rows; they differ in length. sizes: the number of rows of each piece, by default
-    1. own_masks: of keys, the mask of each piece if None and "causal" are wrong for it, else None."""
+    1. own_masks: of keys, the mask of each piece if None and "causal" are wrong for it, else None.
+    parts: of keys, the shared positions before those of each piece."""
 
-    __slots__ = ("own_masks", "pieces", "sizes")
+    __slots__ = ("own_masks", "parts", "pieces", "sizes")
 
-    def __init__(self, pieces: list[Any], sizes: list[int] | None = None, own_masks: list[Any] | None = None) -> None:
+    def __init__(
+        self,
+        pieces: list[Any],
+        sizes: list[int] | None = None,
+        own_masks: list[Any] | None = None,
+        parts: list[tuple[MlxKvPart, ...]] | None = None,
+    ) -> None:
         self.pieces, self.sizes = pieces, sizes or [1] * len(pieces)
         self.own_masks = own_masks or [None] * len(pieces)
+        self.parts = parts or [()] * len(pieces)
 
     @property
     def num_rows(self) -> int:
@@ -97,19 +106,24 @@ class RaggedKv:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         fetched: list[tuple[mx.array, mx.array]] = []
         masks: list[Any] = []
+        parts: list[tuple[MlxKvPart, ...]] = []
         begin = 0
         for entry in self.entries:
             if isinstance(entry, BlockRows):
                 stop = begin + sum(entry.sizes)
                 fetched += entry.fetch(_rows_of(keys, begin, stop), _rows_of(values, begin, stop))
                 masks += entry.own_masks
+                parts += entry.parts
             else:
                 stop = begin + 1
-                fetched.append(entry.update_and_fetch(keys[begin:stop], values[begin:stop]))
-                masks.append(None)
+                direct = isinstance(entry, PartedKVCache) and keys.shape[2] <= MOST_DIRECT_TOKENS
+                fetch = entry.append if direct else entry.update_and_fetch
+                fetched.append(fetch(keys[begin:stop], values[begin:stop]))
+                parts.append(entry.parts if direct else ())
+                masks.append(own_mask(keys.shape[2], fetched[-1][0].shape[2]) if parts[-1] else None)
             begin = stop
         sizes = self._sizes
-        return Ragged([pair[0] for pair in fetched], sizes, masks), Ragged([pair[1] for pair in fetched], sizes)
+        return Ragged([pair[0] for pair in fetched], sizes, masks, parts), Ragged([pair[1] for pair in fetched], sizes)
 
     def make_mask(self, *args: Any, **kwargs: Any) -> Any:
         masks: list[Any] = []
@@ -191,7 +205,7 @@ _VIEWS: dict[type, Any] = {kind: type(f"Ragged{kind.__name__}", (view, kind), {}
 def ragged(entries: Sequence[Any], offsets_as: OffsetsAs = Offsets) -> Any:
     """One cache for entries of one kind, one per row, and rows of blocks. Raises TypeError for a kind without such a
     view."""
-    kind = mlx_caches.KVCache if isinstance(entries[0], BlockRows) else type(entries[0])
+    kind = mlx_caches.KVCache if isinstance(entries[0], BlockRows | PartedKVCache) else type(entries[0])
     if kind not in _VIEWS:
         raise TypeError(f"no view of several {kind.__name__}")
     return _VIEWS[kind](entries, offsets_as)
@@ -241,7 +255,8 @@ def mixers_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMo
 
 
 def _attend_in_pieces(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    names = list(inspect.signature(original).parameters)
+    signature = inspect.signature(original)
+    names = list(signature.parameters)
     mask_at = names.index("mask") - 3 if "mask" in names else None
 
     def attention(queries: mx.array, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
@@ -254,12 +269,28 @@ def _attend_in_pieces(original: Callable[..., mx.array]) -> Callable[..., mx.arr
             if (mask := keys.own_masks[piece]) is not None:
                 _put_mask(mask, its_args, its_kwargs, mask_at)
             its_queries = _rows_of(queries, begin, begin + size)
-            made.append(original(its_queries, keys.pieces[piece], values.pieces[piece], *its_args, **its_kwargs))
+            its_call = (its_queries, keys.pieces[piece], values.pieces[piece], *its_args)
+            if parts := keys.parts[piece]:
+                made.append(_attend_to_parts(signature.bind(*its_call, **its_kwargs).arguments, parts))
+            else:
+                made.append(original(*its_call, **its_kwargs))
             begin += size
         return made[0] if len(made) == 1 else mx.concatenate(made)
 
     attention.knows_ragged = True  # type: ignore[attr-defined]
     return attention
+
+
+def _attend_to_parts(given: dict[str, Any], parts: Sequence[MlxKvPart]) -> mx.array:
+    """Attention to parts and to a piece's own positions. given: the arguments of mlx-lm's function by name. Raises
+    TypeError for some that parts do not know."""
+    known = ("queries", "keys", "values", "cache", "scale", "mask")
+    if unknown := [name for name, value in given.items() if name not in known and value is not None]:
+        raise TypeError(f"attention with {unknown[0]} cannot take shared positions")
+    mask = given.get("mask")
+    if mask is not None and not (isinstance(mask, mx.array) and mask.dtype == mx.bool_):
+        raise TypeError("shared positions need a mask that the caches made")
+    return attend(given["queries"], given["keys"], given["values"], mask, parts, given["scale"])
 
 
 def _put_mask(mask: mx.array, args: list[Any], kwargs: dict[str, Any], mask_at: int | None) -> None:

@@ -15,6 +15,7 @@ from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.errors import EngineError
 from exo_mesh_mlx import wire
 from exo_mesh_mlx.caches import SequenceCache
+from exo_mesh_mlx.shared.parts import PartedKVCache
 
 SavedForm = dict[str, tuple[str, tuple[int | None, ...]]]
 """{tensor name: (dtype, shape)} of a stage's saved sequences; None for the axis that counts positions."""
@@ -44,7 +45,8 @@ def save_parts(cache: SequenceCache) -> Iterator[SavedSequence]:
 def _held(cache: SequenceCache) -> tuple[dict[str, Tensor], dict[str, mx.array]]:
     """The counters, and the arrays, which may not have been computed yet."""
     cache.settle()
-    leaves = {name: leaf for slot, entry in cache.entries.items() for name, leaf in _leaves(entry, str(slot))}
+    entries = {slot: e.plain() if isinstance(e, PartedKVCache) else e for slot, e in cache.entries.items()}
+    leaves = {name: leaf for slot, entry in entries.items() for name, leaf in _leaves(entry, str(slot))}
     counters = {
         name: Tensor.from_numpy(np.asarray([leaf], np.int64)) for name, leaf in leaves.items() if isinstance(leaf, int)
     }

@@ -1,0 +1,1 @@
+"""Shares the memory of sequences that begin alike."""
