@@ -49,7 +49,7 @@ def frames() -> list[Frame]:
 
 def alone(model_dir: Path, wanted: list[Frame]) -> list[np.ndarray]:
     ring = Ring(provider, model_dir, LAYERS, ())
-    ring.insert(1, 2)
+    ring.insert(1, 2, max_tokens=512)
     logits = [ring.forward([Row(*row) for row in rows], np.array(ids)) for rows, ids in wanted]
     ring.close()
     return logits
@@ -97,6 +97,32 @@ def test_a_sequence_is_copied_on_every_rank(llama: Path, tmp_path: Path) -> None
         got = np.load(tmp_path / f"{rank}.npz")
         for index in (1, 3):
             np.testing.assert_allclose(got[f"logits{index}"], got["logits2"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.extended
+def test_sequences_share_their_beginning_on_every_rank(llama: Path, tmp_path: Path) -> None:
+    """One computes the prompt; two copies decode with it, one of them alone for a while, and then all three."""
+    prompt = (TOKENS * 2)[:260]
+    together: Frame = ([(1, 260, 1, 1), (2, 260, 1, 1), (3, 260, 1, 1)], TOKENS[:3])
+    lone: list[Frame] = [([(2, 261 + i, 1, 1)], [TOKENS[i]]) for i in range(6)]
+    wanted: list[Frame] = [
+        ([(1, 0, 260, 1)], prompt),
+        ([(2, 260, 1, 1)], TOKENS[9:10]),
+        together,
+        *lone,
+        ([(1, 261, 2, 2), (3, 261, 2, 2)], TOKENS[4:8]),
+    ]
+    job = Job(llama, (0, LAYERS, LAYERS), wanted, copies={1: (1, 2, 260), 2: (1, 3, 260)})
+    outcomes = run_ranks(job, tmp_path)
+    assert [outcome.answer.get("error") for outcome in outcomes] == [None, None], outcomes
+    assert [outcome.answer["shared"] for outcome in outcomes] == [[260] * 3] * 2
+    after = [[*prompt, TOKENS[0], *TOKENS[4:6]], [*prompt, TOKENS[1], *TOKENS[:6]], [*prompt, TOKENS[2], *TOKENS[6:8]]]
+    one, two, three = alone(llama, [([(1, 0, len(tokens), 1)], tokens) for tokens in after])
+    for rank in range(len(outcomes)):
+        got = np.load(tmp_path / f"{rank}.npz")
+        last = got[f"logits{len(wanted) - 1}"]
+        for made, expected in ((last[1:2], one), (got[f"logits{len(wanted) - 2}"], two), (last[3:], three)):
+            np.testing.assert_allclose(made, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.extended

@@ -54,7 +54,10 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     run_frames(stage, job)
     answer["reduces"] = len(reduces)
     answer["peak_all"] = peak_bytes()
-    answer["kv_heads"] = [entry.keys.shape[1] for one in stage._sequences.values() for entry in one.cache.own_entries()]
+    held = [one.cache for one in stage._sequences.values()]
+    entries = [entry for cache in held for entry in cache.own_entries()]
+    answer["kv_heads"] = [entry.keys.shape[1] for entry in entries if entry.keys is not None]
+    answer["shared"] = [cache.shared for cache in held]
     return answer
 
 

@@ -14,7 +14,19 @@ import pytest
 
 from exo_mesh.engine.contract import StageEngine
 from exo_mesh.runner.prefix.cache import PrefixCache
-from tests.engines.serving_ways import DETERMINISTIC, DUMMY, FAST, LLAMACPP, MLX, TORCH, VOCAB, Bench, Way, write_model
+from tests.engines.serving_ways import (
+    DETERMINISTIC,
+    DUMMY,
+    FAST,
+    LLAMACPP,
+    MLX,
+    MLX_IN_BLOCKS,
+    TORCH,
+    VOCAB,
+    Bench,
+    Way,
+    write_model,
+)
 from tests.support.serving import Asked, ServingRing, Tokens
 
 TOKENS = 5
@@ -26,10 +38,12 @@ WAYS = (
     DETERMINISTIC,
     FAST,
     MLX,
+    MLX_IN_BLOCKS,
     TORCH,
     LLAMACPP,
     replace(MLX, architecture="gemma3_text", dtype="float32"),
     replace(MLX, architecture="qwen3_next"),
+    replace(MLX_IN_BLOCKS, architecture="qwen3_next"),
     replace(MLX, architecture="deepseek_v3", dtype="float32"),
     replace(TORCH, architecture="gemma3_text"),
     replace(TORCH, architecture="qwen3_next"),
@@ -66,9 +80,12 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_parts() -> Iterator[None]:
-    """NumPy shares short beginnings too, so that these prompts are not merely copied."""
+    """NumPy and MLX share short beginnings too, so that these prompts are not merely copied."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exo_mesh_numpy.kv.LEAST_SHARED", 16)
+        if MLX.is_installed:
+            patch.setattr("exo_mesh_mlx.shared.parts.LEAST_SHARED", 16)
+            patch.setattr("exo_mesh_mlx.shared.alone.PATIENCE", 2)
         yield
 
 
