@@ -97,18 +97,17 @@ def steady_ring(hosts: list[Host], names: str) -> dict[str, Any] | None:
     return first if all(other == first for other in others) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("owner", "members", "stands"),
+    ("owner", "members"),
     [
-        pytest.param("h1", "h1 h2", "far", id="a ring of the near side", marks=pytest.mark.slow),
-        pytest.param(
-            "h4", "h1 h2", "near", id="a ring of the near side, placed by the far side", marks=pytest.mark.slow
-        ),
-        pytest.param("h2", "h1 h3", "near", id="a ring over the cable", marks=pytest.mark.slow),
-        pytest.param("h3", "h1 h2 h3 h4", "", id="a ring over all four", marks=pytest.mark.slow),
+        pytest.param("h1", "h1 h2", id="a ring of the near side"),
+        pytest.param("h4", "h1 h2", id="a ring of the near side, placed by the far side"),
+        pytest.param("h2", "h1 h3", id="a ring over the cable"),
+        pytest.param("h3", "h1 h2 h3 h4", id="a ring over all four"),
     ],
 )
-def test_two_and_two_are_one_again(net: Network, owner: str, members: str, stands: str) -> None:
+def test_two_and_two_are_one_again(net: Network, owner: str, members: str) -> None:
     hosts = {host.name: host for host in net.hosts}
     near, far = net.hosts[:2], net.hosts[2:]
     before = place(hosts[owner], [hosts[name] for name in members.split()])
@@ -135,10 +134,10 @@ def test_two_and_two_are_one_again(net: Network, owner: str, members: str, stand
     after = one_ring(net.hosts, "h1 h2 h3 h4")
     assert after is not None
     print(f"whole again {time.monotonic() - begin:.1f} s after the cable was back:", _told(after))
-    assert after["ballot"] == max(half["ballot"] for half in halves), (
-        "who had more right stands, and nothing was placed"
-    )
-    assert not stands or after == dict(zip(("near", "far"), halves, strict=True))[stands], "its stages have gone on"
+    # mostly each half has placed once, and the near one has the larger id; a half that needed two attempts is higher
+    highest = max(halves, key=lambda half: half["ballot"])
+    assert after["ballot"] == highest["ballot"], "the higher ballot stands, and nothing was placed"
+    assert after == highest, "its stages have gone on"
     assert all(chats(host) for host in net.hosts)
 
     end = time.monotonic() + QUIET_S
