@@ -45,8 +45,8 @@ def can_stream() -> bool:
 class LayerStream:
     """A stream over a file that does not exist: its first bytes, then tensors at their places.
 
-    At most one tensor at a time is in memory. `pointer` is a FILE*. `error`: what went wrong when bytes were made; the
-    reader only sees that it cannot read.
+    At most one tensor at a time is in memory, and of most only a part. `pointer` is a FILE*. `error`: what went wrong
+    when bytes were made; the reader only sees that it cannot read.
     """
 
     def __init__(
