@@ -103,9 +103,8 @@ class LlamaContext:
         params.n_ctx = self.slots * self.cells
         params.n_batch = params.n_ubatch = self.max_tokens
         params.n_seq_max = self.slots
-        params.n_outputs_max = params.n_outputs_max_per_seq = (
-            min(MAX_LOGITS, self.max_tokens) if shape.head else self.max_tokens
-        )
+        params.n_outputs_max_per_seq = min(MAX_LOGITS, self.max_tokens) if shape.head else self.max_tokens
+        params.n_outputs_max = max(self.slots, params.n_outputs_max_per_seq)  # with fewer, the library ends the process
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = int(shape.flash)
         params.type_k = params.type_v = KV_TYPES[shape.kv].number

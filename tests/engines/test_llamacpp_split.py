@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exo_mesh_llamacpp import provider as llamacpp
-from exo_mesh_llamacpp.context import MAX_TOKENS, StageShape, pass_tokens
+from exo_mesh_llamacpp.context import MAX_LOGITS, MAX_TOKENS, StageShape, pass_tokens
 from exo_mesh_llamacpp.pools import FIRST_CELLS, _moves
 from exo_mesh_llamacpp.states import of_one_stream, of_streams
 
@@ -173,6 +173,18 @@ def test_sequences_that_compute_together_come_to_lie_side_by_side(llama_dir: Pat
         want = step(stages, Row(sequence, 0, 40, 32))
         assert difference(np.stack(rows), want) < 1e-5
         remove(stages, (sequence,))
+
+
+@pytest.mark.parametrize("cuts", [(), (2,)], ids=str)
+def test_more_sequences_find_room_than_logits_in_one_pass(llama_dir: Path, cuts: tuple[int, ...]) -> None:
+    stages, numbers = ring(llama_dir, cuts, kv="f32"), tuple(range(MAX_LOGITS + 20))
+    insert(stages, numbers, 100)
+    got = step(stages, *(Row(number, 0, 3, 1) for number in numbers))
+    for kind in range(6):
+        assert difference(got[kind::6], got[kind : kind + 1]) < 1e-5, "rows of equal tokens"
+    assert len(got) == len(numbers)
+    for one in stages:
+        one.close()
 
 
 def test_slots_are_moved_as_little_as_possible() -> None:
