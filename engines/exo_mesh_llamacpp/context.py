@@ -60,13 +60,15 @@ def pass_tokens(shape: StageShape, slots: int, cells: int) -> int:
 
 
 class LlamaContext:
-    """Room for `slots` sequences of `cells` positions each. `hidden` is the input of `decode`."""
+    """Room for `slots` sequences of `cells` positions each, or of `cells` together if they are shared. `hidden` is the
+    input of `decode`."""
 
-    def __init__(self, model: LoadedModel, shape: StageShape, slots: int, cells: int) -> None:
+    def __init__(self, model: LoadedModel, shape: StageShape, slots: int, cells: int, *, shared: bool = False) -> None:
         """Raises EngineError if the library cannot make it, as for lack of memory."""
         self.slots, self.cells = slots, cells
-        self.unified = shape.unified
-        self.max_tokens = pass_tokens(shape, slots, cells)
+        self.unified = shape.unified or shared
+        self._room = cells if shared else slots * cells
+        self.max_tokens = pass_tokens(shape, 1 if shared else slots, cells)
         self._shape = shape
         self._library: Library = model.library
         self._call = model.library.call
@@ -100,7 +102,7 @@ class LlamaContext:
     def _open(self, model: LoadedModel) -> int:
         shape = self._shape
         params = self._call.llama_context_default_params()
-        params.n_ctx = self.slots * self.cells
+        params.n_ctx = self._room
         params.n_batch = params.n_ubatch = self.max_tokens
         params.n_seq_max = self.slots
         params.n_outputs_max_per_seq = min(MAX_LOGITS, self.max_tokens) if shape.head else self.max_tokens
@@ -108,7 +110,7 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = int(shape.flash)
         params.type_k = params.type_v = KV_TYPES[shape.kv].number
-        params.kv_unified = shape.unified
+        params.kv_unified = self.unified
         params.swa_full = True
         params.no_perf = True
         if shape.stops or not shape.head:
@@ -117,7 +119,7 @@ class LlamaContext:
         handle = self._call.llama_init_from_model(model.handle, params)
         if not handle:
             why = self._library.last_error() or "not enough memory"
-            raise EngineError(f"no room for {self.slots} sequences of {self.cells} positions: {why}")
+            raise EngineError(f"no room for {self._room} positions of {self.slots} sequences: {why}")
         return int(handle)
 
     def free(self) -> None:
@@ -170,6 +172,12 @@ class LlamaContext:
         """Forget the positions of a sequence from `length` on. False if its state cannot go back."""
         return bool(self._call.llama_memory_seq_rm(self._memory, slot, length, -1))
 
+    def share(self, source: int, slot: int, start: int, stop: int) -> None:
+        """Give positions `[start, stop)` of a sequence to another one too. Only in a unified context: there they are
+        the same cells afterwards."""
+        assert self.unified, "the library ends the process if slots of several streams share a part of a sequence"
+        self._call.llama_memory_seq_cp(self._memory, source, slot, start, stop)
+
     def length(self, slot: int) -> int:
         """Positions that a sequence holds."""
         return int(self._call.llama_memory_seq_pos_max(self._memory, slot)) + 1
@@ -183,7 +191,7 @@ class LlamaContext:
     def restore(self, slot: int, state: np.ndarray) -> bool:
         """Replace a sequence by a saved state. False if the library refuses it; the sequence is then empty."""
         self.cut(slot, 0)
-        fitted = of_streams(state, slot, 1 if self._shape.unified else self.slots)
+        fitted = of_streams(state, slot, 1 if self.unified else self.slots)
         read = self._call.llama_state_seq_set_data(self._handle, fitted.ctypes.data, fitted.nbytes, slot)
         if read == fitted.nbytes:
             return True

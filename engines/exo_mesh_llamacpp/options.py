@@ -13,7 +13,7 @@ from pathlib import Path
 from exo_mesh.errors import InputError
 from exo_mesh_llamacpp.types import KV_TYPES, QUANTS
 
-OPTIONS = ("quant", "kv", "flash", "unified", "threads", "gpu_layers", "device", "library")
+OPTIONS = ("quant", "kv", "flash", "unified", "share", "threads", "gpu_layers", "device", "library")
 MAX_THREADS = 512
 MAX_GPU_LAYERS = 10_000
 MAX_DEVICES = 16
@@ -24,15 +24,17 @@ class LlamaCppOptions:
     """The parsed options.
 
     quant: the type that matrices of a checkpoint are quantised to while loading; "" keeps theirs. kv: the type of keys
-    and values; "" for the default. flash: flash attention. unified: one pool of cells for all sequences. threads: 0 for
-    the default. gpu_layers: layers that the library puts on GPUs, counted from the last one; None for as many as fit.
-    device: names of GPUs or of their backends in lower case, or "cpu"; () for the default.
+    and values; "" for the default. flash: flash attention. unified: one pool of cells for all sequences. share: whether
+    sequences hold a common beginning together; "auto": on the CPU. threads: 0 for the default. gpu_layers: layers that
+    the library puts on GPUs, counted from the last one; None for as many as fit. device: names of GPUs or of their
+    backends in lower case, or "cpu"; () for the default.
     """
 
     quant: str = ""
     kv: str = ""
     flash: bool = False
     unified: bool = False
+    share: str = "auto"
     threads: int = 0
     gpu_layers: int | None = None
     device: tuple[str, ...] = ()
@@ -63,6 +65,7 @@ def parse_options(options: Mapping[str, str]) -> LlamaCppOptions:
         kv=_one_of(options, "kv", ("", *KV_TYPES)),
         flash=_one_of(options, "flash", ("off", "on")) == "on",
         unified=_one_of(options, "unified", ("off", "on")) == "on",
+        share=_one_of(options, "share", ("auto", "on", "off")),
         threads=_number(options, "threads", 0, 1, MAX_THREADS),
         gpu_layers=_gpu_layers(options),
         device=parse_device(options),

@@ -14,7 +14,7 @@ import numpy as np
 
 from exo_mesh.domain.frame import Row
 from exo_mesh_llamacpp.context import MAX_LOGITS, LlamaContext
-from exo_mesh_llamacpp.pools import Held
+from exo_mesh_llamacpp.shared.pool import Held
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,16 @@ moves to a larger one when it outgrows it; a context that is full of sequences i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
+from exo_mesh.engine.contract import LEAST_SHARED
 from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp.context import LlamaContext
+from exo_mesh_llamacpp.shared.groups import CellGroup, MakeShared, new_group, regrouped
+from exo_mesh_llamacpp.shared.pool import Held, Pool
 
 FIRST_CELLS = 512
 """Positions of the smallest sequences' room. A multiple of 256, to which the library rounds."""
@@ -41,41 +45,30 @@ GATHER_PAUSE = 16
 """Passes of a pool after a move before the next one: a move copies what the sequences hold."""
 
 
-@dataclass(slots=True)
-class Pool:
-    """The context for sequences of up to `cells` positions. taken: the slots in use. scattered: how often which slots
-    computed together that are not side by side. pause: passes until slots may move again."""
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How sequences share cells. make: see MakeShared. most_foreign: cells of a group that a sequence may have to pass
+    over because they are not its own, on the average. The same for all stages of a model, because bits depend on it.
+    least: positions of the shortest common beginning that is shared."""
 
-    cells: int
-    context: LlamaContext
-    taken: set[int] = field(default_factory=set)
-    scattered: dict[tuple[int, ...], int] = field(default_factory=dict)
-    pause: int = 0
-
-    @property
-    def free_slot(self) -> int | None:
-        return next((slot for slot in range(self.context.slots) if slot not in self.taken), None)
-
-
-@dataclass(slots=True)
-class Held:
-    """A sequence. length: positions that it holds; place: its pool and slot, None until it holds any."""
-
-    max_tokens: int
-    length: int = 0
-    place: tuple[Pool, int] | None = None
-
-    @property
-    def cells(self) -> int:
-        """Positions that are reserved for it."""
-        return self.place[0].cells if self.place else 0
+    make: MakeShared
+    most_foreign: int
+    least: int = LEAST_SHARED
 
 
 class Pools:
     """All sequences of a stage. make_context: see MakeContext. context_limit: of the instance."""
 
-    def __init__(self, make_context: MakeContext, context_limit: int, idle_limit: int = FIRST_CELLS) -> None:
-        """idle_limit: positions that contexts without sequences may keep room for, until they are used again."""
+    def __init__(
+        self,
+        make_context: MakeContext,
+        context_limit: int,
+        idle_limit: int = FIRST_CELLS,
+        sharing: Sharing | None = None,
+    ) -> None:
+        """idle_limit: positions that contexts without sequences may keep room for, until they are used again.
+        sharing: None if no sequences share cells."""
+        self.sharing = sharing
         self._make = make_context
         self._idle_limit = max(idle_limit, FIRST_CELLS)
         self._largest = -(-max(1, context_limit) // 256) * 256
@@ -86,6 +79,8 @@ class Pools:
 
     def reserve(self, held: Held, length: int) -> tuple[Pool, int]:
         """Make room for a sequence of `length` positions, with what it holds. Raises EngineError without memory."""
+        if held.place and isinstance(held.place[0], CellGroup):
+            return self._reserve_shared(held.place[0], held, length)
         if held.place and held.place[0].cells >= length:
             return held.place
         cells = FIRST_CELLS
@@ -109,6 +104,100 @@ class Pools:
         held = self.held.pop(sequence, None)
         if held and held.place:
             self._leave(held.place)
+
+    @property
+    def num_cells(self) -> int:
+        """Positions that are reserved for all sequences. From any thread."""
+        places = [held.place for held in list(self.held.values()) if held.place]
+        groups = {id(pool): pool.cells for pool, _ in places if isinstance(pool, CellGroup)}
+        return sum(groups.values()) + sum(pool.cells for pool, _ in places if not isinstance(pool, CellGroup))
+
+    def share(self, source: Held, new: Held, upto: int) -> None:
+        """Begin a sequence with the first positions of another one, which the two then hold together as far as that
+        does not slow them down. Raises EngineError without memory; then nothing has changed."""
+        assert self.sharing is not None and source.place is not None
+        pool, slot = source.place
+        if pool.context.length(slot) < upto:
+            raise EngineError(f"the library holds less than {upto} positions of this sequence")
+        most = self.sharing.most_foreign // 2  # the rest is for what they compute
+        if isinstance(pool, CellGroup) and pool.free_slot is not None and pool.foreign(upto) <= most:
+            new.place, new.length = (pool, pool.begin(slot, upto)), upto
+            return
+        comes_too = source.length - upto <= most  # then further copies of it join the new group
+        state = pool.context.save(slot) if comes_too else pool.beginning(slot, upto)
+        length = source.length if comes_too else upto
+        group = new_group(self.sharing.make, length)
+        if not group.context.restore(0, state):
+            group.context.free()
+            raise EngineError("the state of a sequence could not be moved")
+        group.runs.extend(0, length)
+        group.taken.add(0)
+        new.place, new.length = (group, 0), upto
+        if comes_too:
+            self._leave(source.place)
+            source.place, new.place = (group, 0), (group, group.begin(0, upto))
+
+    def _reserve_shared(self, group: CellGroup, held: Held, length: int) -> tuple[Pool, int]:
+        """`reserve` for a sequence of a group. May give some sequences of the group other places."""
+        assert self.sharing is not None
+        more = length - group.runs.length(held.slot)
+        if group.runs.used + more > group.cells:
+            with suppress(EngineError):  # without memory for two groups, it stays one and is slower
+                self._divide(group, more)
+            place = held.place
+            if place and isinstance(place[0], CellGroup):
+                group = place[0]
+            else:
+                return self.reserve(held, length)
+        if group.runs.used + more > group.cells:
+            members = list(self._in(group))
+            if len(members) == 1:  # elsewhere it computes together with other sequences
+                self._take_out(group, held)
+                return self.reserve(held, length)
+            group = self._replace(group, members, more)
+        group.runs.extend(held.slot, more)
+        return group, held.slot
+
+    def _divide(self, group: CellGroup, more: int) -> None:
+        """Take the sequences with the most positions of their own out of a group in which sequences have too many cells
+        beside their own ones."""
+        members = list(self._in(group))
+        if self.sharing is None or len(members) < 2 or group.foreign() <= self.sharing.most_foreign:
+            return
+        crowding = group.crowding(members)
+        if len(crowding) > 1:
+            self._replace(group, crowding, more)
+        else:
+            self._take_out(group, crowding[0])
+        rest = list(self._in(group))
+        if rest:
+            self._replace(group, rest, more)
+
+    def _replace(self, group: CellGroup, members: Sequence[Held], more: int) -> CellGroup:
+        """Move sequences of a group to a new group with room for so many positions more; returns it."""
+        assert self.sharing is not None
+        made, slots = regrouped(self.sharing.make, group, members, more)
+        for held in members:
+            slot = held.slot
+            held.place = (made, slots[slot])
+            self._leave((group, slot))
+        return made
+
+    def _take_out(self, group: CellGroup, held: Held) -> None:
+        """Move a sequence of a group to a place of its own."""
+        slot = held.slot
+        state, length = _state_in(group, slot), group.runs.length(slot)
+        held.place = None
+        try:
+            pool, place = self.reserve(held, length)
+        except EngineError:
+            held.place = (group, slot)
+            raise
+        if state is not None and not pool.context.restore(place, state):
+            held.place = (group, slot)
+            self._leave((pool, place))
+            raise EngineError("the state of a sequence could not be moved")
+        self._leave((group, slot))
 
     def prepare(self) -> None:
         """Make the smallest context, so that a stage which cannot compute says so while it loads."""
@@ -151,16 +240,19 @@ class Pools:
                 raise EngineError("the state of a sequence could not be moved")
 
     def close(self) -> None:
-        self.held.clear()
+        for sequence in list(self.held):
+            self.release(sequence)  # frees groups
         for pool in self._pools.values():
             pool.context.free()
         self._pools.clear()
 
     def _leave(self, place: tuple[Pool, int]) -> None:
         pool, slot = place
-        pool.context.cut(slot, 0)
-        pool.taken.discard(slot)
-        if not pool.taken and self._idle_cells() > self._idle_limit:
+        pool.leave(slot)
+        if isinstance(pool, CellGroup):
+            if not pool.taken:
+                pool.context.free()
+        elif not pool.taken and self._idle_cells() > self._idle_limit:
             pool.context.free()
             self._slots[pool.cells] = pool.context.slots
             del self._pools[pool.cells]

@@ -27,7 +27,8 @@ from exo_mesh_llamacpp import saving, wire
 from exo_mesh_llamacpp.context import LlamaContext
 from exo_mesh_llamacpp.loading import LoadedStage, load_stage
 from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of, state_places, taken_places, together
-from exo_mesh_llamacpp.pools import Held, Pools
+from exo_mesh_llamacpp.pools import Pools
+from exo_mesh_llamacpp.shared.pool import Held
 
 LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
 
@@ -104,7 +105,7 @@ class LlamaCppStage:
         if stage is None:
             return 0
         held = list(stage.pools.held.values())  # a copy: heartbeats read this while a frame may insert or remove
-        kv = sum(one.cells * stage.cell_bytes + bool(one.cells) * stage.fixed_bytes for one in held)
+        kv = stage.pools.num_cells * stage.cell_bytes + sum(one.place is not None for one in held) * stage.fixed_bytes
         return stage.model.num_bytes + (stage.embedding.num_bytes if stage.embedding else 0) + kv
 
     def close(self) -> None:
@@ -148,8 +149,30 @@ class LlamaCppStage:
             stage.pools.release(sequence)
             self.insert(sequence, max_tokens)
             return
+        if stage.pools.sharing and upto >= stage.pools.sharing.least:
+            new = Held(max_tokens)
+            stage.pools.share(held, new, upto)
+            stage.pools.release(sequence)
+            stage.pools.held[sequence] = new
+            return
         pool, slot = held.place
         self._begin(stage, sequence, max_tokens, held.length, pool.context.save(slot), upto)
+
+    def move(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceMover."""
+        stage = self._loaded()
+        held = stage.pools.held.get(source)
+        defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
+        if defect or held is None:
+            raise EngineError(defect)
+        if held.place and upto < held.length:
+            pool, slot = held.place
+            if not pool.cut(slot, upto):
+                raise EngineError(f"this model's state cannot go back from position {held.length} to {upto}")
+        held.length, held.max_tokens = upto, max_tokens
+        del stage.pools.held[source]
+        stage.pools.release(sequence)
+        stage.pools.held[sequence] = held
 
     def _begin(
         self,
@@ -268,6 +291,7 @@ def _capabilities(stage: LoadedStage) -> Capabilities:
         kv=kinds,
         inputs=() if stage.shard.is_first else spec,
         outputs=() if stage.shard.is_last else spec,
+        shares_from=stage.pools.sharing.least if stage.pools.sharing else 0,
     )
 
 
@@ -275,7 +299,7 @@ def _make_ready(pools: Pools, held: Held, row: Row) -> str | None:
     """Bring a sequence to the position where its row begins, with room for the row; returns why that is impossible."""
     if held.place and held.length > row.pos0:
         pool, slot = held.place
-        if not pool.context.cut(slot, row.pos0):
+        if not pool.cut(slot, row.pos0):
             return f"this model's state cannot go back from position {held.length} to {row.pos0}"
         held.length = row.pos0
     try:

@@ -28,8 +28,10 @@ class TokenIds:
 class TokenContext(LlamaContext):
     """A context that computes from token ids."""
 
-    def __init__(self, model: LoadedModel, shape: StageShape, slots: int, cells: int, tokens: TokenIds) -> None:
-        super().__init__(model, shape, slots, cells)
+    def __init__(
+        self, model: LoadedModel, shape: StageShape, slots: int, cells: int, tokens: TokenIds, *, shared: bool = False
+    ) -> None:
+        super().__init__(model, shape, slots, cells, shared=shared)
         self._batch.embd = None
         self._batch.token = tokens.ids.ctypes.data
         self._batch.pos, self._axes = self.positions.ctypes.data, False  # the library adds the other axes itself

@@ -106,7 +106,8 @@ def _compare(library: Library, arch: str, directory: Path, rules: ArchRules, few
 
 
 def run(stages: Sequence[StageEngine], rolls_back: bool) -> np.ndarray:
-    """Prompts in chunks, alone and together, decode steps, a rollback and a copy; all logits. Closes the stages."""
+    """Prompts in chunks, alone and together, decode steps, a rollback, a saved sequence and a copy; all logits. Closes
+    the stages."""
     insert(stages, (0, 1), CONTEXT)
     got = [
         _step(stages, Row(0, 0, 20, 20)),
@@ -121,7 +122,11 @@ def run(stages: Sequence[StageEngine], rolls_back: bool) -> np.ndarray:
         assert isinstance(stage, LlamaCppStage)
         saved = stage.save(1)
         stage.restore(2, CONTEXT, saved)
-    got.append(forward(stages, (Row(2, 11, 1, 1),), TOKENS[1, 11:12]))
+        pools = stage._loaded().pools
+        if pools.sharing:  # the stage with the whole file does not share
+            pools.sharing = replace(pools.sharing, least=8)
+        stage.copy(1, 3, 11, CONTEXT)
+    got += [forward(stages, (Row(number, 11, 1, 1),), TOKENS[1, 11:12]) for number in (2, 3)]
     for stage in stages:
         stage.close()
     return np.concatenate(got)

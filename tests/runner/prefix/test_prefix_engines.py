@@ -80,12 +80,14 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_parts() -> Iterator[None]:
-    """NumPy and MLX share short beginnings too, so that these prompts are not merely copied."""
+    """NumPy, MLX and llama.cpp share short beginnings too, so that these prompts are not merely copied."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exo_mesh_numpy.kv.LEAST_SHARED", 16)
         if MLX.is_installed:
             patch.setattr("exo_mesh_mlx.shared.parts.LEAST_SHARED", 16)
             patch.setattr("exo_mesh_mlx.shared.alone.PATIENCE", 2)
+        patch.setattr("exo_mesh_llamacpp.loading.LEAST_SHARED", 16)
+        patch.setattr("exo_mesh_llamacpp.loading.FOREIGN_PER_WIDTH", 4)  # these models are narrow
         yield
 
 

@@ -1,0 +1,1 @@
+"""Sequences that begin alike, in cells that they have in common."""
