@@ -48,7 +48,7 @@ class Beginnings:
         self._prefix = prefix
         self._disk = disk
         self._retained: set[int] = set()
-        """Sequences that stages hold over a change of the plan, and that have not begun again."""
+        """Sequences that stages hold over a change of the plan, and that have neither begun again nor been removed."""
         self._gives_way = False
         """Whether the log has been told that kept sequences go because memory is short."""
         scheduler.expect_shared = prefix.common_with_running
@@ -70,7 +70,6 @@ class Beginnings:
 
     def admitted(self, sequence: Sequence, now: float) -> None:
         """Begin a sequence that has just got its place, unless it waits to become a copy of a running one."""
-        self._retained.discard(sequence.id)
         if not self.shared.must_wait(sequence, self._scheduler.running):
             self._begin(sequence, now, may_wait=True)
 
@@ -91,13 +90,14 @@ class Beginnings:
             is_kept = is_sound and is_whole and self._prefix.ended(sequence, time.perf_counter())
             self._do(Keep(sequence.id) if is_kept else Remove(sequence.id))
         elif sequence.id in self._retained:
-            self._retained.discard(sequence.id)
             self._do(Remove(sequence.id))
 
     def _do(self, op: Op) -> None:
         """Queue an operation for all stages, and count what sequences share after it."""
         self._ops.append(op)
         self._scheduler.shared.note(op)
+        if isinstance(op, Insert | Copy | Remove):
+            self._retained.discard(op.sequence)
 
     def _forget(self, sequence_id: int) -> None:
         self.shared.forget(sequence_id)

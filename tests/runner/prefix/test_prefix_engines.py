@@ -232,6 +232,12 @@ def test_each_request_gets_what_it_gets_alone(way: Way, bench_of: Benches) -> No
     assert run_stories(bench_of(way), SEED, 12 if way == DUMMY else 3)["hit"] > 2
 
 
+def test_a_sequence_that_waited_after_a_lost_stage_and_was_cancelled_is_removed(bench_of: Benches) -> None:
+    """Stages kept such a sequence for ever in this schedule: it had to wait for a prompt that another one computed, and
+    lost its place before that."""
+    run_stories(bench_of(DUMMY), 31249, 1)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_each_request_gets_what_it_gets_alone_in_many_schedules(way: Way, bench_of: Benches) -> None:
