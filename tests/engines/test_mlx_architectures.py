@@ -103,6 +103,14 @@ def test_rows_of_an_earlier_page_are_kept_only_if_it_is_of_the_same_versions() -
     assert "Of 2 architectures, mlx-lm itself runs 2 here. Of these 1 (50.0 %)" in kept and "1 fail." in kept
 
 
+def test_the_page_tells_rows_that_attend_together_from_rows_that_only_share_a_forward() -> None:
+    found = {}
+    for name, batched, in_blocks in (("a", False, False), ("b", True, False), ("c", True, True)):
+        page = render([Outcome(name, "split", kv=("full",), batched=batched, in_blocks=in_blocks)])
+        found[name] = next(line for line in page.splitlines() if line.startswith("| `")).split(" | ")[6]
+    assert found == {"a": "no", "b": "yes", "c": "in blocks"}
+
+
 @pytest.fixture
 def stage() -> MlxStage:
     return MlxStage()

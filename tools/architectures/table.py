@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from importlib import metadata
 
-from tools.architectures.check import Outcome
+from tools.architectures.check import MARGIN, Outcome
 from tools.architectures.sequences import CHUNKS, DECODE_STEPS
 from tools.architectures.sizes import WINDOW
 
@@ -29,7 +29,9 @@ alone.
   with the context.
 - **Crosses a cut**: the tensors of a frame, per token.
 - **KV**: what the layers keep. **Rollback**: whether a sequence can be cut back to any earlier position.
-- **Together**: rows of several sequences go through the model in one forward; otherwise one after the other.
+- **Together**: *yes*: rows of several sequences go through the model in one forward; *no*: one after the other. *In
+  blocks*: they also attend in one call, in at least some layers, with logits within {margin} of the model's own,
+  relative to their root mean square. `batch_attention=off` turns this off, and all other columns are without it.
 
 | architecture | layers | cuts | crosses a cut | KV | rollback | together | splits run | result |
 |---|---|---|---|---|---|---|---|---|
@@ -60,6 +62,7 @@ def render(outcomes: Sequence[Outcome], page: str = "") -> str:
         sequences=len(CHUNKS),
         prompt=max(map(sum, CHUNKS)),
         steps=DECODE_STEPS,
+        margin=f"{MARGIN:g}",
     )
     return head + "".join(rows[name] for name in sorted(rows, key=str.lower)) + transformers
 
@@ -104,9 +107,13 @@ def _line(outcome: Outcome) -> str:
     live = "<br>".join(f"`{tensor}`" for tensor in outcome.live)
     cells = [
         f"`{outcome.architecture}`", outcome.layers or "", cuts, live, ", ".join(outcome.kv), outcome.rollback,
-        ("yes" if outcome.batched else "no") if outcome.kv else "", outcome.splits or "", result,
+        _together(outcome) if outcome.kv else "", outcome.splits or "", result,
     ]  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |\n"
+
+
+def _together(outcome: Outcome) -> str:
+    return "in blocks" if outcome.in_blocks else "yes" if outcome.batched else "no"
 
 
 def _ranges(cuts: Sequence[int]) -> str:
