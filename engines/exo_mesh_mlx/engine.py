@@ -24,7 +24,6 @@ from exo_mesh.engine.contract import (
     LibraryMemory,
     LoadProgress,
     LoadRequest,
-    MachineMemory,
     SavedSequence,
     StageInput,
     StageOutput,
@@ -45,7 +44,7 @@ from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
-from exo_mesh_mlx.limits import BUFFER_CACHE_BYTES, limits_of
+from exo_mesh_mlx.limits import keep_to
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.options import MlxOptions, parse_options
 from exo_mesh_mlx.packets import Group, rearranged
@@ -101,7 +100,7 @@ class MlxStage:
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         self._options = parse_options(request.options)
-        _keep_to(request.memory)
+        keep_to(request.memory)
         shard = request.shard
         if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):
             raise EngineError(
@@ -487,15 +486,3 @@ class MlxStage:
             if self.keeper.is_on and attends_to_parts(stage, self._ragged, self._new_cache):
                 self.capabilities = replace(self.capabilities, shares_from=LEAST_SHARED)
         mx.clear_cache()
-
-
-def _keep_to(machine: MachineMemory | None) -> None:
-    """Limit MLX's memory in this process, by the memory that the machine has now."""
-    if machine is None:
-        mx.set_cache_limit(BUFFER_CACHE_BYTES)
-        return
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    limits = limits_of(machine, int(recommended) if recommended else None, mx.get_active_memory())
-    mx.set_memory_limit(limits.memory_bytes)
-    mx.set_cache_limit(limits.cache_bytes)
-    _log.info("MLX may take %.2f GB (%s)", limits.memory_bytes / 1e9, limits.why)

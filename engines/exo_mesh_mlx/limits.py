@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
+import mlx.core as mx
+
 from exo_mesh.engine.contract import MachineMemory
+
+_log = logging.getLogger(__name__)
 
 BUFFER_CACHE_BYTES = 256 * 2**20
 """Most bytes of freed buffers that MLX may keep for reuse: a few prefill chunks' activations, not a second model."""
@@ -39,3 +44,15 @@ def limits_of(machine: MachineMemory, recommended_bytes: int | None, active_byte
     why = min(candidates, key=lambda name: candidates[name])
     cache_bytes = max(LEAST_CACHE_BYTES, min(BUFFER_CACHE_BYTES, machine.available_bytes // 16))
     return MlxLimits(candidates[why], cache_bytes, why)
+
+
+def keep_to(machine: MachineMemory | None) -> None:
+    """Limit MLX's memory in this process, by the memory that the machine has now."""
+    if machine is None:
+        mx.set_cache_limit(BUFFER_CACHE_BYTES)
+        return
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    limits = limits_of(machine, int(recommended) if recommended else None, mx.get_active_memory())
+    mx.set_memory_limit(limits.memory_bytes)
+    mx.set_cache_limit(limits.cache_bytes)
+    _log.info("MLX may take %.2f GB (%s)", limits.memory_bytes / 1e9, limits.why)
