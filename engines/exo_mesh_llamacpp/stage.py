@@ -142,7 +142,7 @@ class LlamaCppStage:
         """See SequenceCopier."""
         stage = self._loaded()
         held = stage.pools.held.get(source)
-        defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
+        defect = _copy_defect(stage, source, held, upto, max_tokens)
         if defect or held is None:
             raise EngineError(defect)
         if not upto or held.place is None:
@@ -162,7 +162,7 @@ class LlamaCppStage:
         """See SequenceMover."""
         stage = self._loaded()
         held = stage.pools.held.get(source)
-        defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
+        defect = _copy_defect(stage, source, held, upto, max_tokens)
         if defect or held is None:
             raise EngineError(defect)
         if held.place and upto < held.length:
@@ -293,6 +293,15 @@ def _capabilities(stage: LoadedStage) -> Capabilities:
         outputs=() if stage.shard.is_last else spec,
         shares_from=stage.pools.sharing.least if stage.pools.sharing else 0,
     )
+
+
+def _copy_defect(stage: LoadedStage, source: int, held: Held | None, upto: int, max_tokens: int) -> str | None:
+    """Why a copy cannot be made; None if it can."""
+    defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
+    if not defect and held and stage.windowed and 0 < upto < held.length:
+        # the library would cut a saved state, but the state lacks the positions of the window before `upto`
+        defect = f"this model's state cannot go back from position {held.length} to {upto}"
+    return defect
 
 
 def _make_ready(pools: Pools, held: Held, row: Row) -> str | None:

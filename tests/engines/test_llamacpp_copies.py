@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from exo_mesh.domain.frame import Row
-from exo_mesh.engine.contract import SequenceCopier, StageEngine, StageInput
+from exo_mesh.engine.contract import SequenceCopier, SequenceMover, StageEngine, StageInput
+from exo_mesh.errors import EngineError
 from tests.engines.serving_ways import LLAMACPP, write_model
 from tests.support.exactness import rms
 from tests.support.serving import load_stages
@@ -47,6 +48,30 @@ def test_a_copy_of_a_whole_sequence_continues_as_the_original(whole: StageEngine
     compute(whole, Row(1, 0, 60, 1))
     whole.copy(1, 2, 60, 200)
     one, other = compute(whole, Row(1, 60, 30, 1)), compute(whole, Row(2, 60, 30, 1))
+    assert np.abs(one - other).max() <= SLACK * rms(one)
+
+
+def test_a_copy_of_a_part_of_a_sequence_is_refused(whole: StageEngine) -> None:
+    """It would continue without some positions of its windows."""
+    assert isinstance(whole, SequenceCopier) and isinstance(whole, SequenceMover)
+    whole.insert(1, 200)
+    compute(whole, Row(1, 0, 60, 1))
+    for make in (whole.copy, whole.move):
+        with pytest.raises(EngineError, match="cannot go back from position 60 to 57"):
+            make(1, 2, 57, 200)
+    assert list(whole.sequences()) == [1]
+    compute(whole, Row(1, 60, 1, 1))
+
+
+def test_a_sequence_moves_to_another_number(whole: StageEngine) -> None:
+    assert isinstance(whole, SequenceMover)
+    for sequence in (1, 2):
+        whole.insert(sequence, 200)
+        compute(whole, Row(sequence, 0, 60, 1))
+    before = whole.memory_bytes()
+    whole.move(1, 3, 60, 150)
+    assert whole.memory_bytes() == before and set(whole.sequences()) == {2, 3}
+    one, other = compute(whole, Row(2, 60, 30, 1)), compute(whole, Row(3, 60, 30, 1))
     assert np.abs(one - other).max() <= SLACK * rms(one)
 
 
