@@ -41,7 +41,7 @@ WORKDIR /var/lib/exo-mesh
 # the node's identity, its models and its settings (config.toml)
 VOLUME /var/lib/exo-mesh
 # API and page, peers, discovery
-EXPOSE 52415 5000 5678/udp
+EXPOSE 52415 5000 5000/udp 5678/udp
 # No init is needed: as process 1 `exo-mesh serve` waits for orphans and passes signals on to the node, which lets streams
 # finish for --stop-grace (30 s) after SIGTERM.
 # `docker stop --time 45` waits for that; compose.yaml has it as stop_grace_period.

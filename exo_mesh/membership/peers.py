@@ -75,6 +75,11 @@ class Peer:
         others = (address.rpartition(":")[0] for address in self.addresses)
         return list(dict.fromkeys((self.host, *others)))
 
+    @property
+    def ips(self) -> set[str]:
+        """The hosts by which this node may reach the peer, without brackets and interfaces of IPv6 addresses."""
+        return {host.strip("[]").partition("%")[0] for host in self.hosts}
+
     def learn(self, addresses: Iterable[str]) -> None:
         """Add addresses of the peer. Failed addresses are dropped first to make room; the address in use stays."""
         usable = [way for address in addresses for way in dialable(address, recent_interfaces())]

@@ -49,8 +49,9 @@ class ControlPort(Protocol):
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
         """Introduce this node. The reply says whether the peer admits it, and if not, why."""
 
-    async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
-        """Ask whether the peer is alive; both sides add news."""
+    async def probe(self, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False) -> pb.ProbeReply:
+        """Ask whether the peer is alive; both sides add news. by_call: the answer must show that calls reach the peer,
+        so a datagram does not do."""
 
     async def is_refused(self, timeout_s: float) -> bool:
         """Whether the machine refuses connections at the address, so that no process listens there. False if nothing

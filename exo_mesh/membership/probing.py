@@ -40,12 +40,12 @@ class Probing:
         self._sync = sync
         self._probing: set[str] = set()
 
-    def start(self, peer: Peer) -> None:
+    def start(self, peer: Peer, *, by_call: bool = False) -> None:
         """Probe a peer, unless a probe is running or the peer was removed. Also called right
-        after a failed call, because that may be the first sign of a death."""
+        after a failed call, because that may be the first sign of a death. by_call: see ControlPort.probe."""
         if peer.id not in self._probing and self._roster.peers.get(peer.id) is peer:
             self._probing.add(peer.id)
-            self._roster.tasks.start(self._probe(peer), f"probe {peer.id[:8]}")
+            self._roster.tasks.start(self._probe(peer, by_call=by_call), f"probe {peer.id[:8]}")
 
     async def tell(self, peer: Peer) -> None:
         """Send news to a peer; if it does not answer, probe it."""
@@ -58,6 +58,7 @@ class Probing:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
         own = self._roster.own
         reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation, unix_s=self._roster.wall_clock())
+        reply.takes_datagrams = self._roster.takes_datagrams
         caller = self._roster.knows(request.from_peer, request.incarnation)
         if caller is None:
             reply.unknown_sender = True
@@ -76,6 +77,22 @@ class Probing:
         reply.view_sum, reply.fences_sum = self._roster.sums
         return reply
 
+    def answer_datagram(self, request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
+        """The answer to a probe that came as a datagram from `host`, and whether the caller is a peer with that
+        address; no other caller gets an answer. Without a reply the caller is asked to call, because there is news for
+        it that must not be lost."""
+        roster = self._roster
+        peer = roster.peers.get(request.from_peer)
+        if peer is None or peer.info.incarnation != request.incarnation or host not in peer.ips:
+            return None, False
+        if request.target != roster.own.id:
+            return None, False  # a recorded probe of another peer
+        held = roster.swim.member(peer.id)
+        is_alive = held is not None and held.state is SwimState.ALIVE
+        if roster.news or not is_alive or not roster.is_small or self._prefixes.take(peer.id):
+            return None, True
+        return self.answer(request), True
+
     async def answer_indirect(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
         """Probe a peer on behalf of a caller that cannot reach it."""
         peer = self._roster.peers.get(request.target)
@@ -83,18 +100,18 @@ class Probing:
             return pb.IndirectProbeReply()
         began, probe_s = self._roster.clock(), self._roster.timing.probe_s
         try:
-            await self._ask(peer, 0.8 * probe_s)  # leaves time for the reply
+            await self._ask(peer, 0.8 * probe_s, by_call=True)  # leaves time for the reply
         except MeshError:
             is_late = self._roster.clock() - began > probe_s / 4  # silent, so not a refusal
             return pb.IndirectProbeReply(refused=not is_late and await self._is_refused(peer))
         return pb.IndirectProbeReply(reached=True)
 
-    async def _probe(self, peer: Peer) -> None:
+    async def _probe(self, peer: Peer, *, by_call: bool) -> None:
         roster, swim = self._roster, self._roster.swim
         began = roster.clock()
         timeout_s = swim.probe_timeout_s
         try:
-            await self._ask(peer, timeout_s)
+            await self._ask(peer, timeout_s, by_call=by_call)
             swim.acked(peer.id, roster.clock(), roster.clock() - began)
             return
         except MeshError as exc:
@@ -140,6 +157,15 @@ class Probing:
         finally:
             await asyncio.gather(*(client.close() for client in clients))
 
+    def _must_call(self, peer: Peer) -> bool:
+        """Whether a datagram does not do. In a large mesh every probe has news. Where a ring depends on this node or
+        the peer, calls that fail must be noticed within the time of a probe."""
+        roster = self._roster
+        both = {peer.id, roster.own.id}
+        rings = roster.view.records_of_instances()
+        used = any(owner in both or not both.isdisjoint(ring.plan.member_ids) for owner, ring in rings)
+        return used or not roster.is_small
+
     def _failed(self, peer: Peer, found: Update | None, reason: MeshError) -> None:
         """Act on the result of a failed probe."""
         if found is None:
@@ -150,8 +176,9 @@ class Probing:
             _log.info("peer %s (%s) is suspected: %s", peer.info.name, peer.id[:8], reason)
             self._roster.tell_of(peer.id)
 
-    async def _ask(self, peer: Peer, timeout_s: float) -> None:
-        """Send a probe and exchange news. Raises MeshError if the peer does not answer, or another process answers."""
+    async def _ask(self, peer: Peer, timeout_s: float, *, by_call: bool = False) -> None:
+        """Send a probe and exchange news. Raises MeshError if the peer does not answer, or another process answers.
+        by_call: see ControlPort.probe."""
         roster = self._roster
         updates, records = self._news.for_peer(peer.id)
         request = pb.ProbeRequest(
@@ -164,7 +191,7 @@ class Probing:
             prefixes=self._prefixes.take(peer.id),
         )
         began = roster.clock()
-        reply = await peer.client.probe(request, timeout_s)
+        reply = await peer.client.probe(request, timeout_s, by_call=by_call or self._must_call(peer))
         if (reply.peer_id, reply.incarnation) != (peer.id, peer.info.incarnation):
             raise TransportError(f"the node at {peer.client.address} is not {peer.info.name}, or has restarted")
         peer.answered(began, roster.clock())

@@ -83,6 +83,8 @@ class Roster:
         self.known = KnownPeers()
         self.is_asleep = False
         """Whether this machine sleeps or is about to: the node sends nothing."""
+        self.takes_datagrams = False
+        """Whether probes of this node may be datagrams."""
         self._lost: dict[str, tuple[str, float, PeerInfo]] = {}
         self._gone: dict[str, tuple[float, PeerInfo]] = {}
 

@@ -123,6 +123,10 @@ class Membership:
         """See Roster.id_taken_by."""
         return self._roster.id_taken_by
 
+    def take_datagrams(self) -> None:
+        """Let peers send probes as datagrams from now on; `answer_probe_datagram` answers them."""
+        self._roster.takes_datagrams = True
+
     @property
     def view(self) -> View:
         return self._roster.view
@@ -206,7 +210,7 @@ class Membership:
         peer = self._roster.peers.get(peer_id)
         if peer is None:
             return False
-        self._probing.start(peer)
+        self._probing.start(peer, by_call=True)
         return self.unanswered_s(peer_id) > OUT_OF_REACH * self._roster.swim.probe_timeout_s
 
     # Start and stop.
@@ -278,6 +282,10 @@ class Membership:
     def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
         return self._probing.answer(request)
+
+    def answer_probe_datagram(self, request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
+        """Answer a probe that came as a datagram; see Probing.answer_datagram."""
+        return self._probing.answer_datagram(request, host)
 
     async def answer_indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
         """Probe a peer on behalf of a caller that cannot reach it."""

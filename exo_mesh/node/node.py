@@ -104,6 +104,8 @@ class Node:
         settings, phases = self.settings, phases or StartPhases()
         await asyncio.to_thread(self._hosting.runner_history.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
+        if await self._parts.probe_port.start(settings.host, port, self.membership.answer_probe_datagram):
+            self.membership.take_datagrams()
         phases.done("control port")
         device = await asyncio.to_thread(
             this_machine.device, self._parts.registry, settings.engine, self._parts.machine.memory.follow
@@ -181,6 +183,7 @@ class Node:
         await self.membership.stop()
         await self._serving.stop()
         await self._server.stop()
+        self._parts.probe_port.stop()
         await self._models.exchange.stop()
         self._parts.machine.close()
         self._models.texts.close()

@@ -40,6 +40,7 @@ from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
+from exo_mesh.transport.probes.port import probe_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class NodeParts:
         # higher than every reading of an earlier start, because gossip may still carry those
         self._sequence = self.identity.incarnation * VERSIONS_PER_INCARNATION
         self.machine = MachineParts.at(settings, memory_reader)
+        self.probe_port = probe_port(settings.secret, self.identity.incarnation)
         self.membership = self._new_membership(tuning.timing)
         sharing = SharingParts.at(settings, origins, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
@@ -118,7 +120,7 @@ class NodeParts:
             read_prefixes=lambda: own_prefixes(self.membership, self.hosting.host),
             timing=timing,
             clock=self.clock,
-            dial=lambda address: ControlClient(address, self.credentials, settings.namespace),
+            dial=lambda address: ControlClient(address, self.credentials, settings.namespace, self.probe_port),
             only_peers=settings.node_id_filter,
             only_links=settings.interface_type_filter,
         )

@@ -454,7 +454,7 @@ class ProbeRequest(_message.Message):
     def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry", "view_sum", "fences_sum", "prefixes")
+    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry", "view_sum", "fences_sum", "prefixes", "takes_datagrams")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -465,6 +465,7 @@ class ProbeReply(_message.Message):
     VIEW_SUM_FIELD_NUMBER: _ClassVar[int]
     FENCES_SUM_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
     unix_s: float
     peer_id: str
@@ -475,7 +476,8 @@ class ProbeReply(_message.Message):
     view_sum: int
     fences_sum: int
     prefixes: _containers.RepeatedCompositeFieldContainer[PeerPrefixes]
-    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ...) -> None: ...
+    takes_datagrams: bool
+    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ..., takes_datagrams: bool = ...) -> None: ...
 
 class PeerPrefixes(_message.Message):
     __slots__ = ("peer_id", "incarnation", "version", "digests")

@@ -77,10 +77,12 @@ class Seal:
 
 
 class RefusedDatagrams:
-    """Counts refused datagrams, and returns a summary line from time to time. now: a monotonic clock."""
+    """Counts refused datagrams, and returns a summary line from time to time. now: a monotonic clock. what: the name
+    of a datagram, for people."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, what: str = "announcement") -> None:
         self._now = now
+        self._what = what
         self._due = float("-inf")
         self._unreported = 0
         self.total = 0
@@ -91,8 +93,7 @@ class RefusedDatagrams:
         self._unreported += 1
         if self._now() < self._due:
             return ""
-        line = (
-            f"refused {self._unreported} announcement{'s' * (self._unreported > 1)}, the last one from {source}: {why}"
-        )
+        plural = "s" * (self._unreported > 1)
+        line = f"refused {self._unreported} {self._what}{plural}, the last one from {source}: {why}"
         self._due, self._unreported = self._now() + REPORT_EVERY_S, 0
         return line

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 SALT = b"exo-mesh"
 CA_INFO = b"exo-mesh v1: certificate authority, P-256 private key"
 ANNOUNCEMENT_INFO = b"exo-mesh v1: announcements, HMAC-SHA256"
-
+PROBE_INFO = b"exo-mesh v1: probe datagrams, ChaCha20-Poly1305"
 PREFIX_DISK_INFO = b"exo-mesh v1: files with KV, AES-256-GCM"
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -33,6 +33,11 @@ def ca_key(secret: str) -> ec.EllipticCurvePrivateKey:
 def announcement_key(secret: str) -> bytes:
     """The key that signs announcements."""
     return derive(secret, ANNOUNCEMENT_INFO, 32)
+
+
+def probe_key(secret: str) -> bytes:
+    """The key from which each start of a node derives its own for probe datagrams."""
+    return derive(secret, PROBE_INFO, 32)
 
 
 def prefix_disk_key(secret: str) -> bytes:

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from exo_mesh.clock import monotonic
 from exo_mesh.errors import DeadlineError, PeerVersionError, StrangerError, TransportError, error_from_code
 from exo_mesh.printable import printable
 from exo_mesh.proto import control_pb2 as pb
@@ -23,6 +24,8 @@ from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, read_message
+from exo_mesh.transport.probes.asking import DatagramProbes
+from exo_mesh.transport.probes.port import ProbePort
 
 CALL_S = 5.0
 """Deadline of calls that answer from memory or a local file."""
@@ -45,6 +48,11 @@ SELF_TEST_S = 180.0
 INTRODUCE_S = 120.0
 """Deadline for a peer that copies the tokenizer and the headers of a model: up to 150 MB, and the link may be Wi-Fi."""
 
+IDLE_MS = 3000
+"""A connection without calls is closed after this time, because its keepalive timer at either end wakes each thread of
+gRPC's pool some twenty times, every second. The next call opens it again. Longer than a period of calls to the next
+peer, which are the probes where datagrams do not arrive."""
+
 _REPLY_BYTES = {
     "Hello": STRANGER_BYTES,
     "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
@@ -62,21 +70,29 @@ _REPLY_BYTES = {
 # their callers as if their tasks had been cancelled; a call on a closed channel is a UsageError.
 _FAILURES = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
 
+_UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
 # Redial at once: the membership decides whether a peer is alive, not grpc's back-off of up to 120 s. The "minimum" is
 # also the timeout of one attempt, and a TLS handshake with a slow board takes long.
 _DIAL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.client_idle_timeout_ms", IDLE_MS),
 ]
 
 
 class ControlClient:
     """Calls the peer at "host:port". Raises TransportError if it cannot be reached, DeadlineError if it does not
-    answer, and the peer's own MeshError if it refuses."""
+    answer, and the peer's own MeshError if it refuses. probe_port: for probes by datagram; without one, all are
+    calls."""
 
     def __init__(
-        self, address: str, credentials: CredentialSource | None = None, namespace: str = DEFAULT_NAMESPACE
+        self,
+        address: str,
+        credentials: CredentialSource | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
+        probe_port: ProbePort | None = None,
     ) -> None:
         self.address = address
         self._credentials = credentials
@@ -86,6 +102,7 @@ class ControlClient:
         careful = _CarefulChannel(self._channel)
         self._stub = rpc.ControlStub(careful)  # type: ignore[no-untyped-call]
         self._paths = paths_pb2_grpc.PathsStub(careful)  # type: ignore[no-untyped-call]
+        self._datagrams = None if probe_port is None else DatagramProbes(address, probe_port)
         self._calls = 0
         self._reports = 0
         self._no_report = asyncio.Event()
@@ -93,7 +110,8 @@ class ControlClient:
 
     def at(self, address: str) -> ControlClient:
         """A new client with the same credentials and another address."""
-        return ControlClient(address, self._credentials, self._namespace)
+        port = None if self._datagrams is None else self._datagrams.port
+        return ControlClient(address, self._credentials, self._namespace, port)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -149,8 +167,14 @@ class ControlClient:
             raise
         return reply
 
-    async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
-        reply: pb.ProbeReply = await self._call(self._stub.Probe, request, timeout_s)
+    async def probe(self, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False) -> pb.ProbeReply:
+        began = monotonic()
+        if self._datagrams is not None and not by_call and (heard := await self._datagrams.ask(request)) is not None:
+            return heard
+        left_s = max(0.0, timeout_s - (monotonic() - began))
+        reply: pb.ProbeReply = await self._call(self._stub.Probe, request, left_s)
+        if self._datagrams is not None:
+            self._datagrams.called(reply)
         return reply
 
     async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
@@ -331,6 +355,8 @@ class ControlClient:
         if not isinstance(exc, grpc.aio.AioRpcError):
             closed = TransportError(f"the connection to {self.address} was closed")
             return exc if isinstance(exc, asyncio.CancelledError) and was_cancelled() else closed
+        if self._datagrams is not None and exc.code() in _UNREACHED:
+            self._datagrams.call_failed()
         details = printable(exc.details() or "")
         if exc.code() == grpc.StatusCode.PERMISSION_DENIED:
             return StrangerError(details)

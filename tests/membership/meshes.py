@@ -11,8 +11,10 @@ from typing import Any, cast
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.service import Membership
+from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
+from exo_mesh.transport.probes.port import ProbePort
 from tools.simulate.handler import MembershipHandler
 
 FAST = Timing(period_s=0.05, probe_s=0.5, suspicion_s=0.4, gossip_s=0.02, call_s=1.0)
@@ -29,17 +31,27 @@ def peer_info(peer_id: str, **changes: Any) -> PeerInfo:
     return replace(PeerInfo(peer_id, 1, f"name-{peer_id}", "0.1", 1, "default", ()), **changes)
 
 
+class _CountingHandler(MembershipHandler):
+    num_probes = 0
+
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+        self.num_probes += 1
+        return await super().probe(request)
+
+
 class Peer:
     """One membership behind a control server. `crash` closes the server without a goodbye."""
 
     def __init__(self, info: PeerInfo, only_peers: tuple[str, ...] = (), only_links: tuple[str, ...] = ()) -> None:
         self.left: list[str] = []
         self.num_returns = 0
+        self.probe_port: ProbePort | None = None
+        """Set before `start`, to probe by datagrams too."""
         self.prefixes: dict[str, bytes] = {}
         self.membership = Membership(
             info,
             lambda: Telemetry(info.id, 1, 100, 200, 0),
-            dial=ControlClient,
+            dial=lambda address: ControlClient(address, probe_port=self.probe_port),
             only_peers=only_peers,
             only_links=only_links,
             on_leave=lambda peer, records: self.left.append(peer.id),
@@ -47,7 +59,8 @@ class Peer:
             read_prefixes=lambda: dict(self.prefixes),
             timing=FAST,
         )
-        self.server = ControlServer(cast(Any, MembershipHandler(self.membership)))
+        self.handler = _CountingHandler(self.membership)
+        self.server = ControlServer(cast(Any, self.handler))
         self.address = ""
 
     async def before_refute(self) -> None:
@@ -56,18 +69,31 @@ class Peer:
     async def start(self, port: int = 0) -> Peer:
         port = await self.server.start("127.0.0.1", port)
         self.address = f"127.0.0.1:{port}"
+        if self.probe_port is not None and await self.probe_port.start(
+            "127.0.0.1", port, self.membership.answer_probe_datagram
+        ):
+            self.membership.take_datagrams()
         self.membership.start(replace(self.membership.own, addresses=(self.address,)))
         return self
 
     async def stop(self) -> None:
         await self.membership.stop()
         await self.server.stop(0)
+        if self.probe_port is not None:
+            self.probe_port.stop()
 
     async def crash(self) -> None:
         await self.server.stop(0)
+        if self.probe_port is not None:
+            self.probe_port.stop()
         await self.membership._tasks.close()
         for peer in self.membership.peers:
             await peer.client.close()
+
+    @property
+    def num_calls(self) -> int:
+        """Probes that came as calls so far."""
+        return self.handler.num_probes
 
     @property
     def sees(self) -> list[str]:
@@ -75,9 +101,12 @@ class Peer:
 
 
 @asynccontextmanager
-async def mesh(*ids: str) -> AsyncIterator[list[Peer]]:
+async def mesh(*ids: str, before_start: Callable[[Peer], None] = lambda peer: None) -> AsyncIterator[list[Peer]]:
     """Peers that all know each other."""
-    peers = [await Peer(peer_info(peer_id)).start() for peer_id in ids]
+    peers = [Peer(peer_info(peer_id)) for peer_id in ids]
+    for peer in peers:
+        before_start(peer)
+        await peer.start()
     for peer in peers[1:]:
         peer.membership.suggest(peers[0].address)
     try:

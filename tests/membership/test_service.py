@@ -112,10 +112,12 @@ async def test_a_port_that_refuses_one_peer_alone_is_no_death(monkeypatch: pytes
     async with mesh("a", "b", "c") as (a, b, c):
         probe, is_refused = ControlClient.probe, ControlClient.is_refused
 
-        async def cut(client: ControlClient, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
+        async def cut(
+            client: ControlClient, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False
+        ) -> pb.ProbeReply:
             if request.from_peer == "a" and client.address == b.address:
                 raise TransportError("refused")
-            return await probe(client, request, timeout_s)
+            return await probe(client, request, timeout_s, by_call=by_call)
 
         async def refused(client: ControlClient, timeout_s: float) -> bool:
             return client.address == b.address or await is_refused(client, timeout_s)

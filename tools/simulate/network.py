@@ -160,7 +160,7 @@ class SimClient(PeerClient):
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> Any:
         return await self._call(lambda h: h.hello(request, self._own.rpartition(":")[0]), request, timeout_s)
 
-    async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> Any:
+    async def probe(self, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False) -> Any:
         return await self._call(lambda h: h.probe(request), request, timeout_s)
 
     async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> Any:
