@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -149,7 +148,7 @@ class MemoryMonitor:
             await next_beat(self._poll_s)
             before, was_tight = self.level, self._is_tight
             try:
-                self._take(self._snapshot(await asyncio.to_thread(self._read)))
+                self._take(self._snapshot(self._read()))
                 failing = False
             except OSError as exc:
                 if not failing:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from exo_mesh.beat import until_beat
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.discovery.interfaces import recent_interfaces
 from exo_mesh.domain.addresses import MAX_PROBE_BYTES, Interface, Path, best_path, dialable, link_kind
@@ -24,6 +25,9 @@ SETTLE_S = 1.0
 """Delay before the first measurement of a new peer, which is busy exchanging records and loading."""
 AGAIN_S = 60.0
 """Time between two measurements of a peer whose addresses have not changed."""
+PACE_S = 60.0
+"""Time for each peer in which no other peer is measured again: otherwise the calls of a mesh of 16 would keep idle
+nodes awake."""
 SOON_S = 5.0
 """Shortest time between two measurements of a peer, however often its addresses change."""
 GOODPUT_AGAIN_S = 600.0
@@ -62,7 +66,7 @@ class PathKeeper:
     async def run(self) -> None:
         pause_s = TICK_S
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(until_beat(TICK_S) if pause_s == TICK_S else pause_s)
             pause_s = TICK_S
             peers = self._membership.peers
             for known in (self._measured_at, self._transferred_at):
@@ -80,7 +84,7 @@ class PathKeeper:
         # A new peer counts as measured at such a time that it is due after settle_s.
         since_s = now - self._measured_at.setdefault(peer.id, now + self._settle_s - self._soon_s)
         changed = peer.paths.keys() != set(peer.addresses)
-        return since_s >= (self._soon_s if changed else AGAIN_S)
+        return since_s >= (self._soon_s if changed else max(AGAIN_S, PACE_S * len(self._membership.peers)))
 
     async def measure(self, peer: Peer) -> None:
         """Measure every address of a peer, and use the best one from now on."""
@@ -102,11 +106,13 @@ class PathKeeper:
             await asyncio.gather(*(client.close() for client in clients.values() if client not in mine))
 
     def _client(self, peer: Peer, address: str) -> PeerClient:
-        return peer.client if address == peer.client.address else peer.client.at(address)
+        """The client of the address in use while calls run on it; otherwise a new one, whose connection is closed after
+        the measurement and not some seconds later."""
+        return peer.client if address == peer.client.address and not peer.client.is_idle else peer.client.at(address)
 
     async def _paths(self, peer: Peer, clients: dict[str, PeerClient]) -> list[Path]:
         interfaces = self._read()
-        answers = await asyncio.gather(*(is_answered_by(peer.id, client) for client in clients.values()))
+        answers = await asyncio.gather(*(self._is_answered(peer, client) for client in clients.values()))
         paths = []
         for (address, client), answered in zip(clients.items(), answers, strict=True):
             path = Path(address, link_kind(address, interfaces), failed=not answered)
@@ -121,6 +127,12 @@ class PathKeeper:
             path if path.kind.comes_last and worth_it else await self._with_goodput(path, clients[path.address])
             for path in paths
         ]
+
+    async def _is_answered(self, peer: Peer, client: PeerClient) -> bool:
+        """Whether the peer answers. If not at the address in use, its client makes a call, and so notices that."""
+        if await is_answered_by(peer.id, client):
+            return True
+        return client.address == peer.client.address and await is_answered_by(peer.id, peer.client)
 
     def _transfer_is_due(self, peer: Peer) -> bool:
         last = self._transferred_at.get(peer.id)

@@ -102,7 +102,7 @@ async def test_peers_that_share_a_ring_probe_each_other_by_calls() -> None:
     async with pair() as peers:
         await until(lambda: min(num_answered(peers)) >= 3)
         peers[0].membership.put_instance("i", an_instance("a"))
-        await until(lambda: peers[1].membership.view.instances())
+        await until(peers[1].membership.view.instances)
         answered, calls = num_answered(peers), [peer.num_calls for peer in peers]
         await until(lambda: min(peer.num_calls for peer in peers) >= max(calls) + 20)
         assert sum(num_answered(peers)) - sum(answered) <= 2, "those that were on their way"
