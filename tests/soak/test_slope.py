@@ -47,6 +47,7 @@ def test_what_a_process_has_read_of_a_file_is_not_its_own_memory_and_what_it_has
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as pages:
         assert not any(pages[:: mmap.PAGESIZE])
         assert own_bytes(process) - before < MB
-        data = bytearray(b"x" * 16 * MB)
+    fresh = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # malloc would give memory that was used before
+    with mmap.mmap(-1, 16 * MB, flags=fresh) as data:
+        data.write(b"x" * 16 * MB)
         assert own_bytes(process) - before > 15 * MB
-        del data
