@@ -151,6 +151,15 @@ class MlxStage:
                 self._stage = MlxGhostStage(self._model, trace, *layers)
             mx.clear_cache()
 
+    def agree(self, mine: bool) -> bool:
+        """See RankAgreement."""
+        if self._ranks is None:
+            return mine
+        try:
+            return self._ranks.all_say(mine)
+        except RuntimeError as exc:  # raised by MLX: a rank is gone
+            raise self._failure("an agreement of the ranks", exc) from exc
+
     @property
     def all_reduce_s(self) -> float:
         """See GroupTimer."""

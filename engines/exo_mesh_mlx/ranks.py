@@ -90,6 +90,12 @@ class Ranks:
         mx.eval(sent)
         return [float(value) for value in np.array(sent)]
 
+    def all_say(self, mine: bool) -> bool:
+        """Whether all ranks passed true."""
+        refusals = mx.distributed.all_sum(mx.array([0.0 if mine else 1.0], mx.float32), group=self.group)
+        mx.eval(refusals)
+        return float(np.array(refusals)[0]) == 0
+
     def digest(self, lines: mx.array | None, num_tokens: int) -> mx.array | None:
         """A lazy digest of each rank's result of this forward, for `check`, at every AGREE_EVERY-th call; else None.
 

@@ -357,6 +357,15 @@ class GroupMember(Protocol):
 
 
 @runtime_checkable
+class RankAgreement(Protocol):
+    """Optional part of a group member whose ranks can find out whether all of them are able to do something."""
+
+    def agree(self, mine: bool) -> bool:
+        """Whether all ranks say yes. Collective: all ranks call it at the same place in their order of calls. Raises
+        RankLostError if another rank is gone."""
+
+
+@runtime_checkable
 class GroupTimer(Protocol):
     """Optional part of a group member that measures its all-reduces while the group works."""
 

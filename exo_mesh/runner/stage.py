@@ -34,6 +34,7 @@ from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.engine.contract import (
     ImageTaker,
     PartSaver,
+    RankAgreement,
     SavedSequence,
     SequenceCopier,
     SequenceKeeper,
@@ -44,7 +45,7 @@ from exo_mesh.engine.contract import (
     StageOutput,
 )
 from exo_mesh.errors import EngineError, InputError, MeshError
-from exo_mesh.runner.disk.store import DiskStore
+from exo_mesh.runner.disk.store import RANK_TAKE_S, TAKE_S, DiskStore
 
 _SPARE = 0
 """A sequence that no driver uses: a file with more positions than are wanted is read into it first."""
@@ -135,7 +136,8 @@ class Stage:
                 case Insert():
                     self._engine.insert(op.sequence, op.max_tokens)
                 case Copy():
-                    if why := self._copy(op, is_last=_ends_after(op, frame.ops[index + 1 :])):
+                    is_last = _ends_after(op, frame.ops[index + 1 :])
+                    if why := self._copy(op, is_last=is_last, patience_s=self._patience_s(frame.ops)):
                         faults.append(Fault(op.sequence, self._index, NO_COPY, why))
                 case ShowImage():
                     if fault := self._show(op, frame.tensors.get(PIXELS)):
@@ -178,19 +180,20 @@ class Stage:
             return Fault(op.sequence, self._index, exc.code, str(exc))
         return None
 
-    def _copy(self, op: Copy, *, is_last: bool) -> str:
+    def _copy(self, op: Copy, *, is_last: bool, patience_s: float) -> str:
         """Begin a sequence as a copy; if that fails, begin it empty and return the reason. All ranks of a tensor group
-        hold the same sequences, so all of them refuse the same copies; any other error of one rank ends the group.
+        hold the same sequences, so all of them refuse the same copies; any other error of one rank ends the group. What
+        they have on disk may differ, see _begin_from_disk.
 
         is_last: the source ends in the same frame, unused; its memory is used again if the engine can do that.
+        patience_s: longest time that it waits for a file.
         """
         if self._index < op.first_stage:
             self._begin_empty(op)
             return ""
+        if op.disk:
+            return self._begin_from_disk(op, patience_s)
         try:
-            if op.disk:
-                self._load(op)
-                return ""
             if not isinstance(self._engine, SequenceCopier):
                 raise EngineError("this engine cannot copy sequences")
             if is_last:
@@ -206,16 +209,16 @@ class Stage:
         return ""
 
     def _use_disk(self, op: StoreKv | ReadAhead | ListDisk) -> None:
-        """Write to disk, or read ahead, in other threads. A stage without a disk does nothing: its driver has learnt
-        that from its answer to ListDisk, which is missing."""
-        if self._disk is None or not isinstance(self._engine, SequenceSaver):
-            return
-        if isinstance(op, StoreKv):
-            self._disk.store(op, self._engine.save_parts if isinstance(self._engine, PartSaver) else self._save_whole)
-        elif isinstance(op, ReadAhead):
-            self._disk.fetch(op.key)
-        else:
-            self._disk.list_all()
+        """Write to disk, or read ahead, in other threads, or list the files. A stage without a disk does nothing: its
+        driver has learnt that from its answer to ListDisk, which is missing. The same if one rank has no disk."""
+        disk = self._disk if isinstance(self._engine, SequenceSaver) else None
+        if isinstance(op, ListDisk):
+            if self._all_agree(disk is not None and disk.opens()) and disk is not None:
+                disk.list_all()
+        elif disk is not None and isinstance(op, StoreKv):
+            disk.store(op, self._engine.save_parts if isinstance(self._engine, PartSaver) else self._save_whole)
+        elif disk is not None and isinstance(op, ReadAhead):
+            disk.fetch(op.key)
 
     def _save_whole(self, sequence: int) -> Iterator[SavedSequence]:
         assert isinstance(self._engine, SequenceSaver), "asked before"
@@ -235,12 +238,39 @@ class Stage:
         if self._disk is not None and self._disk.copied == sequence:
             self._disk.finish_copy()
 
-    def _load(self, op: Copy) -> None:
+    def _begin_from_disk(self, op: Copy, patience_s: float) -> str:
+        """Begin a sequence with a file; if that fails, begin it empty and return the reason. The ranks of a tensor
+        group agree: if one of them has lost its file, all begin empty, because each holds a part of the same KV."""
+        why = ""
+        try:
+            self._load(op, patience_s)
+        except Exception as exc:  # noqa: BLE001 - logged; the prompt is computed
+            why = str(exc) or type(exc).__name__
+            _log.debug("stage %d cannot begin sequence %d from disk: %s", self._index, op.sequence, why)
+        if self._all_agree(not why):
+            return ""
+        self._begin_empty(op)
+        return f"stage {self._index}: {why or 'another rank cannot use its file'}"
+
+    def _patience_s(self, ops: Iterable[Op | UnknownOp]) -> float:
+        """Seconds to wait for each file of a frame. A rank waits for all files of one frame together no longer than
+        for one of them."""
+        num_files = sum(isinstance(op, Copy) and bool(op.disk) for op in ops)
+        return RANK_TAKE_S / max(1, num_files) if self._is_rank else TAKE_S
+
+    def _all_agree(self, mine: bool) -> bool:
+        """Whether all ranks of the tensor group say yes; at any other stage what it says itself. Every rank gets here
+        by the same ops. Raises RankLostError if another rank is gone."""
+        if not self._is_rank:
+            return mine
+        return isinstance(self._engine, RankAgreement) and self._engine.agree(mine)
+
+    def _load(self, op: Copy, patience_s: float) -> None:
         """Begin a sequence with a file from disk. Raises EngineError, or what the engine raises for tensors that are
         not its own; the file is removed then."""
         if self._disk is None or not isinstance(self._engine, SequenceSaver):
             raise EngineError("this stage has no files on disk")
-        saved = self._disk.take(op.disk)
+        saved = self._disk.take(op.disk, patience_s)
         try:
             if self._engine.capabilities.rollback != "any" and saved.length != op.upto:
                 raise EngineError(f"the file has {saved.length} positions, {op.upto} are wanted")

@@ -437,7 +437,8 @@ class Worker:
     def _begin_anew(self, change: Change) -> None:
         """Start under the new plan, after the frames of the old one. In the engine's thread."""
         assert self.engine is not None and self._budget is not None, "load first"
-        self._stage = Stage(self.engine, change.setup.index, disk=self._disk)
+        is_rank = change.setup.rank is not None
+        self._stage = Stage(self.engine, change.setup.index, is_rank=is_rank, disk=self._disk)
         plan = change.setup.plan
         self._budget.plan(plan.stages[change.setup.index].reserve_bytes, plan.kv_tokens)
         if change.setup.index < change.kept_from:

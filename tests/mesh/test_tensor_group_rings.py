@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -22,8 +23,10 @@ from exo_mesh.bench.local_ring import LocalRunner, RingJob, free_endpoints, loca
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import MeshError, RankLostError
+from exo_mesh.prefix_disk.folder import stored_files
 from exo_mesh.runner.ranks import LEADER_GONE_S
 from exo_mesh.runner.rendezvous import MEET_S
+from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.transport.control_driver import DriverChannels
 from exo_mesh.transport.ring_link import LOST_AFTER_S
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -32,6 +35,8 @@ from tests.support.group_rings import generate, greedy_alone, group_plan, prompt
 pytestmark = pytest.mark.timeout(600)
 
 LAYERS = 4
+LONG = np.random.default_rng(3).integers(3, 256, 300).tolist()
+"""A prompt that is long enough to be written to disk."""
 SLACK_S = 10.0
 IDLE_S = 65.0
 MODELS = {"llama": TinyModel("llama", layers=LAYERS), "qwen3": TinyModel("qwen3", layers=LAYERS, seed=3)}
@@ -59,11 +64,15 @@ def rank_files() -> list[Path]:
 
 
 @asynccontextmanager
-async def group_ring(model_dir: Path, *sizes: int) -> AsyncIterator[tuple[Plan, list[LocalRunner], DriverChannels]]:
-    """Afterwards no process of it is left, and no file of a rank."""
+async def group_ring(
+    model_dir: Path, *sizes: int, disks: Path | None = None
+) -> AsyncIterator[tuple[Plan, list[LocalRunner], DriverChannels]]:
+    """Afterwards no process of it is left, and no file of a rank. disks: where its ranks write KV; None: it has no
+    prefix cache."""
     plan, channels = group_plan(sizes, LAYERS), DriverChannels()
+    cache_bytes = 0 if disks is None else MOST_CACHE_BYTES
     try:
-        async with local_ring(plan, model_dir, {}) as runners:
+        async with local_ring(plan, model_dir, {}, prefix_bytes=cache_bytes, disks=disks) as runners:
             pids = [member.process.pid for runner in runners for member in (runner, *runner.followers)]
             yield plan, runners, channels
     finally:
@@ -93,6 +102,85 @@ async def test_two_groups_in_one_ring(llama: Path) -> None:
     async with group_ring(llama, 2, 2) as (plan, runners, channels):
         got = await asyncio.gather(*(generate(channels, runners, plan, prompt, 8) for prompt in wanted))
     assert got == greedy_alone(llama, LAYERS, wanted, 8)
+
+
+async def have_written(members: Sequence[LocalRunner]) -> None:
+    """Returns once each rank has one file."""
+    async with asyncio.timeout(60):
+        while [(await one.fresh_beat()).prefix.disk_files for one in members] != [1] * len(members):
+            pass
+
+
+def file_of(disks: Path, rank: int) -> Path:
+    (found,) = (one.path for one in stored_files(disks) if one.stage.endswith(f"rank-{rank}"))
+    return found
+
+
+@pytest.mark.extended
+async def test_a_group_that_is_started_again_reads_the_files_of_all_its_ranks(llama: Path, tmp_path: Path) -> None:
+    """The third time, rank 1 has the file of rank 0."""
+    answers, hits, misses, disks = [], [], [], tmp_path / "kv"
+    for start in range(3):
+        if start == 2:
+            file_of(disks, 1).write_bytes(file_of(disks, 0).read_bytes())
+        async with group_ring(llama, 2, disks=disks) as (plan, runners, channels):
+            answers.append(await generate(channels, runners, plan, LONG, 16))
+            await have_written((runners[0], *runners[0].followers))
+            figures = (await runners[0].fresh_beat()).prefix
+            hits.append(figures.disk_hits)
+            misses.append(figures.disk_misses)
+    assert answers == [greedy_alone(llama, LAYERS, [LONG], 16)[0]] * 3
+    assert hits == [0, 1, 1] and misses == [0, 0, 1], "a miss counts as a hit first"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_group_that_loses_a_rank_while_it_reads_a_file_ends_and_answers_when_started_again(
+    llama: Path, tmp_path: Path, rank: int
+) -> None:
+    (cold,), disks = greedy_alone(llama, LAYERS, [LONG], 16), tmp_path / "kv"
+    async with group_ring(llama, 2, disks=disks) as (plan, runners, channels):
+        assert await generate(channels, runners, plan, LONG, 16) == cold
+        await have_written((runners[0], *runners[0].followers))
+    async with group_ring(llama, 2, disks=disks) as (plan, runners, channels):
+        members = (runners[0], *runners[0].followers)
+        await generate(channels, runners, plan, prompts(1)[0], 2)  # the files are listed
+        freeze(members[1])  # the leader waits for its agreement
+        running = asyncio.create_task(generate(channels, runners, plan, LONG, 16))
+        async with asyncio.timeout(60):
+            while not (await members[0].fresh_beat()).prefix.disk_hits:
+                pass
+        kill(members[rank])
+        try:
+            if rank == 1:
+                assert members[0].ready is not None
+                code = await failure_of(members[0], members[0].ready.group.deadline_s + LOST_AFTER_S + SLACK_S)
+                assert code == RankLostError.code
+        finally:
+            await end(members[1])
+        with pytest.raises(MeshError):
+            await running
+    async with group_ring(llama, 2, disks=disks) as (plan, runners, channels):
+        assert await generate(channels, runners, plan, LONG, 16) == cold
+        assert (await runners[0].fresh_beat()).prefix.disk_hits == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("moment_s", [0.0, 2.1])
+async def test_a_rank_that_is_killed_around_a_write_costs_no_answer(
+    llama: Path, tmp_path: Path, rank: int, moment_s: float
+) -> None:
+    (cold,), disks = greedy_alone(llama, LAYERS, [LONG], 16), tmp_path / "kv"
+    async with group_ring(llama, 2, disks=disks) as (plan, runners, channels):
+        members = (runners[0], *runners[0].followers)
+        assert await generate(channels, runners, plan, LONG, 16) == cold
+        await asyncio.sleep(moment_s)  # the moment is arbitrary, and nothing is measured
+        kill(members[rank])
+    async with group_ring(llama, 2, disks=disks) as (plan, runners, channels):
+        members = (runners[0], *runners[0].followers)
+        assert await generate(channels, runners, plan, LONG, 16) == cold
+        await have_written(members)
 
 
 @pytest.mark.extended

@@ -15,9 +15,8 @@ from exo_mesh.runner.stage_setup import StageSetup
 
 
 def disk_store(setup: StageSetup) -> DiskStore | None:
-    """The started files of a stage; None if it has none. Ranks of a tensor group have none: a file that only one rank
-    has lost would end the group."""
-    if setup.disk is None or setup.rank is not None or setup.prefix_bytes == 0:
+    """The started files of a stage, or of one rank of it; None if it has none."""
+    if setup.disk is None or setup.prefix_bytes == 0:
         return None
     maker = _maker(setup)
     folder = StageFolder(
@@ -38,26 +37,31 @@ def disk_index(setup: StageSetup, store: DiskStore | None) -> DiskIndex | None:
 
 def ring_of(setup: StageSetup) -> bytes:
     """Describes what decides the KV of a prompt, besides its tokens: the model, and which engine computes which
-    layers."""
+    layers. How many ranks share them is part of it only for tensor groups."""
     plan = setup.plan
-    stages = [(stage.engine, stage.shard.start, stage.shard.stop) for stage in plan.stages]
+    stages = [
+        (stage.engine, stage.shard.start, stage.shard.stop, *([] if stage.group is None else [stage.group.size]))
+        for stage in plan.stages
+    ]
     return json.dumps([plan.model, plan.model_digest, plan.activation_dtype, stages]).encode()
 
 
 def _maker(setup: StageSetup) -> str:
-    """Describes the stage whose files these are: another one does not use them."""
+    """Describes the stage whose files these are, or the rank: another one does not use them."""
     plan, stage = setup.plan, setup.plan.stages[setup.index]
     shard = [stage.shard.start, stage.shard.stop, stage.shard.num_layers]
+    if setup.rank is not None:
+        shard += [setup.rank.rank, setup.rank.size]
     version = [__version__, stage.engine, provider(stage.engine).version()]
     options = sorted(setup.options.items())
     return json.dumps([plan.model, plan.model_digest, plan.activation_dtype, shard, version, options])
 
 
 def _folder_name(setup: StageSetup, maker: str) -> str:
-    """`<model>-<digest>/<engine>-layers-<start>-<stop>-<hash of the maker>/rank-0`, below the root."""
+    """`<model>-<digest>/<engine>-layers-<start>-<stop>-<hash of the maker>/rank-<rank>`, below the root."""
     plan, stage = setup.plan, setup.plan.stages[setup.index]
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model)[:64].strip(".-") or "model"
     digest = re.sub(r"[^A-Za-z0-9]+", "", plan.model_digest)[-12:] or "unknown"
     stamp = blake2b(maker.encode(), digest_size=4).hexdigest()
     layers = f"{stage.engine}-layers-{stage.shard.start}-{stage.shard.stop}-{stamp}"
-    return f"{model}-{digest}/{layers}/rank-0"
+    return f"{model}-{digest}/{layers}/rank-{0 if setup.rank is None else setup.rank.rank}"

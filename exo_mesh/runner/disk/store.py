@@ -39,6 +39,10 @@ WRITE_BYTES_PER_S = 128 * 2**20
 TAKE_S = 10.0
 """Longest time that the engine's thread waits for a file which is being read: as long as a driver waits for it."""
 
+RANK_TAKE_S = 5.0
+"""The same at a rank of a tensor group, for all files of one frame together. Its other ranks wait meanwhile: the group
+ends if a frame takes longer than 10 s (SHORTEST_DEADLINE_S)."""
+
 FULL_PAUSE_S = 30.0
 """Time without writes after one has failed, for example because the disk is full."""
 
@@ -93,7 +97,7 @@ class DiskStore:
 
     def start(self) -> None:
         """Open the folder, and start the threads."""
-        self._try_open()
+        self.opens()
         for name, work in (("prefix disk writer", self._write_all), ("prefix disk reader", self._read_all)):
             thread = threading.Thread(target=work, name=name, daemon=True)
             thread.start()
@@ -109,7 +113,8 @@ class DiskStore:
             thread.join(patience_s)
         self._folder.close()
 
-    def _try_open(self) -> bool:
+    def opens(self) -> bool:
+        """Whether the folder can be used: it is open, or has been opened now."""
         try:
             is_open = self._folder.open()
         except OSError as exc:
@@ -131,8 +136,8 @@ class DiskStore:
         self.num_files, self.num_bytes = len(self._folder.known()), self._folder.num_bytes
 
     def list_all(self) -> None:
-        """Report all files with the next frame."""
-        if self._try_open():
+        """Report all files with the next frame, if the folder can be used."""
+        if self.opens():
             keys = tuple(about.key for about in self._folder.known()[-MOST_LISTED:])
             self._tell(lambda: setattr(self, "_listed", keys))
 
@@ -191,7 +196,7 @@ class DiskStore:
         self._copy = None
 
     def _folder_is_closed(self) -> bool:
-        return bool(self.problem) and not self._try_open()
+        return bool(self.problem) and not self.opens()
 
     def fetch(self, key: bytes) -> None:
         """Begin to read a file into memory."""
@@ -206,13 +211,13 @@ class DiskStore:
         except Full:
             self._drop(key)
 
-    def take(self, key: bytes) -> SavedSequence:
+    def take(self, key: bytes, patience_s: float = TAKE_S) -> SavedSequence:
         """The sequence of a file, which is read now unless `fetch` has done so. Raises EngineError if there is none, or
-        a damaged one."""
+        a damaged one, or if that takes longer than patience_s."""
         self.fetch(key)
         with self._turn:
             read = self._ahead.get(key)
-        if read is None or not read.done.wait(TAKE_S):
+        if read is None or not read.done.wait(patience_s):
             self._drop(key)
             raise EngineError("the prefix on disk was not read in time")
         self._drop(key)

@@ -92,12 +92,14 @@ class DiskRing(CachingRing):
         self._wire()
         self.driver = Driver(BALLOT, self.limits, self.sent.append, prefix=self.cache, disk=self.disk)
 
-    def _store(self, root: Path, index: int, secret: bytes | None) -> DiskStore:
+    def _store(self, root: Path, index: int, secret: bytes | None, maker: str = "") -> DiskStore:
         def free(_: Path) -> tuple[int, int]:
             return 10**15, self.free
 
         limits = FileLimits(10**9, 1)
-        return DiskStore(StageFolder(root, f"stage-{index}", f"stage {index}", limits, secret, free_bytes=free))
+        return DiskStore(
+            StageFolder(root, f"stage-{index}", maker or f"stage {index}", limits, secret, free_bytes=free)
+        )
 
     def _wire(self) -> None:
         pairs = zip(self.engines, self.stores, self.uses_disk, strict=True)
