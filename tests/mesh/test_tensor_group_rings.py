@@ -319,7 +319,7 @@ async def test_without_its_leader_a_rank_ends_by_itself(llama: Path, harm: Harm,
 async def test_a_rank_that_never_comes_is_a_failure_with_a_name(llama: Path, present: int) -> None:
     plan = group_plan([2], LAYERS)
     wiring = RankWiring("ring", present, free_endpoints(2))
-    runner = await spawn_runner(RingJob(plan, llama, {}, None), 0, None, wiring)
+    runner = await spawn_runner(RingJob(plan, llama, {}, None, 0), 0, None, wiring)
     with pytest.raises(RankLostError, match="rank 1 of 2 did not connect" if present == 0 else "leader did not answer"):
         await runner.expect("listening")
     async with asyncio.timeout(MEET_S):
