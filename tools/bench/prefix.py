@@ -2,7 +2,8 @@
 
 A ring of runner processes on this machine computes each prompt once (cold) and again (warm), and a trace like that of
 an agent: 20 turns, each with the whole conversation so far. Then a single stream without any reuse runs alternately on
-two rings, with the cache and without it. Times are from the call to the first token, medians of the rounds.
+two rings, with the cache and without it. Times are from the call to the first token, medians of the rounds. With
+--disk it measures the disk tier instead, see prefix_disk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import asyncio
 import itertools
 import json
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -31,6 +31,7 @@ from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
+from tools.bench.prefix_disk import measure_disk
 
 DEADLINE_S = 600.0
 FIRST_TURN, NEW_TOKENS, ANSWER = 500, 100, 20
@@ -51,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of the single stream without reuse")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the disk tier, with files below DIR, instead")
+    parser.add_argument("--gaps", action="store_true", help="with --disk: only the gaps between tokens while it writes")
     parser.set_defaults(run=run)
 
 
@@ -73,72 +75,14 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer: seconds to its first and to its last token, its tokens, the cached tokens of its prompt, and the
-    seconds between its tokens."""
+    """One answer: seconds to its first and to its last token, its tokens, the cached tokens of its prompt, and the Unix
+    times of its tokens."""
 
     first_s: float
     all_s: float
     token_ids: list[int]
     cached: int
-    gaps_s: list[float]
-
-
-async def measure_disk(bench: PrefixBench, stages: int, args: argparse.Namespace) -> None:
-    """Prints how long the first token of a new ring takes, cold and with the prompt on disk, in turns, and the gaps
-    between the tokens of a stream while stages write, beside those of a ring that writes nothing."""
-    colds, warms = [], []
-    for _ in range(args.rounds):
-        prompt = bench.prompt(args.prompt)
-        disks = args.disk / f"{stages}-{next(bench.numbers)}"
-        async with bench.ring(stages, MOST_CACHE_BYTES, disks) as runners:
-            cold = await bench.ask(runners, prompt, 8)
-            written = [await _written(runner, 1) for runner in runners]
-        async with bench.ring(stages, MOST_CACHE_BYTES, disks) as runners:
-            warm = await bench.ask(runners, prompt, 8)
-        colds.append(cold.first_s)
-        warms.append(warm.first_s)
-        same = "the same" if warm.token_ids == cold.token_ids else "other"
-        print(
-            f"{sum(written) / 1e6:.1f} MB on disk, {warm.cached} of {len(prompt)} tokens read, {same} tokens",
-            flush=True,
-        )
-        shutil.rmtree(disks)
-    cold_s, warm_s = statistics.median(colds), statistics.median(warms)
-    print(
-        f"{args.engine}, {stages} stages, {args.prompt} tokens: first token of a new ring after {1000 * cold_s:.1f} ms "
-        f"cold, {1000 * warm_s:.1f} ms from disk ({100 * warm_s / cold_s:.1f} %)",
-        flush=True,
-    )
-    await _measure_gaps(bench, stages, args)
-
-
-async def _measure_gaps(bench: PrefixBench, stages: int, args: argparse.Namespace) -> None:
-    disks = args.disk / f"{stages}-gaps"
-    gaps: dict[bool, list[float]] = {True: [], False: []}
-    async with (
-        bench.ring(stages, MOST_CACHE_BYTES, disks) as writes,
-        bench.ring(stages, MOST_CACHE_BYTES) as rests,
-    ):
-        for index in range(2 * args.rounds):
-            is_writing = index % 4 in (0, 3)
-            runners = writes if is_writing else rests
-            await bench.ask(runners, bench.prompt(args.prompt), 2)
-            gaps[is_writing] += (await bench.ask(runners, bench.prompt(64), max(args.tokens, 600))).gaps_s
-        files = [(await runner.fresh_beat()).prefix.disk_files for runner in writes]
-    shutil.rmtree(disks)
-    with_s, without_s = (statistics.quantiles(gaps[key], n=100)[98] for key in (True, False))
-    print(
-        f"{args.engine}, {stages} stages: 99 of 100 gaps between tokens are below {1000 * with_s:.2f} ms while "
-        f"{min(files)} prompts are written, {1000 * without_s:.2f} ms without ({with_s / without_s:.2f})"
-    )
-
-
-async def _written(runner: LocalRunner, files: int) -> int:
-    """Waits until a stage has written so many files; returns their bytes. Raises TimeoutError."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (beat := await runner.fresh_beat()).prefix.disk_files < files:
-            pass
-        return int(beat.prefix.disk_bytes)
+    times: list[float]
 
 
 def _write_architecture(scratch: Path, architecture: str, context: int) -> int:
@@ -237,12 +181,12 @@ class PrefixBench:
         async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
             stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
             await channel.channel_ready()
-            events, times, began = [], [], time.perf_counter()
+            events, times, began, began_at = [], [], time.perf_counter(), time.time()
             async for message in stub.Generate(request, timeout=DEADLINE_S):
                 if message.error_code:
                     raise error_from_code(message.error_code, message.error_message)
                 events += message.events
                 times += [time.perf_counter() - began] * len(message.events)
             all_s = time.perf_counter() - began
-        gaps = [late - soon for soon, late in pairwise(times)]
-        return Answered(times[0], all_s, [event.token_id for event in events], events[0].cached, gaps)
+        token_ids = [event.token_id for event in events]
+        return Answered(times[0], all_s, token_ids, events[0].cached, [began_at + at for at in times])
