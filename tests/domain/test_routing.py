@@ -111,6 +111,22 @@ def test_a_new_instance_is_tried_with_one_request_at_a_time() -> None:
     assert cheapest([known, Option(Speed(), [job], slots=32)], job) == {0}, "the first request has not come back yet"
 
 
+def test_a_new_instance_counts_as_fast_as_a_measured_one_that_was_not_used_for_long() -> None:
+    measured, job = a_speed(0.1, 0.01), Job(100, 50)
+    stale, fresh = Option(measured, slots=1, trust=0.25), Option(Speed(), slots=1)
+    times = expected_times([stale, fresh], job)
+    assert times[0] == times[1]
+    assert better_than([replace(stale, others=1), fresh], 0, job) == 1
+
+
+def test_an_instance_without_a_measured_step_counts_with_the_step_of_the_fastest_one() -> None:
+    only_first = Speed()
+    only_first.took_first(1000, 1.0, 0.0)
+    options = [Option(a_speed(0.1), trust=0.5), Option(only_first, trust=0.5)]
+    times = expected_times(options, Job(0, 11))
+    assert [one.total_s for one in times] == pytest.approx([0.55, 0.55], rel=1e-3)
+
+
 def test_a_burst_on_instances_of_which_nothing_is_known_is_spread_evenly() -> None:
     own: list[list[Job]] = [[] for _ in range(4)]
     for seed in range(20):

@@ -87,12 +87,13 @@ class Pacing:
 def expected_times(options: Sequence[Option], job: Job) -> list[Expected]:
     """The expected times of a request at each instance.
 
-    An instance without measurements counts as fast as the fastest measured one, but with one slot: so it is tried, with
-    one request at a time until its first token has come.
+    An instance without measurements counts as fast as the fastest measured one now does (see Speed.trust), but with one
+    slot: so it is tried, with one request at a time until its first token has come.
     """
-    known = [option.speed for option in options if option.speed.is_known]
-    steps = [speed.step.at(1) for speed in known if speed.step]
-    prior = Pacing(min((one.prompt_token_s for one in known), default=PROMPT_TOKEN_S), min(steps, default=STEP_S))
+    known = [option for option in options if option.speed.is_known]
+    prompts = [one.trust * one.speed.prompt_token_s for one in known]
+    steps = [one.trust * one.speed.step.at(1) for one in known if one.speed.step]
+    prior = Pacing(min(prompts, default=PROMPT_TOKEN_S), min(steps, default=STEP_S))
     return [_expected(option, job, prior) for option in options]
 
 
@@ -110,8 +111,8 @@ def _pacing(option: Option, running: int, prior: Pacing) -> Pacing:
     speed = option.speed
     if not speed.is_known:
         return prior
-    step_s = speed.step.at(running) if speed.step else prior.step_s
-    return Pacing(option.trust * speed.prompt_token_s, option.trust * step_s)
+    step_s = option.trust * speed.step.at(running) if speed.step else prior.step_s
+    return Pacing(option.trust * speed.prompt_token_s, step_s)
 
 
 def _prompts_ahead(option: Option, slots: int, job: Job) -> float:
