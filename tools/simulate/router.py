@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.routing.choice import MOST_MOVES, Job, Option, better_than, choose
-from exo_mesh.domain.routing.replicas import HOLD_S, IDLE_S, ModelLoad, ReplicaAction, ReplicaPolicy, ReplicaUse
+from exo_mesh.domain.routing.replicas import (
+    HOLD_S,
+    IDLE_S,
+    LAST_IDLE_S,
+    ModelLoad,
+    ReplicaAction,
+    ReplicaPolicy,
+    ReplicaUse,
+)
 from exo_mesh.domain.routing.speed import Speed, Speeds
 from exo_mesh.serving.request_run import LOOK_AGAIN_S
 from exo_mesh.serving.rings import LOOK_EVERY_S, MOST_LOOKS
@@ -126,8 +134,8 @@ class SimInstance:
 
 @dataclass(slots=True)
 class History:
-    """The result of one history. reversals: how often an instance was placed after one was given back while the rate of
-    requests was the same."""
+    """The result of one history. reversals: how often an instance was placed after one was given back, while the rate
+    of requests was the same from the time in which the load was low until then."""
 
     seed: int
     problems: list[str] = field(default_factory=list)
@@ -161,7 +169,8 @@ class World:
         self.placing = False
         self.homeless: list[SimRequest] = []
         self.live = 0
-        self.actions: list[tuple[float, str]] = []
+        self.actions: list[tuple[float, str, int]] = []
+        """Time, what was done, and the peer that decided it."""
         self.changes: list[float] = [0.0]
         self.prompt, self.output = self.rng.choice([(32, 32), (500, 100), (2000, 300), (100, 1)])
         slots = self.rng.choice([1, 4, 32])
@@ -211,11 +220,13 @@ class World:
             one.slots / (self.prompt * one.prompt_token_s + self.output * one.step_at(one.slots))
             for one in self.instances.values()
         )
-        start = 0.0
+        start, before_per_s = 0.0, 0.0
         for _ in range(self.rng.randint(2, 5)):
             length_s = self.rng.uniform(60, 900)
             per_s = capacity * self.rng.choice([0.02, 0.2, 0.5, 0.8, 1.5])
-            self.changes.append(start)
+            if per_s != before_per_s:
+                self.changes.append(start)
+            before_per_s = per_s
             most = int(min(length_s * per_s, 400))
             when = start
             for _ in range(most):
@@ -232,7 +243,6 @@ class World:
             start += length_s
             if most == 400:
                 start = when
-                self.changes.append(when)
         for _ in range(self.rng.choice([0, 0, 1, 3])):
             self.at(self.rng.uniform(0, start), self._lose_one)
         if self.rng.random() < 0.3:
@@ -429,52 +439,57 @@ class World:
         policy = self.policies[peer]
         action = policy.step(use, self.now)
         if action is ReplicaAction.PLACE:
-            self._place(policy)
+            self._place(policy, peer)
         elif action is ReplicaAction.GIVE_BACK and use.last_auto is not None:
-            self._give_back(use.last_auto.instance_id)
+            self._give_back(use.last_auto.instance_id, peer)
 
-    def _place(self, policy: ReplicaPolicy) -> None:
+    def _place(self, policy: ReplicaPolicy, decider: int) -> None:
         if self.placing:
             self.history.problems.append(f"two instances are placed at once at {self.now:.0f} s")
         if not self.free_peers or self.rng.random() < 0.1:
             policy.failed(self.now)
             return
         self.placing = True
-        self.at(self.now + self.rng.uniform(1, 20), lambda: self._placed(policy))
+        self.at(self.now + self.rng.uniform(1, 20), lambda: self._placed(policy, decider))
 
-    def _placed(self, policy: ReplicaPolicy) -> None:
+    def _placed(self, policy: ReplicaPolicy, decider: int) -> None:
         self.placing = False
         if not self.instances:
             return
         policy.placed()
         self._begin(self._new_instance(self.slots, is_auto=True))
-        self.actions.append((self.now, "place"))
+        self.actions.append((self.now, "place", decider))
         self.history.placed += 1
 
-    def _give_back(self, name: str) -> None:
+    def _give_back(self, name: str, decider: int) -> None:
         instance = self.instances.pop(name)
         if not instance.is_auto or not self.instances:
             self.history.problems.append(f"{name} was given back, which nobody may do")
         if self.now - instance.placed_at < IDLE_S:
             self.history.problems.append(f"{name} was given back {self.now - instance.placed_at:.0f} s after it came")
         self.free_peers.add(instance.peer)
-        self.actions.append((self.now, "give back"))
+        self.actions.append((self.now, "give back", decider))
         self.history.given_back += 1
 
     def _judge_actions(self) -> None:
-        """Nothing oscillates: no placement within HOLD_S of a give-back, and while the load stays as it is no placement
-        after a give-back at all."""
-        for (before, first), (after, second) in zip(self.actions, self.actions[1:], strict=False):
-            if (first, second) != ("give back", "place"):
-                continue
-            if after - before < HOLD_S:
-                self.history.problems.append(f"placed {after - before:.0f} s after a give-back")
-            if not any(before < change <= after for change in self.changes):
-                self.history.reversals += 1
-        if self.history.reversals > 1:
-            self.history.problems.append(
-                f"instances were placed again {self.history.reversals} times while the rate of requests was the same"
-            )
+        """Nothing oscillates, whatever the requests are: no placement within HOLD_S of a give-back, and a peer that had
+        to place an instance again soon waits twice as long until it gives one back. Random arrivals of the same rate
+        may look like another load for minutes, so reversals are only counted."""
+        idle_s: dict[int, float] = {}
+        last: dict[int, tuple[float, str]] = {}
+        for (before, first, _), (after, second, peer) in itertools.pairwise([(0.0, "", -1), *self.actions]):
+            due_s = idle_s.get(peer, IDLE_S)
+            own_before, own_first = last.get(peer, (0.0, ""))
+            last[peer] = (after, second)
+            if second == "give back" and after - before < due_s:
+                self.history.problems.append(f"gave back {after - before:.0f} s after a change, not {due_s:.0f} s")
+            if (own_first, second) == ("give back", "place"):
+                idle_s[peer] = min(2 * due_s, LAST_IDLE_S) if after - own_before < due_s else IDLE_S
+            if (first, second) == ("give back", "place"):
+                if after - before < HOLD_S:
+                    self.history.problems.append(f"placed {after - before:.0f} s after a give-back")
+                if not any(before - IDLE_S < change <= after for change in self.changes):
+                    self.history.reversals += 1
 
 
 def _true_speed(instance: SimInstance) -> Speed:

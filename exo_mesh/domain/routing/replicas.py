@@ -14,6 +14,11 @@ IDLE_S = 300.0
 """The load of a model must have been low for this long before an instance is given back; also the shortest life of an
 instance that was placed in this way."""
 
+LAST_IDLE_S = 3600.0
+"""An instance that is missed sooner after it was given back than its load had been low before should have stayed: the
+others may be slower than it was. The load must then be low for twice as long before the next one is given back, and so
+on up to this time. It is IDLE_S again once an instance was not missed so soon."""
+
 LOW = 0.5
 """The load is low while the requests would fill at most this part of the slots of the other instances. An instance is
 placed only when all slots are full, so the load must change by half between the two."""
@@ -84,6 +89,8 @@ class ReplicaPolicy:
         self._low_since: float | None = None
         self._not_before = float("-inf")
         self._retry_s = FIRST_RETRY_S
+        self._idle_s = IDLE_S
+        self._gave_back_at: float | None = None
 
     def step(self, use: ModelLoad, now: float) -> ReplicaAction | None:
         """What this node should do now. A caller that gets PLACE calls `failed` if that is impossible."""
@@ -98,8 +105,12 @@ class ReplicaPolicy:
         self._full_since = _since(self._full_since, _is_queueing(use), now)
         self._low_since = _since(self._low_since, _is_low(use), now)
         if self._should_place(use, now):
+            self._note_missed(now)
             return ReplicaAction.PLACE
-        return ReplicaAction.GIVE_BACK if self._should_give_back(use, now) else None
+        if self._should_give_back(use, now):
+            self._gave_back_at = now
+            return ReplicaAction.GIVE_BACK
+        return None
 
     def failed(self, now: float) -> None:
         """Note that no further instance can be placed now."""
@@ -110,6 +121,14 @@ class ReplicaPolicy:
         """Note that an instance was placed."""
         self._retry_s = FIRST_RETRY_S
 
+    def _note_missed(self, now: float) -> None:
+        """Learn from the time after which the instance that was given back last is missed; see LAST_IDLE_S."""
+        if self._gave_back_at is None:
+            return
+        was_soon = now - self._gave_back_at < self._idle_s
+        self._idle_s = min(2 * self._idle_s, LAST_IDLE_S) if was_soon else IDLE_S
+        self._gave_back_at = None
+
     def _should_place(self, use: ModelLoad, now: float) -> bool:
         if not use.may_place or len(use.instances) >= use.max_instances or now < self._not_before:
             return False
@@ -119,7 +138,7 @@ class ReplicaPolicy:
         last = use.last_auto
         if last is None or not last.is_mine or last.outstanding or len(use.instances) < 2:
             return False
-        return self._low_since is not None and now - self._low_since >= IDLE_S
+        return self._low_since is not None and now - self._low_since >= self._idle_s
 
 
 def _since(since: float | None, holds: bool, now: float) -> float | None:
