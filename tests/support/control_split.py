@@ -1,4 +1,4 @@
-"""A control plane that can be cut between groups of nodes in one process: their calls to each other fail."""
+"""A control plane that can be cut between groups of nodes in one process: calls and datagrams between them fail."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from exo_mesh.errors import TransportError
 from exo_mesh.node.node import Node
 from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.transport.probes.port import ProbePort
 from tests.support.nodes import GB, Machine, knows_all, make_node, runners, until
 
 _caller: ContextVar[str] = ContextVar("caller", default="")
@@ -44,6 +45,7 @@ class Cable:
 def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the cable between all control clients and the network."""
     begin, call, items = ControlClient.__init__, ControlClient._call, ControlClient._items
+    ask = ProbePort.ask
 
     def new_begin(client: ControlClient, *args: Any, **options: Any) -> None:
         begin(client, *args, **options)
@@ -73,6 +75,10 @@ def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
 
+    async def new_ask(port: ProbePort, address: str, *args: Any) -> Any:
+        return None if cable.is_cut(_caller.get(), address) else await ask(port, address, *args)
+
+    monkeypatch.setattr(ProbePort, "ask", new_ask)
     monkeypatch.setattr(ControlClient, "__init__", new_begin)
     monkeypatch.setattr(ControlClient, "_call", new_call)
     monkeypatch.setattr(ControlClient, "_items", new_items)
