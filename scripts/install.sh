@@ -234,9 +234,12 @@ install_package() {
         [ -z "$is_new" ] || rm -rf "$environment"
         fail "pip could not install $requirement, see above${constraints:+; if an installed engine library is too old, --upgrade-engines replaces it}"
     fi
-    # pip does not reinstall the same version, although a checkout or a rebuilt wheel may have changed
-    # shellcheck disable=SC2086
-    [ -n "$is_new" ] || run $pip install --disable-pip-version-check --no-input --no-deps --force-reinstall "$source"
+    # pip does not install the version that it already sees: a checkout or a rebuilt wheel may have changed, and
+    # PYTHONPATH may show it a copy that is not in this environment
+    if [ -z "$is_new" ] || { [ -z "$dry_run" ] && [ ! -x "$environment/bin/exo-mesh" ]; }; then
+        # shellcheck disable=SC2086
+        run $pip install --disable-pip-version-check --no-input --no-deps --force-reinstall "$source"
+    fi
 }
 
 link_command() {

@@ -111,11 +111,15 @@ def remote_home(tmp_path: Path) -> Path:
 
 
 def remote_environ(home: Path) -> dict[str, str]:
-    """The other machine is this one with another home and the libraries of the test, so nothing is downloaded."""
+    """The other machine is this one with another home and the libraries of the test, so nothing is downloaded. Its
+    PYTHONPATH shows pip another exo-mesh of this version."""
+    copy = home / "other" / f"exo_mesh-{__version__}.dist-info"
+    copy.mkdir(parents=True)
+    (copy / "METADATA").write_text(f"Metadata-Version: 2.1\nName: exo-mesh\nVersion: {__version__}\n")
     return {
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": sysconfig.get_paths()["purelib"],
+        "PYTHONPATH": f"{copy.parent}:{sysconfig.get_paths()['purelib']}",
         "PIP_NO_DEPS": "1",
         "PIP_NO_INDEX": "1",
     }
