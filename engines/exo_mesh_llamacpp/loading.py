@@ -94,18 +94,13 @@ def load_stage(
         logger.info("%s: %s", shard, gpus)
     is_whole = shard.is_first and shard.is_last
     model = load_layers(library, source, span, progress, gpus=gpus, with_embedding=is_whole)
-    shape = StageShape(
-        hidden=source.hidden_size,
-        head=source.vocab_size if shard.is_last else 0,
-        num_heads=source.num_heads,
-        kv=kv,
-        flash=options.flash,
-        unified=options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
-        threads=options.num_threads,
-    )
-    kind, own = KV_TYPES[kv], slice(shard.start, shard.stop)
-    cell_bytes = sum(source.kv_values[own]) * kind.block_bytes // kind.block
+    shape = _shape_of(source, shard, options, kv)
+    own = slice(shard.start, shard.stop)
+    cell_bytes = sum(source.kv_values[own]) * KV_TYPES[kv].block_bytes // KV_TYPES[kv].block
     make, embedding = _input_of(library, source, shard, model, shape)
+    identity = {
+        "build": library.build, "kv": kv, "flash": str(options.flash), "quant": options.quant, "layers": str(shard),
+    }  # fmt: skip
     return LoadedStage(
         shard=shard,
         hidden_size=source.hidden_size,
@@ -123,14 +118,21 @@ def load_stage(
         output_dtype=dtype,
         cell_bytes=cell_bytes,
         fixed_bytes=4 * sum(source.kv_fixed[own]),
-        identity={
-            "build": library.build,
-            "kv": kv,
-            "flash": str(options.flash),
-            "quant": options.quant,
-            "layers": str(shard),
-        },
+        identity=identity,
         on_gpu=bool(gpus.gpus),
+    )
+
+
+def _shape_of(source: ModelSource, shard: Shard, options: LlamaCppOptions, kv: str) -> StageShape:
+    """What a context of the stage needs to know of it. kv: the type of its keys and values."""
+    return StageShape(
+        hidden=source.hidden_size,
+        head=source.vocab_size if shard.is_last else 0,
+        num_heads=source.num_heads,
+        kv=kv,
+        flash=options.flash,
+        unified=options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
+        threads=options.num_threads,
     )
 
 
