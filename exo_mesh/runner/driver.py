@@ -292,8 +292,8 @@ class Driver:
         """Learn what has happened on the disks of the stages."""
         assert self.disk is not None, "asked before"
         self.disk.note_lap()
-        if not self._knows_stages:
-            self.disk.learn([None if report.disk is None else report.disk.listed for report in frame.reports])
+        if any(isinstance(op, ListDisk) for op in frame.ops):
+            self.disk.learn([None if report.disk is None else report.disk.listed for report in frame.reports], now)
         for index, report in enumerate(frame.reports):
             if report.disk is not None:
                 self.disk.note(index, report.disk, now)
@@ -312,6 +312,8 @@ class Driver:
             if not self._in_flight:
                 self._start(Work((), ()))  # a prompt may begin with what is on disk, so its stages list that first
             return
+        if self.disk is not None and self.disk.must_list(now):
+            self._ops.append(ListDisk())
         beginnings.make_room(now)
         self._evict()
         for sequence in self._scheduler.admit():

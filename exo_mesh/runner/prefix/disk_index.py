@@ -39,6 +39,10 @@ FETCH_S = 10.0
 RETRY_S = 60.0
 """Time without writes after a stage could not write, for example because its disk is full."""
 
+LIST_AGAIN_S = 30.0
+"""Time after which stages list their files again, if one of them could not use its disk: for example because a process
+that is about to end still had it locked."""
+
 MOST_BLOCKS = 2**18
 """Most hashes of blocks in the index, 16.7 million tokens; files beyond are not used."""
 
@@ -98,6 +102,7 @@ class DiskIndex:
     _waits: dict[bytes, _Wait] = field(default_factory=dict)
     _loading: dict[int, bytes] = field(default_factory=dict)
     _paused_until: float = float("-inf")
+    _listed_at: float = float("-inf")
     _laps: int = 0
 
     def change(self, num_stages: int) -> list[int]:
@@ -117,8 +122,17 @@ class DiskIndex:
         self._blocks.clear()
         self._ends.clear()
 
-    def learn(self, lists: Ordered[tuple[bytes, ...] | None]) -> None:
+    def must_list(self, now: float) -> bool:
+        """Whether stages are to list their files again, because one of them had no disk the last time. Says so at most
+        once in LIST_AGAIN_S."""
+        if self.is_on or now - self._listed_at < LIST_AGAIN_S:
+            return False
+        self._listed_at = now
+        return True
+
+    def learn(self, lists: Ordered[tuple[bytes, ...] | None], now: float) -> None:
         """Note which files all stages have listed; None: a stage has no disk for them."""
+        self._listed_at = now
         known = [set(one) for one in lists if one is not None]
         self.is_on = len(known) == len(lists) == self.num_stages
         self._clear_files()

@@ -11,7 +11,7 @@ import pytest
 
 from exo_mesh.domain.frame import ListDisk, ReadAhead, StoreKv
 from exo_mesh.engine.contract import SavedSequence
-from exo_mesh.prefix_disk.folder import stored_files
+from exo_mesh.prefix_disk.folder import FileLimits, StageFolder, stored_files
 from exo_mesh.runner.disk import store as disk_store
 from exo_mesh.runner.prefix import disk_index
 from exo_mesh.runner.scheduling.scheduler import Work
@@ -168,6 +168,39 @@ async def test_only_requests_of_one_scope_read_a_file(make_ring: MakeRing) -> No
     await answer(ring, "a", PROMPT, cache_scope=b"mine")
     ring.write_all()
     again = make_ring()
+async def test_a_folder_that_another_process_gives_back_is_used_a_little_later(
+    make_ring: MakeRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_index, "LIST_AGAIN_S", 0.02)
+    dying = StageFolder(tmp_path, "stage-0", "stage 0", FileLimits(10**9, 1))
+    assert dying.open()
+    ring = make_ring()
+    cold = await answer(ring, "a", PROMPT)
+    assert not ring.disk.is_on and "another process" in ring.stores[0].problem
+    dying.close()
+
+    def asks() -> bool:
+        ring.driver.pump()
+        ring.run()
+        return ring.disk.is_on
+
+    until(asks)
+    assert ring.write_all() == 1 and not ring.stores[0].problem
+    again = make_ring()
+    assert await answer(again, "b", PROMPT) == cold and again.disk.hits == 1
+
+
+async def test_stages_without_a_disk_are_asked_at_most_once_in_a_while(make_ring: MakeRing) -> None:
+    ring = make_ring(has_disk=(True, False))
+    asked = 0
+    for number in range(3):
+        ring.submit(f"a{number}", PROMPT, 8)
+        while ring.sent:
+            asked += sum(isinstance(op, ListDisk) for op in ring.sent[0].ops)
+            ring.lap()
+    assert asked == 1
+
+
     await answer(again, "b", PROMPT)
     await answer(again, "c", PROMPT, cache_scope=b"theirs")
     assert again.disk.hits == 0
