@@ -92,13 +92,16 @@ class Keep(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class StoreKv(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Every stage writes the KV of a kept sequence to its disk, if it can, and goes on at once. key: of the first
-    `length` positions; blocks: the chained hashes of their blocks; replaces: files that the new one makes useless."""
+    `length` positions; blocks: the chained hashes of their blocks; replaces: files that the new one makes useless.
+    prompt: positions of its prompt that the same prompt can copy, all but the last; prompt_key: the key of these."""
 
     sequence: int
     key: bytes
     length: int
     blocks: bytes
     replaces: tuple[bytes, ...] = ()
+    prompt: int = 0
+    prompt_key: bytes = b""
 
 
 class ReadAhead(msgspec.Struct, frozen=True, array_like=True, tag=True):

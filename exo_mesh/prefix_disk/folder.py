@@ -160,7 +160,8 @@ class StageFolder:
             raise StoredPrefixError("its name and its content differ")
         if about.maker != self.maker:
             raise StoredPrefixError("it is of another model, engine or version")
-        if not 0 < about.length <= about.positions or len(about.blocks) % file_format.HASH_BYTES:
+        is_whole = 0 < about.length <= about.positions and 0 <= about.prompt <= about.length
+        if not is_whole or len(about.blocks) % file_format.HASH_BYTES:
             raise StoredPrefixError("its header is wrong")
 
     def known(self) -> list[StoredPrefix]:

@@ -101,7 +101,8 @@ class Generation:
         sampler = Sampler(request)
         tokens = [*request.prompt_ids, *request.resume_ids]
         sequence = Sequence(sequence_id, tokens, request.client, request.priority, request.resumed)
-        sequence.share_id, sequence.num_shared = request.share_id, len(request.prompt_ids) - 1
+        sequence.prompt = sequence.num_shared = len(request.prompt_ids) - 1
+        sequence.share_id = request.share_id
         sequence.draws, sequence.scores = request.max_tokens > 0, request.num_scores
         sequence.pictures = tuple(picture.spec for picture in request.pictures)
         sequence.is_kept, sequence.cache_scope = request.is_kept, request.cache_scope
@@ -142,6 +143,7 @@ class Generation:
             resumed=True,
             parked=old.parked,
             num_shared=old.num_shared,
+            prompt=old.prompt,
             draws=old.draws,
             scores=old.scores,
             scored=old.scored,

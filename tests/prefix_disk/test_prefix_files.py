@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def tensors(seed: int = 1, tokens: int = 70) -> dict[str, Tensor]:
 
 
 def about(key: bytes = KEY, maker: str = "me") -> StoredPrefix:
-    return StoredPrefix(maker, key, 70, 71, b"h" * 16)
+    return StoredPrefix(maker, key, 70, 71, b"h" * 16, 66, b"p" * 16)
 
 
 def as_file(secret: bytes | None = None, said: StoredPrefix | None = None) -> bytes:
@@ -61,6 +62,30 @@ def test_every_dtype_that_may_cross_a_hop_can_be_stored(dtype: str) -> None:
     )
     list(file_format.write(stream, about(), wanted, None))
     assert same(file_format.read(stream, None)[1] if not stream.seek(0) else {}, wanted)
+
+
+def test_a_file_of_a_version_that_did_not_know_where_prompts_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = file_format._described
+
+    def before(*parts: Any) -> dict[str, Any]:
+        said = described(*parts)
+        said["__metadata__"] = {name: text for name, text in said["__metadata__"].items() if "prompt" not in name}
+        return said
+
+    monkeypatch.setattr(file_format, "_described", before)
+    said, found = file_format.read(io.BytesIO(as_file()), None)
+    assert (said.prompt, said.prompt_key) == (0, b"") and same(found, tensors())
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_a_file_of_many_pieces_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch, secret: bytes | None) -> None:
+    monkeypatch.setattr(file_format, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(file_format, "READ_BYTES", 700)
+    stream, size = io.BytesIO(), sum(tensor.num_bytes for tensor in tensors().values())
+    steps = list(file_format.write(stream, about(), tensors(), secret))
+    assert max(steps) == 1000 and sum(steps) > 2 * size, "checked and written in pieces"
+    stream.seek(0)
+    assert same(file_format.read(stream, secret)[1], tensors())
 
 
 def test_a_plain_file_is_what_other_programs_read_as_safetensors(tmp_path: Path) -> None:

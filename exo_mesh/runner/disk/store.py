@@ -26,15 +26,16 @@ from exo_mesh.proto.runner_pb2 import PrefixFigures
 MOST_WRITES = 1
 """Sequences that wait for the one that is being written; each is a copy in memory. Further ones are not stored."""
 
-PART_BYTES = 4 * 2**20
+PART_BYTES = 2**20
 """Bytes after which the copying of a sequence pauses until the next frame, so that the streams that run wait for one
-part at a time: about 1 ms. A part ends with a tensor, so one that is larger is a part of its own."""
+part at a time: 0.3 to 1 ms. A part ends with a tensor, so one that is larger is a part of its own."""
 
 MOST_READ_AHEAD = 2
 """Sequences in memory that were read ahead of their first frame; the oldest one is dropped."""
 
 WRITE_BYTES_PER_S = 128 * 2**20
-"""Fastest writing, so that a slow disk, the cores and the memory are left to the requests that run."""
+"""Fastest writing, and fastest checksums before it, so that a slow disk, the cores and the memory are left to the
+requests that run."""
 
 TAKE_S = 10.0
 """Longest time that the engine's thread waits for a file which is being read: as long as a driver waits for it."""
@@ -295,7 +296,7 @@ class DiskStore:
             if self._stopping.wait(max(0.0, ahead_s)):
                 raise OSError("the stage ends")
 
-        about = StoredPrefix(self._folder.maker, op.key, op.length, positions, op.blocks)
+        about = StoredPrefix(self._folder.maker, op.key, op.length, positions, op.blocks, op.prompt, op.prompt_key)
         self._folder.write(about, tensors, pause)
         for key in op.replaces:
             if not self._folder.is_pinned(key):

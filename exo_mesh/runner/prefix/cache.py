@@ -49,7 +49,8 @@ MOST_FAILURES = 3
 class KeptSequence:
     """A sequence whose KV new prompts can copy. content: the tokens of its positions. used_at: when it was last used.
     runs: it still grows, and is not the cache's own. last_stages: how many stages at the end of the ring hold it; 0:
-    all. scope: only sequences of the same scope use it."""
+    all. scope: only sequences of the same scope use it. prompt: positions that the same prompt can copy, if it was the
+    beginning of one."""
 
     id: int
     content: bytes
@@ -58,6 +59,7 @@ class KeptSequence:
     last_stages: int = 0
     scope: bytes = b""
     client: str = ""
+    prompt: int = 0
     is_stored: bool = False
     """Whether it is on disk, or need not be asked about again."""
 
@@ -387,4 +389,4 @@ class PrefixCache:
 
 def _kept(sequence_id: int, content: bytes, now: float, like: Sequence, *, runs: bool = False) -> KeptSequence:
     """A sequence that is known from now on, of the scope and client of another one."""
-    return KeptSequence(sequence_id, content, now, runs, scope=like.cache_scope, client=like.client)
+    return KeptSequence(sequence_id, content, now, runs, scope=like.cache_scope, client=like.client, prompt=like.prompt)

@@ -30,8 +30,8 @@ BUSY_LAPS = 200
 between tokens become longer."""
 
 WRITE_S = 300.0
-"""A write that is not confirmed in this time does not hold up the next one. A sequence of 1 GiB is copied out in about
-256 laps beside a stream, and then written for 8 s."""
+"""A write that is not confirmed in this time does not hold up the next one. A sequence of 1 GiB is copied out in
+1,024 laps beside a stream at most, and then checked and written for 16 s."""
 
 FETCH_S = 10.0
 """Longest time that a sequence waits for its file while others run; then it is computed."""
@@ -196,7 +196,20 @@ class DiskIndex:
                     best = OnDisk(key, self._files[key].length)
         if cuts_back and common > (best.length if best is not None else 0):
             best = OnDisk(min(self._blocks[last], key=lambda key: self._files[key].length), common)
+        if cuts_back and common:
+            best = self._prompt_behind(last, common, content, best)
         return best if best is not None and best.length >= LEAST_TOKENS else None
+
+    def _prompt_behind(self, block: bytes, common: int, content: bytes, best: OnDisk | None) -> OnDisk | None:
+        """The file whose prompt ends in the block behind `block` and begins a content; `best` if that is longer, or if
+        there is none."""
+        for key in self._blocks[block]:
+            about, least = self._files[key], best.length if best is not None else common
+            if least < about.prompt < common + BLOCK_TOKENS and about.prompt * TOKEN_BYTES <= len(content):
+                rest = content[common * TOKEN_BYTES : about.prompt * TOKEN_BYTES]
+                if about.prompt_key == self._key(block, rest):
+                    best = OnDisk(key, about.prompt)
+        return best
 
     def _is_whole(self, key: bytes, content: bytes, block: bytes) -> bool:
         """Whether a content begins with all of a file, whose last whole block is the given one."""
@@ -309,10 +322,18 @@ class DiskIndex:
         if key in self._files or (cuts_back and chain[-1] in self._blocks):
             return None
         replaces = tuple(self._covered(chain, kept.content)) if cuts_back else ()
-        about = StoredPrefix("", key, kept.length, kept.length, b"".join(chain))
+        prompt = kept.prompt if cuts_back and LEAST_TOKENS <= kept.prompt < kept.length else 0
+        about = StoredPrefix(
+            "", key, kept.length, kept.length, b"".join(chain), prompt, self._prompt_key(chain, kept.content, prompt)
+        )
         self._writing[key] = _OpenWrite(about, kept, replaces, now)
         self._laps = 0
-        return StoreKv(kept.id, key, kept.length, about.blocks, replaces)
+        return StoreKv(kept.id, key, kept.length, about.blocks, replaces, about.prompt, about.prompt_key)
+
+    def _prompt_key(self, chain: list[bytes], content: bytes, prompt: int) -> bytes:
+        """The key of the first `prompt` positions of a content; chain: the hashes of its blocks. b"" for none."""
+        blocks = prompt // BLOCK_TOKENS
+        return self._key(chain[blocks - 1], content[blocks * _BLOCK : prompt * TOKEN_BYTES]) if prompt else b""
 
     def _covered(self, chain: list[bytes], content: bytes) -> Iterator[bytes]:
         """The files that begin a content."""

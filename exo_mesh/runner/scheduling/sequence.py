@@ -36,6 +36,8 @@ class Sequence:
     """See GenerateRequest."""
     num_shared: int = 0
     """Positions of the prompt that other sequences can copy: all but the last."""
+    prompt: int = 0
+    """Positions that the same prompt can copy later: all of the prompt but the last."""
     source: Sequence | None = None
     """The sequence whose prompt this one will copy: it has its place, and waits until that prompt is computed."""
     draws: bool = True

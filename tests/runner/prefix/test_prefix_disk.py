@@ -60,10 +60,22 @@ async def test_a_prompt_that_was_served_once_is_read_after_a_restart(
     again.run()
     events = await caller.collect()
     assert ids(events) == cold == expected(PROMPT, 8, num_stages)
-    assert events[0].cached == (384 if cuts_back else 399), "all whole blocks, or all of the prompt"
-    assert counts(again) == [399 - events[0].cached + 8] * num_stages
+    assert events[0].cached == 399, "all of the prompt but its last token"
+    assert counts(again) == [8] * num_stages
     assert again.disk.hits == 1 and not again.disk.misses
     again.check()
+
+
+@pytest.mark.parametrize(("cut", "cached"), [(1, 384), (15, 384), (16, 320)])
+async def test_a_shorter_prompt_begins_with_the_whole_blocks_of_a_longer_one(
+    make_ring: MakeRing, cut: int, cached: int
+) -> None:
+    ring = make_ring()
+    await answer(ring, "a", PROMPT)
+    ring.write_all()
+    again = make_ring()
+    assert await answer(again, "b", PROMPT[:-cut]) == expected(PROMPT[:-cut], 8, 2)
+    assert counts(again) == [len(PROMPT) - cut - 1 - cached + 8] * 2
 
 
 async def test_the_next_turn_after_a_restart_begins_with_the_last_one(make_ring: MakeRing) -> None:
@@ -156,18 +168,6 @@ async def test_a_stage_without_a_disk_switches_the_disks_of_the_ring_off(make_ri
     assert not list(stored_files(tmp_path))
 
 
-async def test_a_request_that_stores_nothing_leaves_nothing_on_disk(make_ring: MakeRing, tmp_path: Path) -> None:
-    ring = make_ring(max_tokens=900)
-    for number in range(4):
-        await answer(ring, f"a{number}", [number + 3, *PROMPT], is_kept=False)
-    assert ring.write_all() == 0 and not files(tmp_path)
-
-
-async def test_only_requests_of_one_scope_read_a_file(make_ring: MakeRing) -> None:
-    ring = make_ring()
-    await answer(ring, "a", PROMPT, cache_scope=b"mine")
-    ring.write_all()
-    again = make_ring()
 async def test_a_folder_that_another_process_gives_back_is_used_a_little_later(
     make_ring: MakeRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +201,18 @@ async def test_stages_without_a_disk_are_asked_at_most_once_in_a_while(make_ring
     assert asked == 1
 
 
+async def test_a_request_that_stores_nothing_leaves_nothing_on_disk(make_ring: MakeRing, tmp_path: Path) -> None:
+    ring = make_ring(max_tokens=900)
+    for number in range(4):
+        await answer(ring, f"a{number}", [number + 3, *PROMPT], is_kept=False)
+    assert ring.write_all() == 0 and not files(tmp_path)
+
+
+async def test_only_requests_of_one_scope_read_a_file(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    await answer(ring, "a", PROMPT, cache_scope=b"mine")
+    ring.write_all()
+    again = make_ring()
     await answer(again, "b", PROMPT)
     await answer(again, "c", PROMPT, cache_scope=b"theirs")
     assert again.disk.hits == 0
