@@ -76,7 +76,7 @@ def restore(
                     )
                 if leaf in ("keys", "values") and not _kept_enough(layer, saved.length, kept):
                     raise EngineError(f"saved {name} has {kept} positions of {saved.length}")
-                state[leaf] = wire.from_tensor(tensor, device)
+                state[leaf] = wire.from_tensor(tensor, device, borrows=True)  # `set_state` copies
         layer.set_state(saved.length, state)
     cache.skip([index for index in range(len(cache.layers)) if index not in layers], saved.length)
     return cache

@@ -40,13 +40,15 @@ def to_tensor(tensor: torch.Tensor) -> Tensor:
     return Tensor(name, shape, flat.numpy().data)
 
 
-def from_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on `device`, in its own dtype. Raises EngineError for a dtype that torch does not have."""
+def from_tensor(tensor: Tensor, device: torch.device, *, borrows: bool = False) -> torch.Tensor:
+    """A tensor on `device`, in its own dtype. borrows: it may share the memory of `tensor`, and must not be changed
+    then. Raises EngineError for a dtype that torch does not have."""
     if tensor.dtype not in _DTYPES:
         raise EngineError(f"torch has no dtype {tensor.dtype}")
     if not math.prod(tensor.shape):
         return torch.zeros(tensor.shape, dtype=_DTYPES[tensor.dtype], device=device)
-    data = torch.frombuffer(bytearray(tensor.data), dtype=torch.uint8)
+    has_own = not borrows or memoryview(tensor.data).readonly  # torch warns of memory that it must not change
+    data = torch.frombuffer(bytearray(tensor.data) if has_own else tensor.data, dtype=torch.uint8)
     return data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape).to(device)
 
 
