@@ -15,7 +15,7 @@ from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.slow]
 
 NAME = "small"
 CONTEXT = 2048
