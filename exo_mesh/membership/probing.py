@@ -87,6 +87,8 @@ class Probing:
             return None, False
         if request.target != roster.own.id:
             return None, False  # a recorded probe of another peer
+        if any(reading.peer_id != peer.id for reading in request.telemetry):
+            return None, False  # in an open mesh the sender's address may be forged, so it reports of itself only
         held = roster.swim.member(peer.id)
         is_alive = held is not None and held.state is SwimState.ALIVE
         if roster.news or not is_alive or not roster.is_small or self._prefixes.take(peer.id):

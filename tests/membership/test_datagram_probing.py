@@ -17,6 +17,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.probe_seal import ProbeSeal
 from exo_mesh.transport.probes.messages import ProbeAnswer, ProbeQuestion, decode, encode_question, new_token
 from exo_mesh.transport.probes.port import Answerer, ProbePort
+from exo_mesh.transport.probes.udp_socket import Address
 from tests.membership.meshes import Peer, mesh, peer_info, until
 from tests.membership.test_service import an_instance
 
@@ -32,7 +33,7 @@ class CountingPort(ProbePort):
         self.num_answered = 0
         self._loss = loss
         self._rng = random.Random(4)
-        self._held: list[tuple[bytes, tuple[str | int, ...]]] = []
+        self._held: list[tuple[bytes, Address]] = []
 
     async def start(self, host: str, port: int, answer: Answerer) -> bool:
         def counted(request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
@@ -42,16 +43,16 @@ class CountingPort(ProbePort):
 
         return await super().start(host, port, counted)
 
-    def _send(self, payload: bytes, addr: tuple[str | int, ...]) -> None:
+    def _send(self, payload: bytes, to: Address) -> None:
         drawn = self._rng.random()
         if drawn < self._loss:
             return
         if drawn < 2 * self._loss:
-            self._held.append((payload, addr))
+            self._held.append((payload, to))
             return
-        super()._send(payload, addr)
+        super()._send(payload, to)
         if drawn < 3 * self._loss:
-            super()._send(payload, addr)
+            super()._send(payload, to)
         while self._held:
             super()._send(*self._held.pop())
 
@@ -197,6 +198,14 @@ async def test_a_peer_does_not_answer_from_an_address_that_is_not_a_peers() -> N
         assert (reply, is_known) == (None, False)
 
 
+async def test_a_datagram_with_telemetry_of_another_peer_is_not_heard() -> None:
+    async with pair(keys=(None, None)) as peers:
+        request = pb.ProbeRequest(from_peer="b", incarnation=1, target="a")
+        request.telemetry.add(peer_id="a", sequence=2**63)
+        assert peers[0].membership.answer_probe_datagram(request, "127.0.0.1") == (None, False)
+        assert peers[0].membership.telemetry["a"].sequence < 2**63
+
+
 async def test_garbage_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with pair() as peers:
@@ -226,7 +235,7 @@ async def test_a_port_that_is_taken_leaves_probes_to_calls() -> None:
         port.stop()
 
 
-@pytest.mark.parametrize("address", ["name:5000", "[fe80::1%eth0]:5000", "[::1]:5000", "nonsense"])
+@pytest.mark.parametrize("address", ["name:5000", "[fe80::1]:5000", "[::1]:5000", "127.0.0.1:99999", "nonsense"])
 async def test_names_and_addresses_of_another_kind_are_not_asked(address: str) -> None:
     port = ProbePort(ProbeSeal(None), 1)
     assert await port.start("127.0.0.1", 0, answer_nobody)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import cast
 
-from exo_mesh.errors import TransportError
+from exo_mesh.domain.addresses import split
+from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.datagrams import RefusedDatagrams
 from exo_mesh.security.probe_seal import ProbeSeal, seal_with
@@ -22,6 +21,7 @@ from exo_mesh.transport.probes.messages import (
     encode_question,
     new_token,
 )
+from exo_mesh.transport.probes.udp_socket import Address, UdpSocket, listening
 
 MAX_WAITING = 64
 """Most questions that wait for an answer; a node has a few at a time."""
@@ -38,7 +38,7 @@ def probe_port(secret: str, incarnation: int) -> ProbePort:
     return ProbePort(seal_with(secret), incarnation)
 
 
-class ProbePort(asyncio.DatagramProtocol):
+class ProbePort:
     """The socket for probe datagrams. Before `start`, or if the port cannot be used, no datagram is sent or answered.
 
     incarnation: of this node; questions to another one are not answered.
@@ -48,8 +48,7 @@ class ProbePort(asyncio.DatagramProtocol):
         self._seal = seal
         self._incarnation = incarnation
         self._answer: Answerer = _nobody_is_known
-        self._transport: asyncio.DatagramTransport | None = None
-        self._versions: tuple[int, ...] = ()
+        self._socket: UdpSocket | None = None
         self._waiting: dict[bytes, asyncio.Future[ProbeAnswer]] = {}
         self.refusals = RefusedDatagrams(what="probe datagram")
 
@@ -58,87 +57,75 @@ class ProbePort(asyncio.DatagramProtocol):
         Answerer."""
         self._answer = answer
         try:
-            transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-                lambda: self, local_addr=(host.strip("[]"), port)
-            )
-        except OSError as exc:
+            self._socket = UdpSocket(await listening(host, port), self._heard, MAX_DATAGRAM_BYTES)
+        except OSError as exc:  # a TimeoutError, too
             _log.info("probes use gRPC only, because UDP port %d on %s cannot be used: %s", port, host, exc)
-            return False
-        self._transport = transport
-        self._versions = (4,) if transport.get_extra_info("socket").family == socket.AF_INET else (6,)
-        return True
+        return self._socket is not None
 
     def stop(self) -> None:
         """Close the socket. Questions that wait get no answer."""
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def can_ask(self, address: str) -> bool:
-        """Whether datagrams can be sent to "host:port": the host is an IP address of the socket's version. A link-local
-        address of IPv6 is not, because it has no meaning without the interface."""
-        try:
-            found = ip_address(_host_of(address))
-        except ValueError:
-            return False
-        return self._transport is not None and found.version in self._versions and not found.is_link_local
+        """Whether datagrams can be sent to "host:port": the host is an IP address that the socket can send to."""
+        return self._target(address) is not None
 
     async def ask(
         self, address: str, request: pb.ProbeRequest, incarnation: int, timeout_s: float
     ) -> ProbeAnswer | None:
-        """Send a probe to "host:port", for which `can_ask` must be true. None without an answer in time."""
-        if self._transport is None or len(self._waiting) >= MAX_WAITING:
+        """Send a probe to "host:port". None without an answer in time, or if `can_ask` is false."""
+        to = self._target(address)
+        if to is None or len(self._waiting) >= MAX_WAITING:
             return None
         question = ProbeQuestion(new_token(), incarnation, request)
         answered: asyncio.Future[ProbeAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[question.token] = answered
         try:
-            self._send(encode_question(question), (_host_of(address), int(address.rpartition(":")[2])))
-            async with asyncio.timeout(timeout_s):
-                return await answered
-        except TimeoutError:
-            return None
+            self._send(encode_question(question), to)
+            await asyncio.wait([answered], timeout=timeout_s)  # keeps an answer that comes together with the timeout
+            return answered.result() if answered.done() else None
         finally:
             del self._waiting[question.token]
 
-    def datagram_received(self, data: bytes, addr: tuple[str | int, ...]) -> None:
-        host = _plain(str(addr[0]))
+    def _target(self, address: str) -> Address | None:
+        if self._socket is None:
+            return None
+        try:
+            host, port = split(address)
+            return self._socket.address_of(host, int(port))
+        except ValueError:
+            return None
+
+    def _heard(self, data: bytes, sender: Address) -> None:
+        host = _plain(sender[0])
         try:
             if len(data) > MAX_DATAGRAM_BYTES:
                 raise TransportError("not a probe")
             heard = decode(self._seal.open(data))
             if isinstance(heard, ProbeQuestion):
-                self._reply(heard, host, addr)
+                self._reply(heard, host, sender)
             elif (waiting := self._waiting.get(heard.token)) is not None and not waiting.done():
                 waiting.set_result(heard)
-        except TransportError as exc:  # anybody can send to the port
+        except MeshError as exc:  # anybody can send to the port
             if line := self.refusals.note(host, str(exc)):
                 _log.info("%s", line)
 
-    def error_received(self, exc: Exception) -> None:
-        """A datagram could not be sent; its question ends without an answer."""
-
-    def _reply(self, question: ProbeQuestion, host: str, addr: tuple[str | int, ...]) -> None:
+    def _reply(self, question: ProbeQuestion, host: str, sender: Address) -> None:
         if question.incarnation != self._incarnation:
             return
         reply, is_known = self._answer(question.request, host)
         if is_known:
-            self._send(encode_answer(question.token, reply), addr)
+            self._send(encode_answer(question.token, reply), sender)
 
-    def _send(self, payload: bytes, addr: tuple[str | int, ...]) -> None:
-        if self._transport is not None:
-            try:
-                self._transport.sendto(self._seal.close(payload), cast("tuple[str, int]", addr))
-            except OSError as exc:  # no route: the question ends without an answer
-                _log.debug("a probe to %s cannot be sent: %s", addr[0], exc)
+    def _send(self, payload: bytes, to: Address) -> None:
+        if self._socket is not None:
+            self._socket.send(self._seal.close(payload), to)
 
 
 def _nobody_is_known(request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
     return None, False
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 def _plain(host: str) -> str:
