@@ -43,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PortReading:
-    """A port that a node would open. kind: api, grpc or udp. holder: the program that has it, "" if it is free."""
+    """A port that a node would open. kind: api, grpc, probes or udp. holder: the program that has it, "" if none."""
 
     kind: str
     port: int
@@ -146,12 +146,12 @@ def check_engines(engines: Sequence[Mapping[str, Any]], preference: str) -> list
 
 
 def check_ports(readings: Sequence[PortReading]) -> list[Finding]:
-    """Checks that the ports of the API, of gRPC and of announcements can be opened."""
+    """Checks that the ports of the API, of gRPC, of probes and of announcements can be opened."""
     return [_port_finding(reading) for reading in readings]
 
 
 def _port_finding(reading: PortReading) -> Finding:
-    names = {"api": "API port", "grpc": "gRPC port", "udp": "UDP port of announcements"}
+    names = {"api": "API port", "grpc": "gRPC port", "probes": "UDP port of probes", "udp": "UDP port of announcements"}
     what = f"{names[reading.kind]} {reading.port}"
     if not reading.port:
         return Finding("ports", Severity.OK, f"{names[reading.kind]}: any free one")
@@ -164,6 +164,9 @@ def _port_finding(reading: PortReading) -> Finding:
     if reading.kind == "udp":
         remedy = "stop that program, or set another --listen-port and --broadcast-port on all peers"
         return Finding("ports", Severity.FAIL, taken, remedy)
+    if reading.kind == "probes":
+        remedy = "stop that program, choose another --grpc-port, or set --no-probe-datagrams"
+        return Finding("ports", Severity.WARN, f"{taken}; peers would call instead, which costs some CPU", remedy)
     if reading.kind == "api" and reading.asked_for:
         return Finding("ports", Severity.FAIL, taken, "choose another port with --api-port, or stop that program")
     remedy = f"choose another port with --{reading.kind}-port"

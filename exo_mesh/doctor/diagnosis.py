@@ -76,6 +76,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     of_api = (settings.api_port, settings.ollama_port) if settings.api else ()
     tcp = [port for port in (*of_api, settings.grpc_port) if port]
     udp = [settings.listen_port] if "udp" in settings.discovery else []
+    udp += [settings.grpc_port] if settings.grpc_port and settings.probe_datagrams else []
 
     def memory() -> list[Finding]:
         if why := why_no_layers(settings.role, settings.max_memory_bytes):

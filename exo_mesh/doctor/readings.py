@@ -64,14 +64,17 @@ def in_time(work: Mapping[str, Callable[[], T]], deadline_s: float) -> dict[str,
 
 
 def read_ports(loaded: LoadedSettings, held_by_node: Mapping[str, int]) -> list[PortReading]:
-    """Reads which ports are free. held_by_node: ports by kind (api, grpc, udp) of the node on this machine."""
+    """Reads which ports are free. held_by_node: ports by kind (api, grpc, udp) of the node on this machine.
+
+    Probes use the UDP port with the number of the gRPC port. It is not read if a node would use another gRPC port.
+    """
     settings = loaded.settings
     wanted = [("grpc", settings.grpc_port, socket.SOCK_STREAM, "grpc_port")]
     if settings.api:
         wanted.insert(0, ("api", settings.api_port, socket.SOCK_STREAM, "api_port"))
     if "udp" in settings.discovery:
         wanted.append(("udp", settings.listen_port, socket.SOCK_DGRAM, "listen_port"))
-    return [
+    found = [
         PortReading(
             kind,
             port,
@@ -81,6 +84,11 @@ def read_ports(loaded: LoadedSettings, held_by_node: Mapping[str, int]) -> list[
         )
         for kind, port, transport, name in wanted
     ]
+    grpc = next(reading for reading in found if reading.kind == "grpc")
+    if settings.probe_datagrams and grpc.port and (grpc.ours or not grpc.holder):
+        holder = port_holder(settings.host, grpc.port, socket.SOCK_DGRAM, shared=False)
+        found.append(PortReading("probes", grpc.port, holder, ours=grpc.ours and holder == grpc.holder))
+    return found
 
 
 def taken_ports(host: str, wanted: tuple[int, int] | None) -> list[int]:
@@ -90,9 +98,10 @@ def taken_ports(host: str, wanted: tuple[int, int] | None) -> list[int]:
     return [port for port in range(wanted[0], wanted[1] + 1) if not _can_bind(host, port, socket.SOCK_STREAM)]
 
 
-def port_holder(host: str, port: int, transport: socket.SocketKind) -> str:
-    """The program that holds a port: "nginx (pid 12)", "another program" if it is not visible, or "" if free."""
-    if _can_bind(host, port, transport):
+def port_holder(host: str, port: int, transport: socket.SocketKind, *, shared: bool = True) -> str:
+    """The program that holds a port: "nginx (pid 12)", "another program" if it is not visible, or "" if free. shared:
+    see _can_bind."""
+    if _can_bind(host, port, transport, shared=shared):
         return ""
     try:
         for connection in psutil.net_connections("tcp" if transport == socket.SOCK_STREAM else "udp"):
@@ -104,14 +113,16 @@ def port_holder(host: str, port: int, transport: socket.SocketKind) -> str:
     return "another program"
 
 
-def _can_bind(host: str, port: int, transport: socket.SocketKind) -> bool:
-    """Whether a node could open this port with its socket options. Raises OSError for errors other than "in use"."""
+def _can_bind(host: str, port: int, transport: socket.SocketKind, *, shared: bool = True) -> bool:
+    """Whether a node could open this port with its socket options. shared: several programs may hold a UDP port of
+    announcements, but not one of probes. Raises OSError for errors other than "in use"."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host.strip("[]"), port, type=transport, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, kind, protocol) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if transport == socket.SOCK_DGRAM and hasattr(socket, "SO_REUSEPORT"):
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared and transport == socket.SOCK_DGRAM and hasattr(socket, "SO_REUSEPORT"):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             sock.bind(address)

@@ -104,7 +104,9 @@ class Node:
         settings, phases = self.settings, phases or StartPhases()
         await asyncio.to_thread(self._hosting.runner_history.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
-        if await self._parts.probe_port.start(settings.host, port, self.membership.answer_probe_datagram):
+        if settings.probe_datagrams and await self._parts.probe_port.start(
+            settings.host, port, self.membership.answer_probe_datagram
+        ):
             self.membership.take_datagrams()
         phases.done("control port")
         device = await asyncio.to_thread(

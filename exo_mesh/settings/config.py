@@ -47,6 +47,7 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     grpc_port: int = 5000
+    probe_datagrams: bool = True
     data_ports: tuple[int, int] | None = None
     discovery: tuple[str, ...] = ("udp", "mdns")
     listen_port: int = 5678

@@ -66,6 +66,8 @@ _NETWORK = (
     Setting("page_languages_dir", "DIR", "a directory with more languages of the web page, one file TAG.json each",
         values.path),
     _port("grpc_port", "port on which peers reach this node (gRPC); if taken, the next free one", alias="--node-port"),
+    _negative("no_probe_datagrams", "probe idle peers by gRPC only, never by UDP datagrams; costs some CPU",
+        "probe_datagrams"),
     Setting("data_ports", "A-B", "ports for the data streams between runners; any free ones by default",
         values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
     Setting("discovery", "WAY", "how peers are found: udp, mdns, manual, tailscale, none",

@@ -71,6 +71,22 @@ def test_what_is_broken_fails_with_what_helps(tmp_path: Path, capsys: pytest.Cap
     assert any(item["level"] == "warn" and "broken: " in item["finding"] for item in found["models"])
 
 
+def test_a_taken_udp_port_of_probes_is_a_warning_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        flags = ["--home", str(tmp_path), *ON_LOOPBACK, "--api-port", str(closed_port()), "--grpc-port", str(port)]
+        _, found = examine(capsys, *flags)
+        _, off = examine(capsys, *flags, "--no-probe-datagrams")
+    taken = next(item for item in found["ports"] if "UDP port of probes" in item["finding"])
+    assert taken["level"] == "warn"
+    assert f"UDP port of probes {port} is taken by " in taken["finding"]
+    assert "--no-probe-datagrams" in taken["remedy"]
+    assert not any("probes" in item["finding"] for item in off["ports"])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_a_home_that_cannot_be_used_fails(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = examine(capsys, "--home", "/proc/x", "--api-port", str(closed_port()), *ON_LOOPBACK)

@@ -88,6 +88,9 @@ def test_engines(engines: list[dict[str, Any]], preference: str, expected: list[
         (PortReading("grpc", 5000, "AirPlay (pid 7)", asked_for=True), "warn", "next free one"),
         (PortReading("udp", 5678, "another program"), "fail", "UDP port of announcements 5678 is taken"),
         (PortReading("udp", 5678), "ok", "can be opened"),
+        (PortReading("probes", 5000), "ok", "UDP port of probes 5000 is free"),
+        (PortReading("probes", 5000, "python (pid 7)", ours=True), "ok", "held by the node that runs here"),
+        (PortReading("probes", 5000, "other (pid 7)"), "warn", "peers would call instead"),
     ],
 )
 def test_ports(reading: PortReading, level: str, text: str) -> None:
