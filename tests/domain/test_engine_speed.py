@@ -49,9 +49,10 @@ def test_a_clearly_faster_engine_comes_before_a_preferred_one(took: dict[str, fl
 def test_a_ring_is_predicted_from_its_stages_and_hops() -> None:
     alone = predict([(SPEED, 10)], 0.0)
     assert alone.tokens_per_s == pytest.approx(1 / (0.025 + FRAME_S))
-    assert alone.ttft_s == pytest.approx(0.2 + FRAME_S)
+    assert alone.ttft_s == pytest.approx(0.2 + 0.025 + FRAME_S), "the last token of a prompt is a step of its own"
     ring = predict([(SPEED, 6), (SPEED, 4)], 0.01)
     assert ring.tokens_per_s == pytest.approx(1 / (0.026 + 2 * FRAME_S + 0.01)), "the pass itself counts twice"
+    assert ring.ttft_s == pytest.approx(0.2 + 0.013 + 2 * FRAME_S + 0.01), "that step follows the prompt stage by stage"
 
 
 def test_figures_that_cannot_be_are_recognised() -> None:

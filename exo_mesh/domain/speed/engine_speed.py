@@ -114,9 +114,11 @@ class Prediction:
 
 def predict(stages: Sequence[tuple[EngineSpeed, int]], hops_s: float) -> Prediction:
     """Predicts a ring from the speed of the engine and the number of layers of each stage, in ring order, and the time
-    of the hops of a lap."""
+    of the hops of a lap.
+
+    The last token of a prompt is a step of its own, right behind the rest: it adds the last stage's step only."""
     last = len(stages) - 1
     steps = [speed.one.of(layers, is_last=index == last) for index, (speed, layers) in enumerate(stages)]
     prompts = [speed.prompt_s(layers, is_last=index == last) for index, (speed, layers) in enumerate(stages)]
     around_s = FRAME_S * len(stages) + hops_s
-    return Prediction(1 / (sum(steps) + around_s), sum(prompts) + around_s)
+    return Prediction(1 / (sum(steps) + around_s), sum(prompts) + steps[last] + around_s)
