@@ -124,6 +124,6 @@ async def test_what_peers_have_measured_is_used_by_all_for_predictions_and_fast_
             fast = next(entry for entry in shown if "latency" in entry["policies"])
             assert [stage["peer"] for stage in fast["stages"]] == [nodes[1].node_id]
             assert fast["predicted"]["tokens_per_s"] == pytest.approx(1 / (8 * 0.001 + 0.02 + FRAME_S), rel=0.001)
-            assert fast["predicted"]["ttft_s"] == pytest.approx(0.028 + FRAME_S, rel=0.01)
+            assert fast["predicted"]["ttft_s"] == pytest.approx(0.028 + 0.028 + FRAME_S, rel=0.01)
             wide = next(entry for entry in shown if entry["width"] == 2)
             assert wide["predicted"]["tokens_per_s"] < fast["predicted"]["tokens_per_s"]
