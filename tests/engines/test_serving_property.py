@@ -3,6 +3,7 @@ and afterwards nothing is held for any of them, on any stage or in the driver.""
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -62,6 +63,12 @@ def impatient_mailboxes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exo_mesh.runner.outputs.PARK_AT", PARK_AT)
         yield
+
+
+@pytest.fixture(autouse=True)
+def garbage_is_collected_before() -> None:
+    """MLX counts the memory of a process: engines of earlier tests must not be freed during a story."""
+    gc.collect()
 
 
 REFUSED = ("overloaded", "memory_pressure")
