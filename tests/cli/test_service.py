@@ -291,6 +291,8 @@ SETTINGS = (
     "EXO_MESH_HOST=127.0.0.1\nEXO_MESH_DISCOVERY=none\nEXO_MESH_ENGINE=dummy\nEXO_MESH_NAME=kept\n"
     "EXO_MESH_SPARE_RUNNERS=0\n"
 )
+SLOW = SETTINGS + "EXO_MESH_ENGINE_OPTION=cost_ms=10\n"
+"""An answer takes seconds: the lock is taken for work that is seen once a second."""
 
 
 def service(systemd: RealSystemd, what: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -423,7 +425,7 @@ def test_the_node_is_told_of_a_sleep_and_holds_a_lock_while_it_works(tmp_path: P
         inhibit = '#!/bin/sh\necho "$@" >> /var/lib/exo-mesh/locks\nwhile [ "$#" -gt 1 ]; do shift; done\nexec "$@"\n'
         systemd.write("/opt/first/systemd-inhibit", inhibit)
         systemd.run("sh", "-c", "chmod -R a+rx /opt/first; mkdir -p /run/systemd/inhibit")
-        systemd.write("/etc/default/exo-mesh", SETTINGS + "PATH=/opt/first:/usr/bin:/bin\n")
+        systemd.write("/etc/default/exo-mesh", SLOW + "PATH=/opt/first:/usr/bin:/bin\n")
         service(systemd, "install")
         systemd.run("systemctl", "start", "sleep.target")
         assert "this machine is going to sleep; 0 of 0 peers acknowledged" in systemd.log()
@@ -461,9 +463,10 @@ def test_a_real_logind_holds_the_lock_until_the_node_is_killed(tmp_path: Path) -
         systemd.write("/run/units/systemd-logind.service", LOGIND)
         # as root: anybody else needs polkit, which says yes to locks against idle sleep
         systemd.write(f"{DROP_INS}/as-root.conf", "[Service]\nDynamicUser=no\nUser=root\nRestart=no\n")
-        systemd.write("/etc/default/exo-mesh", SETTINGS)
+        systemd.write("/etc/default/exo-mesh", SLOW)
         systemd.run("systemctl", "daemon-reload")
-        systemd.run("systemctl", "start", "dbus", "systemd-logind")
+        for unit in ("dbus", "systemd-logind"):  # one after the other: logind ends at once where there is no bus
+            systemd.run("systemctl", "start", unit)
         service(systemd, "install")
         assert systemd.run("systemd-inhibit", "--list").stdout == "No inhibitors.\n"
         systemd.run(COMMAND, "run", "exo-mesh-demo", "hello", "--max-tokens", "300", "--home", "/var/lib/exo-mesh")
