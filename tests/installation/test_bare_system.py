@@ -60,16 +60,22 @@ def test_it_sees_accelerators(system: BareSystem, built_wheel: Path, file: str, 
     assert not (system.root / "root/.local").exists()
 
 
-def test_it_installs_up_to_the_first_token(system: BareSystem, built_wheel: Path) -> None:
-    said = install(system, built_wheel)
-    assert "extras: mlx, glibc 2.36" in said
-    assert said.splitlines()[-1].startswith(f"next: {COMMAND} demo")
+@pytest.fixture(scope="module")
+def installed(system: BareSystem, built_wheel: Path) -> str:
+    """What the first installation said."""
+    return install(system, built_wheel)
+
+
+def test_it_installs_up_to_the_first_token(system: BareSystem, installed: str) -> None:
+    assert "extras: mlx, glibc 2.36" in installed
+    assert installed.splitlines()[-1].startswith(f"next: {COMMAND} demo")
     shown = system.run(COMMAND, "demo", "--once", timeout_s=300)
     assert shown.returncode == 0, shown.stderr
     assert ", ".join(str(number) for number in range(7, 21)) in shown.stdout
     assert "layers 0-3, mlx" in shown.stdout
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_second_time_it_keeps_what_is_there(system: BareSystem, built_wheel: Path) -> None:
     said = install(system, built_wheel)
     assert "keeping: mlx===" in said
@@ -78,6 +84,7 @@ def test_a_second_time_it_keeps_what_is_there(system: BareSystem, built_wheel: P
     assert system.run("sh", "/src/install.sh", "--version").stdout.startswith("exo-mesh 0.")
 
 
+@pytest.mark.usefixtures("installed")
 def test_it_removes_what_it_made_and_keeps_the_nodes_files(system: BareSystem) -> None:
     mine = system.root / "root/.local/share/exo-mesh/models/notes.txt"
     mine.parent.mkdir(parents=True, exist_ok=True)
