@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,16 +12,21 @@ from torch import nn
 from exo_mesh.errors import ModelError
 from exo_mesh_torch.caches import StageCache
 
-CACHE_ARGUMENTS = ("past_key_values", "cache_params")
-"""Names of the cache argument in model classes."""
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+"""Names of the cache argument in model classes: transformers 5.24 renamed the second to the first."""
+
+
+def find_cache_argument(function: Callable[..., Any]) -> str | None:
+    """The name of the cache argument of a function of transformers, None if it takes no cache."""
+    parameters = inspect.signature(function).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
 
 
 def cache_argument(model: nn.Module) -> str:
     """The name of the cache argument of the model's forward. Raises ModelError if it has no known one."""
-    parameters = inspect.signature(model.forward).parameters
-    for name in CACHE_ARGUMENTS:
-        if name in parameters:
-            return name
+    name = find_cache_argument(model.forward)
+    if name is not None:
+        return name
     raise ModelError(
         f"the torch engine cannot run {type(model).__name__}: its forward takes no cache "
         f"({' or '.join(CACHE_ARGUMENTS)})"

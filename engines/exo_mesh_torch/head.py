@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from exo_mesh_torch.calls import cache_argument
+
 
 @cache
 def with_head(tower: Any) -> Any:
@@ -35,7 +37,7 @@ def with_head(tower: Any) -> Any:
             input_ids: torch.Tensor,
             position_ids: torch.Tensor | None = None,
             attention_mask: torch.Tensor | None = None,
-            past_key_values: Any = None,
+            cache: Any = None,
             use_cache: bool | None = None,
             **others: Any,
         ) -> Any:
@@ -43,8 +45,8 @@ def with_head(tower: Any) -> Any:
                 input_ids=input_ids,
                 position_ids=position_ids,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
                 use_cache=use_cache,
+                **{cache_argument(self.model): cache},
                 **others,
             )
             return CausalLMOutputWithPast(logits=self.lm_head(found.last_hidden_state))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from exo_mesh.pictures import PictureSpec
+from exo_mesh_torch.calls import find_cache_argument
 from exo_mesh_torch.vision import ImageRows
 
 
@@ -92,8 +93,8 @@ def two_way_masks(
         config=config,
         inputs_embeds=hidden,
         attention_mask=None,
-        past_key_values=cache,
         position_ids=positions,
         block_sequence_ids=blocks,
+        **{find_cache_argument(create_masks_for_vision_model) or "cache": cache},
     )
     return masks

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from exo_mesh_torch import provider
+from exo_mesh_torch.calls import cache_argument
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
 from exo_mesh.domain.frame import Row
@@ -73,7 +74,7 @@ def whole_model_logits(
         parameter.data = parameter.data.clone()  # the address of a weight can change the last bit of a product
     cache: Any = DynamicCache(config=model.config)
     taken = signature(model.forward).parameters
-    name = "cache_params" if "cache_params" in taken else "past_key_values"
+    name = cache_argument(model)
     parts = []
     with torch.inference_mode():
         for pos0, n in schedule:
