@@ -27,7 +27,11 @@ a 4,096-wide model are 4 MiB of activations in bf16, which 1 GbE carries in 36 m
 
 CHEAP = 4
 """Fixed state of all sequences is cheap if it takes at most 1/CHEAP of the stage's weights. By arithmetic, Qwen3-Next
-80B keeps 75 MB per sequence beside 160 GB, so 32 are cheap; Gemma 3 27B keeps 430 MB beside 54 GB, so 16 are."""
+80B keeps 75 MB per sequence beside 160 GB, so 32 are cheap; Gemma 3 27B keeps 430 MB beside 54 GB, so 16 are. A larger
+pool is cheap if its KV takes at most 1/CHEAP of what a stage needs anyway, and of what is free beside that."""
+
+POOL_TIMES = (8, 4, 2)
+"""Pools to try, in multiples of the least full one. 8 times 8,192 tokens are 32 sequences of 2,048."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,22 @@ def roomiest(stages: Sequence[tuple[ModelCard, range, int]], pool_tokens: int) -
     return next((n for n in counts if n > least and all(_affords(*stage, pool_tokens, n) for stage in stages)), least)
 
 
+def roomiest_pool(stages: Sequence[tuple[ModelCard, range, int]], pool_tokens: int) -> int:
+    """Tokens of KV that a ring reserves: a multiple of a full pool if that is cheap on every stage. stages: as for
+    `roomiest`. A pool of less than POOL_TOKENS stays as it is: memory is tight."""
+    if pool_tokens < POOL_TOKENS:
+        return pool_tokens
+    sequences = roomiest(stages, pool_tokens)
+    larger = (times * pool_tokens for times in POOL_TIMES)
+    return next((pool for pool in larger if all(_is_cheap(*stage, pool, sequences) for stage in stages)), pool_tokens)
+
+
+def _is_cheap(card: ModelCard, layers: range, usable_bytes: int, pool_tokens: int, sequences: int) -> bool:
+    parts = footprint(card, layers.start, layers.stop, pool_tokens, sequences)
+    needed_bytes = parts.weights_bytes + parts.overhead_bytes
+    return CHEAP * parts.kv_bytes <= min(needed_bytes, usable_bytes - needed_bytes)
+
+
 def _affords(card: ModelCard, layers: range, usable_bytes: int, pool_tokens: int, sequences: int) -> bool:
     parts = footprint(card, layers.start, layers.stop, pool_tokens, sequences)
     fixed_bytes = sequences * sum(card.kv_fixed_bytes[layers.start : layers.stop])
@@ -78,8 +98,14 @@ def _affords(card: ModelCard, layers: range, usable_bytes: int, pool_tokens: int
 
 
 def pools_to_try(context_limit: int) -> tuple[int, ...]:
-    """Tokens of KV to reserve on every stage, best first: room for several sequences, or for one."""
+    """Tokens of KV that a ring is chosen with, best first: room for several sequences, or for one."""
     return tuple(dict.fromkeys((max(POOL_TOKENS, context_limit), context_limit)))
+
+
+def pools_to_pin(context_limit: int) -> tuple[int, ...]:
+    """Every pool that a plan can have: those of `roomiest_pool`, and those of `pools_to_try`; largest first."""
+    full, *single = pools_to_try(context_limit)
+    return (*(times * full for times in POOL_TIMES), full, *single)
 
 
 def gigabytes(num_bytes: int) -> str:

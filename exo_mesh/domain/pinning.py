@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from exo_mesh.domain.fitting import stage_stops
-from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
+from exo_mesh.domain.footprint import gigabytes, pools_to_pin, pools_to_try, stage_bytes
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, make_plan, members_of
+from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, larger_pool, make_plan, members_of
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.errors import InputError, PlacementError
 
@@ -61,12 +61,19 @@ def solve_pinned(
     _refuse_cuts(card, pins, members, around)
     ring = [(member, range(pin.start, pin.stop)) for member, pin in zip(members, pins, strict=True)]
     inputs = PlanInputs(members_of(members), PINNED, len(pins))
-    for pool_tokens in pools_to_try(context_limit):
+    fitting: dict[int, Plan] = {}
+    for pool_tokens in pools_to_pin(context_limit):
         plan = make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
         if all(stage.reserve_bytes <= member.usable_bytes for stage, member in zip(plan.stages, members, strict=True)):
-            _refuse_outdated(plan, pins)
-            return plan
-    raise _pins_do_not_fit(card, ring, context_limit, around)
+            fitting[pool_tokens] = plan
+    least = next((pool_tokens for pool_tokens in pools_to_try(context_limit) if pool_tokens in fitting), None)
+    if least is None:
+        raise _pins_do_not_fit(card, ring, context_limit, around)
+    usual = fitting[larger_pool(card, ring, least, around)]
+    as_stated = [plan for plan in (usual, *fitting.values()) if not _outdated(plan, pins)]
+    if as_stated:
+        return as_stated[0]
+    raise _outdated(usual, pins)[0]
 
 
 def _with_engine(card: ModelCard, member: Candidate, engine: str | None) -> Candidate:
@@ -112,16 +119,18 @@ def _refuse_cuts(card: ModelCard, pins: Sequence[Pin], members: Sequence[Candida
             raise _pins_refused(card, f"no stage may begin at layer {pin.start}; legal are {allowed}")
 
 
-def _refuse_outdated(plan: Plan, pins: Sequence[Pin]) -> None:
-    """Raises PlacementError if a pin states its stage's memory, as previews do, and the stage now needs another."""
-    for stage, pin in zip(plan.stages, pins, strict=True):
-        if pin.reserve_bytes not in (None, stage.reserve_bytes):
-            raise PlacementError(
-                f"{stage.shard} at {stage.peer_id[:8]} would take {gigabytes(stage.reserve_bytes)} now, "
-                f"not {gigabytes(pin.reserve_bytes or 0)}: memory has changed since the preview; ask for a new one",
-                reason="outdated",
-                remedy="ask for a new preview",
-            )
+def _outdated(plan: Plan, pins: Sequence[Pin]) -> list[PlacementError]:
+    """An error for each pin that states its stage's memory, as previews do, where the stage needs another."""
+    return [
+        PlacementError(
+            f"{stage.shard} at {stage.peer_id[:8]} would take {gigabytes(stage.reserve_bytes)} now, "
+            f"not {gigabytes(pin.reserve_bytes or 0)}: memory has changed since the preview; ask for a new one",
+            reason="outdated",
+            remedy="ask for a new preview",
+        )
+        for stage, pin in zip(plan.stages, pins, strict=True)
+        if pin.reserve_bytes not in (None, stage.reserve_bytes)
+    ]
 
 
 def _refuse_gaps(card: ModelCard, pins: Sequence[Pin]) -> None:

@@ -15,6 +15,7 @@ from exo_mesh.domain.footprint import (
     pool_sequences,
     pools_to_try,
     roomiest,
+    roomiest_pool,
     stage_bytes,
 )
 from exo_mesh.domain.model import ModelCard
@@ -81,8 +82,9 @@ def solve(
     """Chooses peers and cuts the layers. Equal arguments give an equal plan on every machine.
 
     The proposer of the ballot comes first if it takes part, then the others by memory. A ring has one engine if such a
-    ring fits, or follows `mixing` (one of MIXING). The KV pool is max(POOL_TOKENS, context_limit) tokens, or one
-    context where only that fits. Raises PlacementError with what is needed, what is available, and what would help.
+    ring fits, or follows `mixing` (one of MIXING). The KV pool is max(POOL_TOKENS, context_limit) tokens, two to eight
+    times as many where that is cheap, or one context where only that fits. Raises PlacementError with what is needed,
+    what is available, and what would help.
     """
     if policy not in POLICIES:
         raise PlacementError(f'there is no placement policy "{policy}"; known: {", ".join(POLICIES)}')
@@ -94,6 +96,7 @@ def solve(
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
             ring, pool_tokens = found
+            pool_tokens = larger_pool(card, ring, pool_tokens, around)
             inputs = PlanInputs(members_of(ordered), policy, min_peers)
             return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
     raise _refusal(card, ordered, min_peers, context_limit, around, mixing)
@@ -195,8 +198,7 @@ def make_plan(
     around: Surroundings = NOTHING_KNOWN,
 ) -> Plan:
     """Builds the plan of a ring, with what each stage reserves. Raises ValueError unless it holds each layer once."""
-    held = [around.held_by(card, peer) for peer, _ in ring]
-    parts = [(as_held, layers, peer.usable_bytes) for as_held, (peer, layers) in zip(held, ring, strict=True)]
+    parts = _parts(card, ring, around)
     sequences = roomiest(parts, pool_tokens)
     stages = tuple(
         StagePlan(
@@ -206,7 +208,7 @@ def make_plan(
             stage_bytes(as_held, layers.start, layers.stop, pool_tokens, sequences),
             peer.group,
         )
-        for as_held, (peer, layers) in zip(held, ring, strict=True)
+        for (as_held, layers, _), (peer, _) in zip(parts, ring, strict=True)
     )
     return Plan(
         instance_id,
@@ -219,6 +221,16 @@ def make_plan(
         pool_tokens,
         pool_sequences=sequences,
     )
+
+
+def larger_pool(card: ModelCard, ring: Ring, pool_tokens: int, around: Surroundings) -> int:
+    """Tokens of the KV pool of a ring that fits with `pool_tokens`: more where that is cheap."""
+    return roomiest_pool(_parts(card, ring, around), pool_tokens)
+
+
+def _parts(card: ModelCard, ring: Ring, around: Surroundings) -> list[tuple[ModelCard, range, int]]:
+    """For each stage the model as its engine holds it, its layers, and the bytes that its peer offers."""
+    return [(around.held_by(card, peer), layers, peer.usable_bytes) for peer, layers in ring]
 
 
 def members_of(candidates: Iterable[Candidate]) -> tuple[tuple[str, int], ...]:

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import combinations, product
 
 from exo_mesh.domain.fitting import stage_stops, stops_that_fit
-from exo_mesh.domain.footprint import gigabytes, stage_bytes
+from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Surroundings, make_plan
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
@@ -62,9 +62,9 @@ def recover(
     holding: the range that each surviving runner of the old ring holds. usable_bytes: for each live peer of the old
     ring, what it could reserve if it gave up its stage. A live peer that holds nothing has lost its process; a peer
     that could not hold a single layer (it drains, stops or is short of memory) counts as lost. spares: other peers that
-    could take part. The KV pool shrinks to one context if it must. Ties are decided by fewer peers that load, then by
-    the shorter ring. Raises PlacementError, with the numbers, if these peers cannot hold the model; then only a new
-    placement can help.
+    could take part. The KV pool shrinks to the least full one, or to one context, if it must. Ties are decided by fewer
+    peers that load, then by the shorter ring. Raises PlacementError, with the numbers, if these peers cannot hold the
+    model; then only a new placement can help.
     """
     fitting_spares = sorted(
         (spare for spare in spares if spare.engine in old.engines and spare.peer_id not in old.peer_ids),
@@ -79,7 +79,8 @@ def recover(
     best: tuple[tuple[int, int, int], list[_Position], list[range]] | None = None
     pool_tokens = old.kv_tokens
     rings = _rings(card, old, holding, usable_bytes, fitting_spares, around)
-    for ring, pool in product(rings, (old.kv_tokens, old.context_limit)):
+    pools = dict.fromkeys((old.kv_tokens, *pools_to_try(old.context_limit)))
+    for ring, pool in product(rings, [pool for pool in pools if pool <= old.kv_tokens]):
         ranges = _fewest_bytes(ring, pool)
         if ranges is None:
             continue
@@ -187,7 +188,8 @@ def _hopeless(
     spares: Sequence[Candidate],
     around: Surroundings,
 ) -> PlacementError:
-    need = sum(stage_bytes(around.held(card, s.engine), s.shard.start, s.shard.stop, old.kv_tokens) for s in old.stages)
+    pool = min(old.kv_tokens, *pools_to_try(old.context_limit))
+    need = sum(stage_bytes(around.held(card, s.engine), s.shard.start, s.shard.stop, pool) for s in old.stages)
     have = [*sorted(usable_bytes.items()), *((spare.peer_id, spare.usable_bytes) for spare in spares)]
     remedy = "Place the model again with a shorter context, or start more peers."
     listing = ", ".join(f"{peer_id[:8]} {gigabytes(size)}" for peer_id, size in have) or "none"

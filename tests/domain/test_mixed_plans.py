@@ -148,7 +148,7 @@ def test_pins_may_mix_engines_and_name_them() -> None:
 
     plan = pinned(Pin("p0", 0, 8, "numpy"), Pin("p1", 8, 32))
     assert ring(plan) == [("p0", "numpy"), ("p1", "torch")]
-    assert plan.stages[0].reserve_bytes == stage_bytes(IN_FLOAT32, 0, 8, 8192)
+    assert plan.stages[0].reserve_bytes == stage_bytes(IN_FLOAT32, 0, 8, plan.pool_tokens)
     with pytest.raises(InputError, match="p1 is pinned with mlx, but can run the model only with torch"):
         pinned(Pin("p0", 0, 8), Pin("p1", 8, 32, "mlx"))
     with pytest.raises(InputError, match="so a ring needs several engines"):

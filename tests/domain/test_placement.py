@@ -233,8 +233,33 @@ def test_a_model_with_windows_runs_as_many_sequences_as_are_cheap_and_fit(
     plan = place(card, memory_gb)
     assert plan.pool_sequences == sequences
     (stage,) = plan.stages
-    expected = card.shard_bytes(0, 32) + card.kv_bytes(0, 32, POOL_TOKENS, sequences) + ENGINE_OVERHEAD_BYTES
+    expected = card.shard_bytes(0, 32) + card.kv_bytes(0, 32, plan.pool_tokens, sequences) + ENGINE_OVERHEAD_BYTES
     assert stage.reserve_bytes == expected <= memory_gb * GB
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "context_limit", "pool_tokens"),
+    [
+        (40.0, 8192, 3 * [16384]),  # 131 KB for a token: 2.1 GB beside 16.3 GB, 4.3 GB would be more than a quarter
+        (40.0, 2048, 3 * [16384]),
+        (40.0, 131072, 3 * [131072]),  # one context is more than is cheap, and stays what it is
+        (22.0, 8192, [8192, 16384, 16384]),  # a quarter of the 5.7 GB beside the weights are not enough for more
+        (17.6, 512, [8192, 16384, 16384]),
+        (16.6, 512, [512, 16384, 16384]),  # one context is all that fits
+    ],
+)
+def test_a_pool_is_larger_where_that_is_cheap_on_every_stage(
+    memory_gb: float, context_limit: int, pool_tokens: list[int]
+) -> None:
+    sizes = ((memory_gb,), (memory_gb, memory_gb), (memory_gb, memory_gb, memory_gb))
+    plans = [place(LLAMA_8B, *size, context_limit=context_limit, min_peers=len(size)) for size in sizes]
+    assert [plan.pool_tokens for plan in plans] == pool_tokens
+    assert [len(plan.stages) for plan in plans] == [1, 2, 3], "room for more requests never takes more peers"
+
+
+def test_a_small_model_has_room_for_thirty_two_requests() -> None:
+    small = replace(LLAMA_8B, layer_bytes=(1 << 20,) * 32, kv_bytes_per_token=32, embed_bytes=1 << 20)
+    assert place(small, 8, context_limit=2048).pool_tokens == 32 * 2048
 
 
 @pytest.mark.parametrize(("even", "split"), [(False, [23, 9]), (True, [16, 16])])

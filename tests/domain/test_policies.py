@@ -170,6 +170,12 @@ def test_a_preview_that_is_out_of_date_is_refused() -> None:
     assert refused.value.reason == "outdated"
 
 
+def test_a_preview_with_a_pool_that_is_not_cheap_any_more_still_holds() -> None:
+    larger = stage_bytes(LLAMA_8B, 0, 16, 4 * POOL_TOKENS)
+    assert pinned(Pin("p0", 0, 16), Pin("p1", 16, 32)).pool_tokens == POOL_TOKENS
+    assert pinned(Pin("p0", 0, 16, "mlx", larger), Pin("p1", 16, 32)).pool_tokens == 4 * POOL_TOKENS
+
+
 def test_pins_that_do_not_fit_are_refused_with_the_numbers_of_the_peer() -> None:
     with pytest.raises(PlacementError, match=r"p0 needs 12\.59 GB for layers 0 to 23, usable are 12\.00 GB") as refused:
         pinned(Pin("p0", 0, 24), Pin("p1", 24, 32), context_limit=8192)
@@ -197,5 +203,5 @@ def test_a_refusal_carries_its_numbers_for_programs() -> None:
 
 def test_the_plan_carries_its_kv_pool_and_it_is_in_the_digest() -> None:
     roomy, tight = place(LLAMA_8B, 64, context_limit=1024), place(LLAMA_8B, 16.6, context_limit=1024)
-    assert (roomy.pool_tokens, tight.pool_tokens) == (POOL_TOKENS, 1024)
+    assert (roomy.pool_tokens, tight.pool_tokens) == (2 * POOL_TOKENS, 1024)
     assert replace(roomy, pool_tokens=1024).digest != roomy.digest
