@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from exo_mesh.domain.fitting import stage_stops
-from exo_mesh.domain.footprint import gigabytes, pools_to_pin, pools_to_try, stage_bytes
+from exo_mesh.domain.footprint import gigabytes, pools_to_pin, pools_to_try, roomiest_pool, stage_bytes
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, larger_pool, make_plan, members_of
+from exo_mesh.domain.placement import Ring, make_plan, members_of, stage_parts
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
+from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError
 
 PINNED = "pinned"
@@ -69,7 +70,7 @@ def solve_pinned(
     least = next((pool_tokens for pool_tokens in pools_to_try(context_limit) if pool_tokens in fitting), None)
     if least is None:
         raise _pins_do_not_fit(card, ring, context_limit, around)
-    usual = fitting[larger_pool(card, ring, least, around)]
+    usual = fitting[roomiest_pool(stage_parts(card, ring, around), least)]
     as_stated = [plan for plan in (usual, *fitting.values()) if not _outdated(plan, pins)]
     if as_stated:
         return as_stated[0]

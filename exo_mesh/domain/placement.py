@@ -9,8 +9,6 @@ from exo_mesh.domain.fitting import Goal, fastest_layers, fit_layers, latency, s
 from exo_mesh.domain.footprint import (
     ENGINE_OVERHEAD_BYTES,
     POOL_TOKENS,
-    Footprint,
-    footprint,
     gigabytes,
     pool_sequences,
     pools_to_try,
@@ -32,24 +30,6 @@ from exo_mesh.domain.rings import (
 )
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import PlacementError
-
-__all__ = [
-    "ENGINE_OVERHEAD_BYTES",
-    "NOTHING_KNOWN",
-    "POOL_TOKENS",
-    "Candidate",
-    "Footprint",
-    "Surroundings",
-    "fit_layers",
-    "footprint",
-    "gigabytes",
-    "most_context",
-    "refuse_too_few",
-    "solve",
-    "solve_with_most_context",
-    "stage_bytes",
-    "with_caps",
-]
 
 MIN_USEFUL_CONTEXT = 512
 
@@ -96,7 +76,7 @@ def solve(
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
             ring, pool_tokens = found
-            pool_tokens = larger_pool(card, ring, pool_tokens, around)
+            pool_tokens = roomiest_pool(stage_parts(card, ring, around), pool_tokens)
             inputs = PlanInputs(members_of(ordered), policy, min_peers)
             return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
     raise _refusal(card, ordered, min_peers, context_limit, around, mixing)
@@ -198,7 +178,7 @@ def make_plan(
     around: Surroundings = NOTHING_KNOWN,
 ) -> Plan:
     """Builds the plan of a ring, with what each stage reserves. Raises ValueError unless it holds each layer once."""
-    parts = _parts(card, ring, around)
+    parts = stage_parts(card, ring, around)
     sequences = roomiest(parts, pool_tokens)
     stages = tuple(
         StagePlan(
@@ -223,12 +203,7 @@ def make_plan(
     )
 
 
-def larger_pool(card: ModelCard, ring: Ring, pool_tokens: int, around: Surroundings) -> int:
-    """Tokens of the KV pool of a ring that fits with `pool_tokens`: more where that is cheap."""
-    return roomiest_pool(_parts(card, ring, around), pool_tokens)
-
-
-def _parts(card: ModelCard, ring: Ring, around: Surroundings) -> list[tuple[ModelCard, range, int]]:
+def stage_parts(card: ModelCard, ring: Ring, around: Surroundings) -> list[tuple[ModelCard, range, int]]:
     """For each stage the model as its engine holds it, its layers, and the bytes that its peer offers."""
     return [(around.held_by(card, peer), layers, peer.usable_bytes) for peer, layers in ring]
 

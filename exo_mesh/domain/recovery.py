@@ -15,8 +15,9 @@ from itertools import combinations, product
 from exo_mesh.domain.fitting import stage_stops, stops_that_fit
 from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Surroundings, make_plan
+from exo_mesh.domain.placement import make_plan
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
+from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import PlacementError
 
 MAX_LOST = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exo_mesh.domain.placement import gigabytes
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
 from exo_mesh.domain.stage import ReserveAnswer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.domain.placement import gigabytes
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.errors import (
     InputError,
     MemoryPressureError,

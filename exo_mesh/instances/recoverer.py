@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import Candidate, Surroundings, with_caps
+from exo_mesh.domain.placement import with_caps
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
-from exo_mesh.domain.rings import by_tier
+from exo_mesh.domain.rings import Candidate, Surroundings, by_tier
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState

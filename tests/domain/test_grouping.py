@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exo_mesh.domain.footprint import stage_bytes
 from exo_mesh.domain.group_placement import as_pipeline, groups_of, pinned_groups, place_grouped
 from exo_mesh.domain.grouping import GroupFacts, GroupWish, groupings, joined
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin, solve_pinned
-from exo_mesh.domain.placement import Candidate, Surroundings, solve, stage_bytes
+from exo_mesh.domain.placement import solve
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import recover
+from exo_mesh.domain.rings import Candidate, Surroundings
 from exo_mesh.domain.tensor_group import TensorGroup, sharded
 from exo_mesh.errors import InputError, PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B

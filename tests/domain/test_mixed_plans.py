@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_mesh.domain.fitting import stage_starts
+from exo_mesh.domain.footprint import stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin, solve_pinned
-from exo_mesh.domain.placement import Candidate, Surroundings, solve, solve_with_most_context, stage_bytes
+from exo_mesh.domain.placement import solve, solve_with_most_context
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import recover
-from exo_mesh.domain.rings import NOTHING_KNOWN
+from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B
 

@@ -9,19 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exo_mesh.domain.fitting import fit_layers
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, POOL_TOKENS, stage_bytes
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import (
-    ENGINE_OVERHEAD_BYTES,
-    POOL_TOKENS,
-    Candidate,
-    fit_layers,
-    solve,
-    solve_with_most_context,
-    stage_bytes,
-    with_caps,
-)
+from exo_mesh.domain.placement import solve, solve_with_most_context, with_caps
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.rings import Surroundings, by_tier
+from exo_mesh.domain.rings import Candidate, Surroundings, by_tier
 from exo_mesh.errors import PlacementError
 
 GB = 10**9

@@ -10,17 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_mesh.domain.fitting import fastest_layers, latency, throughput
+from exo_mesh.domain.footprint import POOL_TOKENS, stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import PINNED, Pin, solve_pinned
-from exo_mesh.domain.placement import (
-    NOTHING_KNOWN,
-    POOL_TOKENS,
-    Candidate,
-    Surroundings,
-    solve,
-    stage_bytes,
-)
+from exo_mesh.domain.placement import solve
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B, place
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Surroundings, solve, stage_bytes
+from exo_mesh.domain.footprint import stage_bytes
+from exo_mesh.domain.placement import solve
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
+from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.api.errors import error_response
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
-from exo_mesh.domain.placement import ENGINE_OVERHEAD_BYTES
 from exo_mesh.errors import InputError, PlacementError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node

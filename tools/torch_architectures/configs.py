@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tools.architectures.sizes import BY_NAME, LAYERS
-from tools.torch_architectures.families import COMMON, FAMILIES, NUM_LAYERS, WINDOW
+from tools.torch_architectures.families import COMMON, FAMILIES, NUM_LAYERS, VOCAB, WINDOW
 
 _MORE: dict[str, Any] = {
     "dff": 64,
@@ -20,6 +20,7 @@ _MORE: dict[str, Any] = {
     "decoder_layers": NUM_LAYERS,
     "num_decoder_layers": NUM_LAYERS,
     "local_attention": WINDOW,
+    "unpadded_vocab_size": VOCAB,
     "shared_experts_intermediate_size": 32,
     "image_size": 28,
     "patch_size": 14,

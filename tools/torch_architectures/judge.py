@@ -10,6 +10,7 @@ import torch
 from exo_mesh_torch import provider
 from transformers.utils import logging
 
+from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.errors import MeshError, ModelError
 from tools.torch_architectures.check import TOLERANCE, Outcome, check_written, whole_model_logits, write_random_model
 
@@ -32,6 +33,8 @@ def judge(family: str, *, quick: bool = True) -> Judgement:
     logging.disable_progress_bar()
     if not provider.supports(family):
         return Judgement(family, "refused", "not a language model of its own, or with a cache unlike all others")
+    if is_encoder({"model_type": family}):
+        return Judgement(family, "refused", "an encoder: it gives vectors and scores, and no tokens")
     with tempfile.TemporaryDirectory() as directory:
         return _judge(Path(directory), family, quick)
 
