@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import pytest
@@ -151,6 +152,25 @@ def test_a_chunk_is_of_the_size_that_its_budget_allows() -> None:
     assert pace.chunk(0.25, 512) == 512
     assert pace.chunk(0.25, 100) == 96, "no longer than the longest"
     assert pace.chunk(1e-9, 512) == 16, "some progress there must be"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        (lambda tokens: 3.0, [64, 16, 128, 256, 512, 512]),  # weights are read, whatever the chunk holds
+        (lambda tokens: max(3.0, tokens / 50), [64, 16, 128, 256, 128, 128]),  # and from 150 tokens on it computes
+        (lambda tokens: tokens / 5, [64, 16, 16, 16]),
+    ],
+)
+def test_where_no_chunk_keeps_the_budget_it_is_as_large_as_costs_nothing(
+    seconds: Callable[[int], float], sizes: list[int]
+) -> None:
+    pace, chosen = Pace(2), []
+    for _ in sizes:
+        chosen.append(pace.chunk(0.25, 512))
+        for _ in range(5):
+            pace.prefilled(chosen[-1], seconds(chosen[-1]), 0.0)
+    assert chosen == sizes
 
 
 def test_chunks_beside_streams_share_the_budget() -> None:

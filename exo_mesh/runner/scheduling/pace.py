@@ -39,6 +39,10 @@ CHUNKS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIRST_CHUNK = 64
 """Chunk sizes to choose from, and the first size beside running streams while nothing has been measured."""
 
+OVER_SMALLEST = 1.25
+"""Where even the smallest chunk takes longer than the budget, larger ones may take this many times as long: a step that
+reads all weights of a large model takes hardly longer with 512 tokens than with 16."""
+
 RECONSIDER_AFTER = 8
 """Frames between two decisions how many frames should be on the ring, once some have come round: one takes 0.1 ms."""
 
@@ -92,6 +96,12 @@ class Curve:
 
     def __bool__(self) -> bool:
         return bool(self._points)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The smallest and the largest size with a point."""
+        sizes = [x for x, _ in self._points.values()]
+        return min(sizes), max(sizes)
 
     def at(self, size: float) -> float:
         """Seconds at a size: linear between two points; before the first point its value; after the last one on the
@@ -240,7 +250,8 @@ class Pace:
         return self._num_batches
 
     def chunk(self, budget_s: float, longest: int, tokens: int = 0) -> int:
-        """Size of a prefill chunk whose lap should take no longer than budget_s, at most `longest`.
+        """Size of a prefill chunk whose lap should take no longer than budget_s, at most `longest`. If there is none:
+        a size that takes hardly longer than the smallest.
 
         tokens: length of a prompt that has the ring for itself; the result is then the size that finishes the prompt
         first: small chunks keep all stages busy, large ones do more at once. 0: the result is the largest size.
@@ -248,12 +259,22 @@ class Pace:
         if not self._chunks:
             return min(FIRST_CHUNK, longest)
         sizes = [size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s]
+        sizes = sizes or self._like_the_smallest(longest)
         if not sizes:
             return min(CHUNKS[0], longest)
         if not tokens:
             return sizes[-1]
         took_s = {size: self._prompt_s(tokens, size) for size in sizes}
         return max(size for size in sizes if took_s[size] <= (1 + TOLERANCE) * min(took_s.values()))
+
+    def _like_the_smallest(self, longest: int) -> list[int]:
+        """Sizes of chunks that take hardly longer than the smallest, once that is measured. At most twice the largest
+        size that was measured, so that a new size is no surprise."""
+        smallest, largest = self._chunks.span
+        most_s = OVER_SMALLEST * self._chunks.at(CHUNKS[0])
+        if smallest >= CHUNKS[1]:
+            return []
+        return [size for size in CHUNKS if size <= min(longest, 2 * largest) and self._chunks.at(size) <= most_s]
 
     def _prompt_s(self, tokens: int, size: int) -> float:
         """Seconds for all chunks of a prompt, one behind the other: the lap of the first one, and the delay of each
