@@ -38,7 +38,7 @@ def other_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = copy_checkout(tmp_path_factory.mktemp("second") / "below" / "another")
     for path in found.rglob("*.py"):
         os.utime(path, (1, time.time() + 86400))
-        path.chmod(0o600)
+        path.chmod(path.stat().st_mode & 0o100 | 0o600)
     stale = found / "build/lib/exo_mesh/gone.py"
     stale.parent.mkdir(parents=True)
     stale.write_text("raise RuntimeError('a module of an earlier version')\n")

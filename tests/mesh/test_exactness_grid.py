@@ -184,6 +184,8 @@ async def measure(ring: Ring, engine: str, num_stages: int, model: str) -> None:
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_the_whole_grid(tmp_path: Path, engine: str, num_stages: int) -> None:
+    if engine == "torch":
+        pytest.importorskip("torch")
     print(f"\n{engine}: | engine | stages | model | at once | same text | same bits | worst | counts right |")
     with nodes(tmp_path, engine, num_stages) as peers:
         for model in (FLAT, MODEL):

@@ -137,7 +137,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "blocksparse_num_local_blocks": 1, "blocksparse_vert_stride": 2,
     },
     "plamo2": {"full_attention_idx": [2, 5]},
-    "prism_hadamard_qwen35": {"hidden_size": 128},
+    "prism_hadamard_qwen35": {  # its quantisation has groups of 128, also in each of two shares
+        "hidden_size": 128, "head_dim": 64, "intermediate_size": 256, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+    },
     "qwen3_next": {"norm_topk_prob": True},
     "qwen3_5": {"rope_parameters": _QWEN_ROPE, "num_experts": 0},
     "qwen3_5_moe": {"num_experts": 4},
