@@ -13,7 +13,7 @@ from exo_mesh.errors import ModelError
 from exo_mesh_torch.caches import StageCache
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-"""Names of the cache argument in model classes: transformers 5.24 renamed the second to the first."""
+"""Names of the cache argument in model classes: transformers 5.24 renamed the others to the first."""
 
 
 def find_cache_argument(function: Callable[..., Any]) -> str | None:
