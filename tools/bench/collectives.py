@@ -146,18 +146,24 @@ def measure(sizes: list[int], seconds: float) -> dict[str, Any]:
             # the others wait in the next all-reduce
             pass_s, came_back = _passes(mx, pass_once, values, len(reduce_s))
             wrong += int(own == 0 and not mx.all(came_back == 1.0).item())
-        rows.append({
-            "bytes": size,
-            "calls": len(reduce_s),
-            "all_reduce_us": median(reduce_s) * 1e6,
-            "all_reduce_bytes_per_s": size / median(reduce_s),
-            "send_us": median(pass_s) / 2 * 1e6 if pass_s else None,
-            "send_bytes_per_s": 2 * size / median(pass_s) if pass_s else None,
-            "sustained_bytes_per_s": 2 * size * len(pass_s) / sum(pass_s) if pass_s else None,
-        })  # fmt: skip
+        rows.append(_row(size, reduce_s, pass_s))
     all_wrong = int(reduce_once(mx.array([wrong], dtype=mx.int32)).item())
     backend = "jaccl" if "MLX_IBV_DEVICES" in os.environ else "ring (TCP)"
     return {"ranks": ranks, "backend": backend, "wrong": all_wrong, "sizes": rows} if own == 0 else {}
+
+
+def _row(size: int, reduce_s: list[float], pass_s: list[float]) -> dict[str, Any]:
+    """The figures of messages of `size` bytes. reduce_s: seconds of each all-reduce; pass_s: of each way there and
+    back, empty on ranks that take no part."""
+    return {
+        "bytes": size,
+        "calls": len(reduce_s),
+        "all_reduce_us": median(reduce_s) * 1e6,
+        "all_reduce_bytes_per_s": size / median(reduce_s),
+        "send_us": median(pass_s) / 2 * 1e6 if pass_s else None,
+        "send_bytes_per_s": 2 * size / median(pass_s) if pass_s else None,
+        "sustained_bytes_per_s": 2 * size * len(pass_s) / sum(pass_s) if pass_s else None,
+    }
 
 
 def _seconds_of(mx: Any, call: Callable[[Any], Any], values: Any) -> float:
