@@ -7,14 +7,16 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.domain.whole.served import SERVED_DIGEST
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Ballot:
-    """The totally ordered name of an instance's plan: the highest committed ballot is in force."""
+class Ballot(msgspec.Struct, frozen=True, order=True):
+    """The totally ordered name of an instance's plan: the highest committed ballot is in force. A msgspec struct,
+    because each stage compares it for each frame."""
 
     counter: int
     proposer: str
@@ -146,7 +148,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of all fields; equal plans have equal digests on every machine."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), default=msgspec.structs.asdict)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def describe(self) -> list[dict[str, Any]]:

@@ -13,8 +13,9 @@ from exo_mesh.runner.pictures.sender import PictureSender
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.prefix.disk_index import LEAST_TOKENS, DiskIndex, OnDisk
 from exo_mesh.runner.prefix.shared_prompts import SharedPrompts
-from exo_mesh.runner.scheduling.scheduler import Scheduler, Work
+from exo_mesh.runner.scheduling.scheduler import Scheduler
 from exo_mesh.runner.scheduling.sequence import Sequence, SequenceIds
+from exo_mesh.runner.scheduling.work import Work
 
 _log = logging.getLogger(__name__)
 
@@ -150,6 +151,8 @@ class Beginnings:
         that."""
         scheduler = self._scheduler
         level = scheduler.pressure
+        if not (level or self._prefix.tokens or self._prefix.has_dropped or self._gives_way):
+            return
         if self._prefix.tokens and level >= 2:
             scheduler.memory_freed()
         self._tell_pressure(level)

@@ -10,34 +10,37 @@ from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.errors import MeshError
 from exo_mesh.proto.driver_pb2 import GenerateEvents
-from exo_mesh.runner.generation import Generation, error_events, prompt_events, trace_events
-from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.generation import Drawn, Generation, error_events, prompt_events, trace_events, write_tokens
+from exo_mesh.runner.mailbox import Mailbox, Write
 from exo_mesh.runner.replays import replay_messages
 from exo_mesh.runner.sampling.prompt_logprobs import pieces
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
 
 class Callers:
-    """Collects messages for the mailboxes of callers. Each message has the ballot that was in force when it was told;
-    it is made only when it is delivered."""
+    """Collects news for the mailboxes of callers. Each has the ballot that was in force when it was told."""
 
     def __init__(self, ballot: Ballot) -> None:
         self._ballot = ballot_to_proto(ballot)
-        self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
+        self._news: list[tuple[Mailbox, Write]] = []
 
     def change(self, ballot: Ballot) -> None:
         """Send further messages under another ballot."""
         self._ballot = ballot_to_proto(ballot)
 
     def deliver(self) -> None:
-        """Deliver all messages since the last call."""
-        for mailbox, make in self._news:
-            mailbox.post(make())
+        """Deliver all news since the last call."""
+        for mailbox, write in self._news:
+            mailbox.post(write)
         self._news.clear()
 
     def tell(self, generation: Generation, make: Callable[..., GenerateEvents], *arguments: object) -> None:
         """Add the message that `make` makes of the ballot and the arguments."""
-        self._news.append((generation.mailbox, partial(make, self._ballot, *arguments)))
+        self._news.append((generation.mailbox, partial(_merge, partial(make, self._ballot, *arguments))))
+
+    def tell_tokens(self, generation: Generation, index: int, drawn: Drawn) -> None:
+        """Add the tokens of a row. index: of the first one."""
+        self._news.append((generation.mailbox, partial(write_tokens, self._ballot, index, drawn)))
 
     def tell_laps(self, generation: Generation, least: int = 1) -> None:
         """Add the laps of a traced request that were not sent yet, if there are at least `least`."""
@@ -52,9 +55,14 @@ class Callers:
         """Add what is kept of an answer: the log-probabilities of the prompt, if the request wants them, and the
         events."""
         for piece in pieces(kept.prompt if request.num_scores else ()):
-            self._news.append((mailbox, partial(prompt_events, self._ballot, piece)))
-        for message in replay_messages(self._ballot, events):
-            self._news.append((mailbox, partial(_the, message)))
+            self._news.append((mailbox, partial(_merge, partial(prompt_events, self._ballot, piece))))
+        for replayed in replay_messages(self._ballot, events):
+            self._news.append((mailbox, partial(_merge, partial(_the, replayed))))
+
+
+def _merge(make: Callable[[], GenerateEvents], message: GenerateEvents) -> None:
+    """Make a message and add it to another one."""
+    message.MergeFrom(make())
 
 
 def _the(message: GenerateEvents) -> GenerateEvents:

@@ -37,13 +37,17 @@ from exo_mesh.runner.prefix.digest import DigestMaker
 from exo_mesh.runner.prefix.disk_index import DiskIndex
 from exo_mesh.runner.replays import Replays
 from exo_mesh.runner.scheduling.pace import Pace
-from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.runner.scheduling.sequence import Sequence, SequenceIds
+from exo_mesh.runner.scheduling.work import Work
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
 
 IDLE_LAP_S = 5.0
 """Time between two frames of an idle ring whose stages keep sequences: as long as a machine that is short of memory may
 wait for them."""
+
+NO_LIMIT = 2**62
+"""More positions than any stage has."""
 
 LEARN_EVERY_S = 0.005
 """Minimum time between samples of decode laps; sampling every lap of a fast ring would cost about 10 %."""
@@ -250,43 +254,45 @@ class Driver:
         now = self._returned_at = time.perf_counter()
         lap_s = self.laps.returned(frame.step, now)
         work = self._in_flight.pop(frame.step, None)
+        is_prefill = work is not None and work.is_prefill
         if work is not None:
             self._scheduler.came_round(work)
-        if self._scheduler.num_waiting:
+        if self._scheduler.has_waiting:
             self.places.reassure(now)
         if lap_s is not None and self._num_traced:
             self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
-            levels = [report.pressure for report in frame.reports]
-            self._scheduler.pressure = max(levels)
-            self._scheduler.pressed_stage = levels.index(self._scheduler.pressure)
-            self._scheduler.room, self._scheduler.slack = _room(
-                frame.reports, is_shared=self._scheduler.shared.least > 0
-            )
-            if (lone := self._scheduler.lone_at_critical(now)) is not None:
-                text = f"the machine of stage {self._scheduler.pressed_stage} has no memory left for this request"
-                self._end(lone.id, MemoryPressureError(text))
-            if self.disk is not None:
-                self._note_disks(frame, now)
-            if not self._knows_stages:
-                self._knows_stages = True
-                self.prefix.learn(frame.reports)
-                self._scheduler.shared.least = _shares_from(frame.reports)
+            self._take_reports(frame, now)
         for fault in frame.faults:
             self._take_fault(fault)
         self.beginnings.came_round(frame.step)
         if logits is not None:
             self.outputs.draw(frame, logits)
-        if work is not None and work.is_prefill:
+        if is_prefill:
             self.outputs.pool(frame, hidden)
         draw_s = time.perf_counter() - now
-        for row in frame.rows if work is not None and work.is_prefill else ():
+        for row in frame.rows if is_prefill else ():
             if row.sequence in self._live:
                 self.callers.tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
         self.pump()
-        if work is not None and lap_s is not None and (work.is_prefill or now - self._learnt_at > LEARN_EVERY_S):
+        if work is not None and lap_s is not None and (is_prefill or now - self._learnt_at > LEARN_EVERY_S):
             self._learnt_at = now
             self._learn(work, lap_s + draw_s, frame, 0.0 if is_apart else draw_s)
+
+    def _take_reports(self, frame: Frame, now: float) -> None:
+        """Learn from the reports of all stages how much memory they have, and what they keep."""
+        scheduler, reports = self._scheduler, frame.reports
+        scheduler.pressure, scheduler.pressed_stage = _most_pressed(reports)
+        scheduler.room, scheduler.slack = _room(reports, is_shared=scheduler.shared.least > 0)
+        if (lone := scheduler.lone_at_critical(now)) is not None:
+            text = f"the machine of stage {scheduler.pressed_stage} has no memory left for this request"
+            self._end(lone.id, MemoryPressureError(text))
+        if self.disk is not None:
+            self._note_disks(frame, now)
+        if not self._knows_stages:
+            self._knows_stages = True
+            self.prefix.learn(reports)
+            scheduler.shared.least = _shares_from(reports)
 
     def _note_disks(self, frame: Frame, now: float) -> None:
         """Learn what has happened on the disks of the stages."""
@@ -316,12 +322,8 @@ class Driver:
             self._ops.append(ListDisk())
         beginnings.make_room(now)
         self._evict()
-        for sequence in self._scheduler.admit():
-            generation = self._live[sequence.id]
-            self.places.note_wait(generation, now)
-            beginnings.admitted(sequence, now)
-            self.places.leave(generation)
-        self.places.note_turns(now)
+        if self._scheduler.has_waiting or self.places.is_counting:
+            self._admit(now)
         beginnings.copy_ready()
         if self._ops:  # a sequence has begun, maybe, and shares less than was expected
             beginnings.make_room(now)
@@ -341,6 +343,14 @@ class Driver:
                 break
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
+
+    def _admit(self, now: float) -> None:
+        for sequence in self._scheduler.admit():
+            generation = self._live[sequence.id]
+            self.places.note_wait(generation, now)
+            self.beginnings.admitted(sequence, now)
+            self.places.leave(generation)
+        self.places.note_turns(now)
 
     def _evict(self) -> None:
         for sequence in self._scheduler.evict():
@@ -385,13 +395,13 @@ class Driver:
     def _start(self, work: Work, tensors: dict[str, Tensor] | None = None) -> None:
         self._last_step += 1
         frame = Frame(
-            ballot=self._ballot,
-            step=self._last_step,
-            batch=self._last_step % self._limits.num_stages,
-            rows=work.rows,
-            token_ids=work.token_ids,
-            ops=tuple(self._ops),
-            tensors=tensors or {},
+            self._ballot,
+            self._last_step,
+            self._last_step % self._limits.num_stages,
+            work.rows,
+            work.token_ids,
+            tuple(self._ops),
+            tensors or {},
             upto=work.upto,
         )
         if self._ops:
@@ -456,12 +466,24 @@ def _shares_from(reports: Iterable[StageReport]) -> int:
     return max(least) if min(least) else 0
 
 
+def _most_pressed(reports: Iterable[StageReport]) -> tuple[int, int]:
+    """The highest memory pressure of all stages, and the first stage with it."""
+    level, stage = -1, 0
+    for index, report in enumerate(reports):
+        if report.pressure > level:
+            level, stage = report.pressure, index
+    return level, stage
+
+
 def _room(reports: Collection[StageReport], *, is_shared: bool) -> tuple[int, int]:
     """Positions that the stage with the least memory can hold, and how many more its sequences may grow by. is_shared:
     shared ones count once."""
-    room = [report.kv_tokens - (report.shared_tokens if is_shared else 0) for report in reports]
-    grown = [one + report.slack_tokens for one, report in zip(room, reports, strict=True)]
-    return min(room), min(grown) - min(room)
+    least = least_grown = NO_LIMIT
+    for report in reports:
+        room = report.kv_tokens - report.shared_tokens if is_shared else report.kv_tokens
+        least = min(least, room)
+        least_grown = min(least_grown, room + report.slack_tokens)
+    return least, least_grown - least
 
 
 def _that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -140,9 +140,8 @@ class Endpoint:
         if self._ranks is not None:
             yield self._ranks.run()
 
-    async def _send(self, frame: Frame) -> None:
-        if frame.ballot == self._setup.plan.ballot:
-            await self._link.send(frame)
+    def _send(self, frame: Frame) -> Awaitable[None]:
+        return self._link.send(frame) if frame.ballot == self._setup.plan.ballot else _drop()
 
     async def _reassure(self) -> None:
         """While the hop is down, notify the callers of a driver from time to time that their requests are alive."""
@@ -225,6 +224,10 @@ class Endpoint:
             beat.laps = driver.laps.count
             driver.describe_load(beat)
         return beat
+
+
+async def _drop() -> None:
+    """Sends nothing: the frame is of an earlier plan."""
 
 
 def _hello(setup: StageSetup) -> ring_pb.RingHello:

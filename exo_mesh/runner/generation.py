@@ -50,6 +50,11 @@ class Drawn(NamedTuple):
     finish: FinishReason | None = None
     cached: int = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is one token and nothing else."""
+        return len(self.draws) == 1 and self.finish is None and not self.cached and self.draws[0].logprob is None
+
     def events(self, index: int) -> list[TokenEvent]:
         """The events for the caller. index: of the first token. A stop is an event of its own, without a token."""
         numbered = enumerate(self.draws, index)
@@ -251,10 +256,15 @@ def _prepare_vector(sequence: Sequence, spec: EmbedSpec) -> None:
     sequence.scored = num_tokens - 1 if spec.pooling in ("last", "score") else 0
 
 
-def token_events(ballot: plan_pb2.Ballot, index: int, drawn: Drawn) -> pb.GenerateEvents:
-    """The message with the tokens of one row and the end, if any. One message for all of them: a caller that loses the
+def write_tokens(ballot: plan_pb2.Ballot, index: int, drawn: Drawn, message: pb.GenerateEvents) -> None:
+    """Write the tokens of one row, and the end, if any, into a message. All of them into one: a caller that loses the
     driver then has all or none. index: of the first token."""
-    return pb.GenerateEvents(ballot=ballot, events=map(event_to_proto, drawn.events(index)))
+    if message.ballot != ballot:
+        message.ballot.CopyFrom(ballot)
+    if drawn.is_plain:
+        message.events.add(index=index, token_id=drawn.draws[0].token_id)
+    else:
+        message.events.extend(map(event_to_proto, drawn.events(index)))
 
 
 def end_events(ballot: plan_pb2.Ballot, index: int) -> pb.GenerateEvents:

@@ -4,45 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from exo_mesh.proto import driver_pb2 as pb
+
+Write = Callable[[pb.GenerateEvents], None]
+"""Writes one piece of news into a message that may hold others."""
 
 FLUSH_EVERY_S = 0.005
 """Tokens that come within this time share a message: one message per token would cost more than a fast lap of the ring.
 A token that comes later than this after the last message is sent at once."""
 
 PARK_AT = 256
-"""Messages that a reader may be behind. More messages may be in the buffers of the connections."""
+"""News that a reader may be behind. More may be in the buffers of the connections."""
 
 
 class Mailbox:
-    """Messages of one request, in order.
+    """News of one request, in order. They become messages only when they are taken, one message for all that came
+    meanwhile: a message of its own for each token would cost a fast ring a tenth of its speed.
 
-    A mailbox holds little more than PARK_AT messages: the driver then parks the sequence until the reader has taken
-    them.
+    A mailbox holds little more than PARK_AT news: the driver then parks the sequence until the reader has taken them.
     """
 
     def __init__(self) -> None:
         self.parked = False
-        self._queue: asyncio.Queue[pb.GenerateEvents] = asyncio.Queue()
+        self._queue: asyncio.Queue[Write] = asyncio.Queue()
         self._flushed_at = float("-inf")
 
     @property
     def backlog(self) -> int:
-        """The number of messages that wait for their reader."""
+        """The number of news that wait for their reader."""
         return self._queue.qsize()
 
-    def post(self, message: pb.GenerateEvents) -> None:
-        self._queue.put_nowait(message)
+    def post(self, write: Write) -> None:
+        self._queue.put_nowait(write)
 
     async def next(self) -> pb.GenerateEvents:
-        """All messages since the last call, merged into one; waits as long as the request lives, which the driver
-        limits."""
-        merged = await self._queue.get()
+        """A message with all news since the last call; waits as long as the request lives, which the driver limits."""
+        first = await self._queue.get()
         if (early := self._flushed_at + FLUSH_EVERY_S - time.monotonic()) > 0:
             await asyncio.sleep(early)
+        message = pb.GenerateEvents()
+        first(message)
         # a message with prompt log-probabilities is already as large as a message should be
-        while not self._queue.empty() and not merged.prompt:
-            merged.MergeFrom(self._queue.get_nowait())
+        while not self._queue.empty() and not message.prompt:
+            self._queue.get_nowait()(message)
         self._flushed_at = time.monotonic()
-        return merged
+        return message

@@ -18,7 +18,6 @@ from exo_mesh.runner.generation import (
     Generation,
     end_events,
     prompt_events,
-    token_events,
     vector_events,
 )
 from exo_mesh.runner.grammars import Grammars
@@ -173,7 +172,7 @@ class Outputs:
                 generation.kept.add(event)
         if generation.laps:
             self._callers.tell_laps(generation, 1 if drawn.finish else LAPS_AT_ONCE)
-        self._callers.tell(generation, token_events, index, drawn)
+        self._callers.tell_tokens(generation, index, drawn)
         if drawn.finish:
             self._end(generation.sequence.id, None)
             return

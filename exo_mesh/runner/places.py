@@ -33,6 +33,11 @@ class QueuePlaces:
         """Requests that were told their places and got their turns since the last `note_turns`."""
         self.waits = Durations(WAIT_BOUNDS_S)
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether `note_turns` has something to note although no request waits."""
+        return self._num_turns > 0 or self._turns.is_counting
+
     def tell_places(self, only: Generation | None = None) -> None:
         """Report their places in the queue to all waiting requests, or to one: silence would mean that the ring does
         not move."""

@@ -86,7 +86,7 @@ class Stage:
 
         A rank of a tensor group raises what the engine raises.
         """
-        shutdown, faults = self._apply_ops(frame)
+        shutdown, faults = self._apply_ops(frame) if frame.ops else (False, ())
         if self._disk is not None and self._disk.copied is not None:
             self._copy_out(self._disk, frame)
         if faults:
@@ -304,7 +304,7 @@ class Stage:
         if not output.faults:
             # the last stage that computes the rows passes no tensors on: no stage would use them
             tensors = {} if frame.upto == self._index + 1 else dict(output.tensors)
-            return StageResult(frame.changed(tensors=tensors), output.logits, shutdown, output.hidden)
+            return StageResult(frame.carrying(tensors, frame.reports), output.logits, shutdown, output.hidden)
         faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
         poisoned = {fault.sequence for fault in faults}
         keep = [row.sequence not in poisoned for row in frame.rows]

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-import msgspec
-
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine, Warmable
 from exo_mesh.engine.registry import provider
@@ -95,8 +93,8 @@ class Worker:
         self.progress = 0
         self._pressure = 0
         self._free_bytes: int | None = None
-        self.status_of_others: Callable[[], MemoryStatus] = MemoryStatus
-        """Memory status of the other ranks, at the leader of a tensor group."""
+        self.status_of_others: Callable[[], MemoryStatus] | None = None
+        """Memory status of the other ranks, at the leader of a tensor group; None at any other stage."""
         self.busy_s = self.load_s = 0.0
         self.clock = FrameClock()
         self._computing_since = 0.0
@@ -242,17 +240,21 @@ class Worker:
         elif self._must_wait or len(frame.token_ids) > DIRECT_TOKENS:
             self._queue(frame, now)
         else:
-            async with self._turn:
-                try:
-                    await self._frame(frame, now)
-                    await self._pass_on()
-                except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
-                    self.inbox.put_nowait(Failed(exc))
+            await self._turn.acquire()  # it is free, so this does not wait; `async with` would take twice as long
+            try:
+                if self._hand_out is not None:
+                    await self._hand_out(frame)
+                self._step(frame, now)
+                await self._pass_on()
+            except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
+                self.inbox.put_nowait(Failed(exc))
+            finally:
+                self._turn.release()
 
     @property
     def _must_wait(self) -> bool:
         """Whether a frame must queue, because all do in this mode, or others are before it."""
-        is_behind = self._turn.locked() or self.inbox.qsize() > 0 or self._handed_over > 0
+        is_behind = self._handed_over > 0 or self._turn.locked() or not self.inbox.empty()
         return is_behind or self._modes.mode is not StepMode.INLINE
 
     def change(self, change: Change) -> None:
@@ -275,7 +277,9 @@ class Worker:
             if self._thread.apart:
                 self._hand_over(item.frame, item.since)
                 return
-            await self._frame(item.frame, item.since)
+            if self._hand_out is not None:
+                await self._hand_out(item.frame)
+            self._step(item.frame, item.since)
         elif isinstance(item, Computed):
             self._handed_over -= 1
             if item.result.frame.ballot == self._ballot:
@@ -307,7 +311,8 @@ class Worker:
         if self._modes.mode is StepMode.QUEUED:
             await self._begin_sending()
         else:
-            await self._end_sending()
+            if self._sending is not None:
+                await self._end_sending()
             await self._send_all()
         if self.driver is not None:
             self.driver.callers.deliver()
@@ -346,10 +351,9 @@ class Worker:
         self._arrived += 1
         self.inbox.put_nowait(Arrived(frame, since))
 
-    async def _frame(self, frame: Frame, since: float) -> None:
-        """Compute a frame in this thread, and measure how long it takes."""
-        if self._hand_out is not None:
-            await self._hand_out(frame)
+    def _step(self, frame: Frame, since: float) -> None:
+        """Compute a frame in this thread, and measure how long it takes. The leader of a tensor group hands it to the
+        other ranks before."""
         result = self._compute(frame, since)
         slow = result.frame.reports[-1].compute_s > SLOW_S
         self._was_large = slow and len(frame.token_ids) > DIRECT_TOKENS
@@ -398,26 +402,32 @@ class Worker:
         self._computing_since = 0.0
         self.busy_s += compute_s
         self._budget.computed(frame, self._free_bytes)
-        budget, others = self._budget, self.status_of_others()
-        status = self.status.worse(others)
-        most = min(budget.tokens + budget.slack_tokens, others.kv_tokens)
-        report = StageReport(
-            compute_s, start - since, *status, budget.most_kept_tokens, self._cuts_back,
-            shares_from=budget.shared.least, shared_tokens=budget.shared_tokens,
-            slack_tokens=max(0, most - status.kv_tokens),
+        report = self._report(self._budget, compute_s, start - since)
+        passed = result.frame.carrying(result.frame.tensors, (*result.frame.reports, report))
+        return StageResult(passed, result.logits, result.shutdown, result.hidden)
+
+    def _report(self, budget: KvBudget, compute_s: float, waited_s: float) -> StageReport:
+        """The report of this stage on a frame that it has computed."""
+        pressure, tokens, slack_tokens = self._pressure, budget.tokens, budget.slack_tokens
+        if self.status_of_others is not None:
+            others = self.status_of_others()
+            most = min(tokens + slack_tokens, others.kv_tokens)
+            pressure, tokens = MemoryStatus(pressure, tokens).worse(others)
+            slack_tokens = max(0, most - tokens)
+        news = None if self._disk is None else self._disk.take_news()
+        return StageReport(
+            compute_s, waited_s, pressure, tokens, budget.most_kept_tokens, self._cuts_back, news, budget.shared.least,
+            budget.shared_tokens, slack_tokens,
         )  # fmt: skip
-        if self._disk is not None and (news := self._disk.take_news()) is not None:
-            report = msgspec.structs.replace(report, disk=news)
-        frame = result.frame.changed(reports=(*result.frame.reports, report))
-        return StageResult(frame, result.logits, result.shutdown, result.hidden)
 
     def _computed(self, result: StageResult) -> None:
         if self.driver is not None:
             self.driver.returned(result.frame, result.logits, result.hidden, is_apart=self._thread.apart)
         elif not self._setup.follows:
             self._outbox.append(result.frame)
-        if result.frame.rows and not result.frame.is_prefill:
-            self._modes.decoded(result.frame.reports[-1].compute_s)
+        frame = result.frame
+        if frame.rows and not frame.is_prefill:
+            self._modes.decoded(frame.reports[-1].compute_s)
             self._move_loop()
         if result.shutdown:
             self.inbox.put_nowait(Ended())

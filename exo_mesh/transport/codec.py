@@ -13,7 +13,7 @@ them, so all but the longest frames are one message; the others are cut into pie
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -46,15 +46,20 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
 
 
-def encode_frame(frame: Frame) -> Iterator[bytes]:
-    """The messages that carry a frame, in order; each is created on demand, so that it is sent while it is in the CPU
-    cache."""
+def encode_frame(frame: Frame) -> Iterable[bytes]:
+    """The messages that carry a frame, in order. Those of a long frame are created on demand, so that each is sent
+    while it is in the CPU cache."""
     header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header
+    if not frame.tensors:
+        return (prefix,)
     views = [memoryview(tensor.data) for tensor in frame.tensors.values()]
-    if sum(view.nbytes for view in views) <= MAX_WHOLE_BYTES:
-        yield b"".join([prefix, *views])
-        return
+    if sum([view.nbytes for view in views]) <= MAX_WHOLE_BYTES:
+        return (b"".join([prefix, *views]),)
+    return _long_frame(prefix, views)
+
+
+def _long_frame(prefix: bytes, views: list[memoryview]) -> Iterator[bytes]:
     yield prefix
     for view in views:
         for piece in _pieces(view):
@@ -263,7 +268,7 @@ def _header(frame: Frame) -> _Header:
 
 
 def _ops_as_sent(ops: tuple[Op | UnknownOp, ...]) -> tuple[Any, ...]:
-    if not any(isinstance(op, UnknownOp) for op in ops):
+    if not ops or not any(isinstance(op, UnknownOp) for op in ops):
         return ops
     return tuple(op.as_sent if isinstance(op, UnknownOp) else op for op in ops)
 
@@ -276,7 +281,7 @@ def _frame(header: _Header, body: memoryview) -> Frame:
         tensors[spec.name] = Tensor(spec.dtype, spec.shape, body[start:stop])
         start = stop
     try:
-        return Frame(
+        frame = Frame(
             Ballot(header.counter, header.proposer),
             header.step,
             header.batch,
@@ -288,8 +293,10 @@ def _frame(header: _Header, body: memoryview) -> Frame:
             header.reports,
             header.upto,
         )
+        frame.check()
     except ValueError as exc:
         raise MalformedError(f"inconsistent frame: {exc}") from exc
+    return frame
 
 
 def _printable_fault(fault: Fault) -> Fault:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh.runner.scheduling.pace import Pace
-from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.runner.scheduling.sequence import Sequence as Request
+from exo_mesh.runner.scheduling.work import Work
 
 Cost = Callable[[Work], float]
 """Seconds that a stage computes for a frame."""

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from exo_mesh.runner.scheduling.scheduler import Work
 from exo_mesh.runner.scheduling.sequence import Sequence
+from exo_mesh.runner.scheduling.work import Work
 from tests.runner.ring_model import Cost, RingModel
 from tests.runner.test_pace import costs
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.runner.scheduling.pace import FORGET_AFTER, MAX_BATCHES_PER_STAGE, Curve, Pace
-from exo_mesh.runner.scheduling.scheduler import Work
 from exo_mesh.runner.scheduling.sequence import Sequence
+from exo_mesh.runner.scheduling.work import Work
 from tests.runner.ring_model import Cost, RingModel
 
 

@@ -11,8 +11,9 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.runner.scheduling.pace import Pace
 from exo_mesh.runner.scheduling.queue import FLEX_TURNS
-from exo_mesh.runner.scheduling.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.scheduling.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits
 from exo_mesh.runner.scheduling.sequence import Sequence
+from exo_mesh.runner.scheduling.work import Work
 
 
 def scheduler_of(num_stages: int, **limits: int) -> Scheduler:

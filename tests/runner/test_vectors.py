@@ -14,8 +14,9 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.runner.scheduling.pace import Pace
-from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.runner.scheduling.sequence import Sequence as Scheduled
+from exo_mesh.runner.scheduling.work import Work
 from exo_mesh.runner.stage import Stage
 from tests.runner.ring_model import RingModel
 from tests.runner.test_stage_and_driver import Caller, Ring, TinyEngine, expected, ids, request

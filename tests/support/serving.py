@@ -22,7 +22,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.driver import Driver
-from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.mailbox import Mailbox, Write
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
@@ -46,8 +46,10 @@ class Answers(Mailbox):
     def backlog(self) -> int:
         return len(self.messages) - self.num_read
 
-    def post(self, message: pb.GenerateEvents) -> None:
+    def post(self, write: Write) -> None:
         assert not self.ended, "a request ends once"
+        message = pb.GenerateEvents()
+        write(message)
         self.messages.append(message)
 
     @property

@@ -352,6 +352,11 @@ class PrefixCache:
         age_s = max(0.0, now - kept.used_at)
         return float(alone / kept.length * 0.5 ** (age_s / HALF_LIFE_S))
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether `take_dropped` has something to take."""
+        return bool(self._dropped)
+
     def take_dropped(self) -> Iterator[int]:
         """The sequences that every stage must remove, since the last call."""
         while self._dropped:

@@ -62,6 +62,8 @@ class SharedPrompts:
     def ready(self, running: Iterable[Sequence]) -> Iterator[tuple[Sequence, Sequence | None]]:
         """The sequences that no longer wait, each with the sequence to copy, or with None if it has to compute its
         prompt. The caller makes the copy or begins the sequence before it takes the next item."""
+        if not [sequence for sequence in running if sequence.source is not None]:  # nearly always, and each frame asks
+            return
         by_id = {sequence.id: sequence for sequence in running}
         for sequence in by_id.values():
             if sequence.source is None:

@@ -179,7 +179,7 @@ def largest(values: Floats, k: int) -> Ids:
 
 def _best(logits: Floats, what: str) -> int:
     """Index of the largest logit, the lowest among equals. NumPy's argmax stops at a NaN, so one check finds it."""
-    best = int(np.argmax(logits))
+    best = int(logits.argmax())
     value = float(logits[best])
     if math.isfinite(value):
         return best

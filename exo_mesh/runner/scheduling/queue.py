@@ -58,6 +58,10 @@ class FairQueue(Generic[T]):
         self._passed = 0
         """Requests that had their turn while flex requests waited."""
 
+    def __bool__(self) -> bool:
+        """Whether some request waits. Each lap asks, so this is faster than the number of them."""
+        return bool(self._resumed or self._fresh)
+
     def __len__(self) -> int:
         return len(self._resumed) + sum(map(len, self._fresh.values()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from operator import attrgetter
 
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
@@ -15,6 +15,7 @@ from exo_mesh.runner.scheduling.lone import LoneTime
 from exo_mesh.runner.scheduling.pace import Pace, shares
 from exo_mesh.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 from exo_mesh.runner.scheduling.sequence import Sequence
+from exo_mesh.runner.scheduling.work import Work
 
 PREFILL_CHUNK = MOST_CHUNK_TOKENS
 """Most tokens of a prefill frame, unless a setting asks for less."""
@@ -58,19 +59,8 @@ class SchedulerLimits:
     max_tokens: int = 2**31
 
 
-class Work(NamedTuple):
-    """Rows of one frame and their token ids: decode rows of one batch, or one chunk of prefill, which may hold the end
-    of one prompt and the whole of others. upto: only stages before this one compute it; 0 means all. is_scoring: it is
-    prefill although logits of its rows are wanted."""
-
-    rows: tuple[Row, ...]
-    token_ids: tuple[int, ...]
-    upto: int = 0
-    is_scoring: bool = False
-
-    @property
-    def is_prefill(self) -> bool:
-        return bool(self.rows) and (self.is_scoring or not self.rows[0].num_logits)
+_last_turn = attrgetter("last_turn")
+_forced = attrgetter("forced")
 
 
 @dataclass(slots=True)
@@ -149,6 +139,10 @@ class Scheduler:
         return len(self._queue)
 
     @property
+    def has_waiting(self) -> bool:
+        return bool(self._queue)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -183,7 +177,7 @@ class Scheduler:
     @property
     def is_short_of_memory(self) -> bool:
         """Whether new requests are refused because a machine is short of memory."""
-        return self.pressure >= 2 and len(self._queue) > 0
+        return self.pressure >= 2 and self.has_waiting
 
     def remove(self, sequence_id: int) -> bool:
         """Forget a sequence. True if it was running and stages hold KV of it."""
@@ -219,6 +213,8 @@ class Scheduler:
             self._last_eviction = self._turn
             yield self._take_off(max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority)))
             self._is_full = outgrown
+        if not self._queue:
+            return
         while (parked := self._in_the_way()) is not None:
             yield self._take_off(parked)
         while (flex := self._giving_way()) is not None:
@@ -295,7 +291,7 @@ class Scheduler:
     def lone_at_critical(self, now: float) -> Sequence | None:
         """The only sequence on the ring, once it has been alone for a while on a machine that is critically short of
         memory: no other can be evicted. Call it with each frame that came round. now: seconds of any one clock."""
-        is_lone = self.pressure >= 2 and len(self._running) == 1 and not self._aside and not len(self._queue)
+        is_lone = self.pressure >= 2 and len(self._running) == 1 and not self._aside and not self._queue
         return next(iter(self._running.values())) if self._lone.is_over(is_lone=is_lone, now=now) else None
 
     def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
@@ -366,7 +362,7 @@ class Scheduler:
                 return work
         if not ready or len(self._decodes) >= batches:
             return None
-        work = self._decode_batch(ready, self._share(len(decoding), batches))
+        work = self._decode_batch(ready, self._share(len(decoding), batches) if len(ready) > 1 else 1)
         self.is_exhausted = not prefilling and (len(work.rows) == len(ready) or len(self._decodes) >= batches)
         return work
 
@@ -480,12 +476,14 @@ class Scheduler:
         return dealt
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
-        # the sequence that waited longest comes first; one big batch would leave all but one stage idle
-        ready.sort(key=lambda sequence: sequence.last_turn)
-        chosen = ready[: max(1, min(share, self.limits.max_rows))]
+        chosen = ready
+        if len(ready) > 1:
+            # the sequence that waited longest comes first; one big batch would leave all but one stage idle
+            ready.sort(key=_last_turn)
+            chosen = ready[: max(1, min(share, self.limits.max_rows))]
+            chosen.sort(key=_forced)  # an engine may want rows of one length side by side
         self._turn += 1
         self._decodes.append(len(chosen))
-        chosen.sort(key=lambda sequence: sequence.forced)  # an engine may want rows of one length side by side
         rows: list[Row] = []
         token_ids: list[int] = []
         for sequence in chosen:

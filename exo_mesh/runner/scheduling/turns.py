@@ -18,6 +18,11 @@ class TurnClock:
         self._intervals: deque[float] = deque(maxlen=KEPT)
         self._since: float | None = None
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether some request waited at the last `note`."""
+        return self._since is not None
+
     def note(self, num_waiting: int, num_turns: int, now: float) -> None:
         """Note that `num_turns` waiting requests got their turns now, and that `num_waiting` still wait."""
         if self._since is not None and num_turns:

@@ -18,7 +18,7 @@ from exo_mesh.prefix_disk.folder import FileLimits, StageFolder
 from exo_mesh.runner.disk.store import DiskStore
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.prefix.disk_index import DiskIndex
-from exo_mesh.runner.scheduling.scheduler import Work
+from exo_mesh.runner.scheduling.work import Work
 from exo_mesh.runner.stage import Stage
 from tests.runner.prefix.random_ring import CachingRing
 from tests.runner.prefix.test_prefix_ring import KeepingEngine, RecurrentEngine

@@ -14,7 +14,7 @@ from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.prefix_disk.folder import FileLimits, StageFolder, stored_files
 from exo_mesh.runner.disk import store as disk_store
 from exo_mesh.runner.prefix import disk_index
-from exo_mesh.runner.scheduling.scheduler import Work
+from exo_mesh.runner.scheduling.work import Work
 from tests.runner.prefix.disk_ring import DiskRing, until
 from tests.runner.prefix.test_prefix_ring import answer, counts
 from tests.runner.test_stage_and_driver import expected, ids
