@@ -55,12 +55,13 @@ _log = logging.getLogger(__name__)
 
 class StageResult(msgspec.Struct, frozen=True):
     """`frame` as it goes to the next stage; logits (float32 `[sum(num_logits), vocab]`) and hidden (float32
-    `[sum(num_hidden), width]`) at the last stage."""
+    `[sum(num_hidden), width]`) at the last stage. pause_s: time in which the stage had nothing to compute before."""
 
     frame: Frame
     logits: np.ndarray | None
     shutdown: bool
     hidden: np.ndarray | None = None
+    pause_s: float = 0.0
 
 
 class Stage:

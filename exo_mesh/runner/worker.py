@@ -65,9 +65,9 @@ class Worker:
     StepModes decides where a frame is computed. INLINE, in the event loop's thread, a frame costs two thread switches
     less than with a compute thread, which is more than all of its Python; while a frame is computed the loop does
     nothing else, gRPC's own threads go on sending and receiving, and heartbeats come from another thread (NodeLink).
-    QUEUED, the next frame is read while one is computed, and computed while one is sent. APART (`engine_thread`) is for
-    a driver whose steps are slow, which samples and answers between them, and for frames that take long both to
-    compute and to send.
+    QUEUED, the next frame is read before one is computed, and computed while that one is sent. APART (`engine_thread`)
+    is for a driver whose steps are slow and follow each other, which samples and answers between them, and for frames
+    that take long both to compute and to send.
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each. `progress`
     rises with each finished item, and during a load; `clock` times the frame that is being computed. From both the node
@@ -97,7 +97,7 @@ class Worker:
         """Memory status of the other ranks, at the leader of a tensor group; None at any other stage."""
         self.busy_s = self.load_s = 0.0
         self.clock = FrameClock()
-        self._computing_since = 0.0
+        self._computing_since = self._computed_at = 0.0
         self.deadline_s = STUCK_S
         self.check: GroupCheck | None = None
         self.engine: StageEngine | None = None
@@ -395,16 +395,18 @@ class Worker:
         """Run a frame through the stage, and add the stage's report to it. In the engine's thread."""
         assert self._stage is not None and self._budget is not None, "load first"
         start = self._computing_since = time.perf_counter()
+        pause_s = since - self._computed_at
         num_tokens = len(frame.token_ids) or sum(op.picture.num_tokens for op in frame.ops if isinstance(op, ShowImage))
         self.clock.begin(num_tokens, is_prefill=frame.is_prefill)
         result = self._stage.process(frame)
         compute_s = self.clock.end()
+        self._computed_at = start + compute_s
         self._computing_since = 0.0
         self.busy_s += compute_s
         self._budget.computed(frame, self._free_bytes)
         report = self._report(self._budget, compute_s, start - since)
         passed = result.frame.carrying(result.frame.tensors, (*result.frame.reports, report))
-        return StageResult(passed, result.logits, result.shutdown, result.hidden)
+        return StageResult(passed, result.logits, result.shutdown, result.hidden, pause_s)
 
     def _report(self, budget: KvBudget, compute_s: float, waited_s: float) -> StageReport:
         """The report of this stage on a frame that it has computed."""
@@ -427,7 +429,7 @@ class Worker:
             self._outbox.append(result.frame)
         frame = result.frame
         if frame.rows and not frame.is_prefill:
-            self._modes.decoded(frame.reports[-1].compute_s)
+            self._modes.decoded(frame.reports[-1].compute_s, result.pause_s)
             self._move_loop()
         if result.shutdown:
             self.inbox.put_nowait(Ended())

@@ -170,6 +170,7 @@ def test_a_slow_ring_gives_the_text_of_a_quick_one(num_stages: int) -> None:
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_a_ring_that_gets_quick_again_computes_inline_again(num_stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any step counts as quick once the engines no longer wait, also one that other processes have held up."""
+    monkeypatch.setattr(step_mode, "PAUSE", math.inf)
     thread = EngineThread()
     engines = [SlowEngine(i == 0, i == num_stages - 1) for i in range(num_stages)]
     seen: list[bool] = []
@@ -178,7 +179,7 @@ def test_a_ring_that_gets_quick_again_computes_inline_again(num_stages: int, mon
         ring = workers(engines, thread)
         running = [asyncio.create_task(worker.run(ring[(i + 1) % num_stages].accept)) for i, worker in enumerate(ring)]
         caller = Caller()
-        tokens = 2 * step_mode.QUICK_STEPS
+        tokens = 2 * step_mode.FREE_STEPS
         ring[-1].inbox.put_nowait(Submit(request("r", [3, 1, 4], tokens=tokens), caller.mailbox))
         answer = asyncio.create_task(caller.collect())
         async with asyncio.timeout(20):
@@ -199,7 +200,7 @@ def test_a_ring_that_gets_quick_again_computes_inline_again(num_stages: int, mon
         return ids(events)
 
     main_thread = threading.get_ident()
-    assert thread.run(main()) == expected([3, 1, 4], 2 * step_mode.QUICK_STEPS, num_stages)
+    assert thread.run(main()) == expected([3, 1, 4], 2 * step_mode.FREE_STEPS, num_stages)
     assert not thread.apart
 
 
@@ -210,7 +211,8 @@ async def _removed(ring: list[Worker]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_an_error_in_the_engines_thread_ends_the_runner() -> None:
+def test_an_error_in_the_engines_thread_ends_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_mode, "PAUSE", math.inf)
     thread = EngineThread()
 
     class Broken(SlowEngine):

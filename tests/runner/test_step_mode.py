@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.runner.step_mode import QUICK_STEPS, SLOW_S, SLOW_STEPS, StepMode, StepModes
+from exo_mesh.runner.step_mode import BUSY_STEPS, FREE_STEPS, PAUSE, SLOW_S, StepMode, StepModes
 
 SLOW, QUICK = 2 * SLOW_S, SLOW_S / 2
 
@@ -17,7 +17,7 @@ def modes_after(seconds: list[float], *, is_last: bool = True, is_rank: bool = F
 
 
 def test_few_slow_steps_change_nothing() -> None:
-    assert modes_after([SLOW] * (SLOW_STEPS - 1)).mode is StepMode.INLINE
+    assert modes_after([SLOW] * (BUSY_STEPS - 1)).mode is StepMode.INLINE
     assert modes_after([SLOW, QUICK] * 100).mode is StepMode.INLINE, "as many quick ones as slow ones"
 
 
@@ -31,25 +31,38 @@ def test_few_slow_steps_change_nothing() -> None:
     ],
 )
 def test_slow_steps_are_queued_or_computed_apart(is_last: bool, is_rank: bool, mode: StepMode) -> None:
-    modes = modes_after([SLOW] * SLOW_STEPS, is_last=is_last, is_rank=is_rank)
+    modes = modes_after([SLOW] * BUSY_STEPS, is_last=is_last, is_rank=is_rank)
     assert modes.mode is mode
-    for _ in range(QUICK_STEPS - 1):
+    for _ in range(FREE_STEPS - 1):
         modes.decoded(QUICK)
     assert modes.mode is mode
     modes.decoded(QUICK)
     assert modes.mode is StepMode.INLINE
-    for _ in range(SLOW_STEPS):
+    for _ in range(BUSY_STEPS):
         modes.decoded(SLOW)
     assert modes.mode is mode, "and slow again"
 
 
 def test_a_stage_that_is_slow_now_and_then_stays_in_slow_mode() -> None:
-    modes = modes_after([SLOW] * SLOW_STEPS)
+    modes = modes_after([SLOW] * BUSY_STEPS)
     for _ in range(100):
         modes.decoded(SLOW)
-        for _ in range(SLOW_STEPS):
+        for _ in range(BUSY_STEPS):
             modes.decoded(QUICK)
     assert modes.mode is StepMode.APART
+
+
+def test_slow_steps_after_pauses_stay_inline() -> None:
+    modes = modes_after([])
+    for _ in range(100):
+        modes.decoded(SLOW, PAUSE * SLOW)
+    assert modes.mode is StepMode.INLINE
+    for _ in range(BUSY_STEPS):
+        modes.decoded(SLOW, PAUSE * SLOW / 2)
+    assert modes.mode is StepMode.APART, "a second batch came on the ring"
+    for _ in range(FREE_STEPS):
+        modes.decoded(SLOW, SLOW)
+    assert modes.mode is StepMode.INLINE, "and is gone again"
 
 
 def test_a_chunk_that_is_slow_to_send_parts_the_threads() -> None:
