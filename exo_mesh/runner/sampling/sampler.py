@@ -105,6 +105,8 @@ class Sampler:
         if 0 < params.top_k < (logits.size if ids is None else ids.size):
             kept = largest(logits if ids is None else logits[ids], params.top_k)
             ids = kept if ids is None else ids[kept]
+        if ids is not None and ids.size == 1:
+            return best
         weights = weights_of(logits, best, params.temperature, ids)
         if cuts_by_sum:
             kept = nucleus(weights, params.top_p)

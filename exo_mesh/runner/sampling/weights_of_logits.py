@@ -24,6 +24,10 @@ others by more than 2e-11 of the whole."""
 FEW = 8
 """Gathering a part of the logits takes about eight times as long per logit as reading all of them."""
 
+SAFE_TEMPERATURE = 1e-200
+"""Differences of float32 logits divided by more than this do not overflow a double. Switching warnings off and on takes
+as long as the arithmetic of 1,000 logits."""
+
 BLOCK = 1024
 """Weights summed at once; only in the block of the drawn token are they added up one by one."""
 
@@ -57,8 +61,11 @@ def weights_of(logits: Floats, best: int, temperature: float, ids: Ids | None) -
     weights: Doubles = _scratch.weights[: chosen.size]
     # Subtract the maximum before dividing: then no temperature, however small, can overflow.
     np.subtract(chosen, float(logits[best]), out=weights, dtype=np.float64)
-    with np.errstate(over="ignore"):
+    if temperature > SAFE_TEMPERATURE and logits.dtype != np.float64:
         weights /= temperature
+    else:
+        with np.errstate(over="ignore"):
+            weights /= temperature
     return np.exp(weights, out=weights)
 
 
@@ -92,8 +99,10 @@ def index_at(weights: Doubles, share: float) -> int:
 
 
 def _index_of(weights: Doubles, target: float) -> int:
-    found = int(np.searchsorted(np.cumsum(weights), target, side="right"))
-    return min(found, int(np.flatnonzero(weights)[-1]))
+    found = int(weights.cumsum().searchsorted(target, side="right"))
+    if found < weights.size and weights[found] > 0:
+        return found
+    return min(found, int(np.flatnonzero(weights)[-1]))  # rounding has led beyond the last interval
 
 
 def uniform(seed: int, position: int) -> float:
