@@ -172,7 +172,7 @@ async def _interleaved(
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     directory = ModelStore(()).find(MODEL)
     options = {"payload_bytes": str(setting.payload_bytes)} if setting.engine == "dummy" else {}
-    async with local_ring(_plan(setting.peers, setting.engine), directory, options, cpus, setting.tls) as runners:
+    async with local_ring(ring_plan(setting.peers, setting.engine), directory, options, cpus, setting.tls) as runners:
         await _generate(runners, setting.tls, prompt=CHUNK + 1, tokens=64)
         for _ in range(ROUNDS):
             await ring_round(runners)
@@ -181,7 +181,8 @@ async def _interleaved(
         return sum(beat.frames_in for beat in beats)
 
 
-def _plan(peers: int, engine: str) -> Plan:
+def ring_plan(peers: int, engine: str) -> Plan:
+    """The plan of a ring of so many stages, without tensor groups."""
     layers, limit = max(peers, 8), 2 * CHUNK * BULK_BYTES // (min(FRAME_MIB) * 2**20)
     cuts = [layers * index // peers for index in range(peers + 1)]
     stages = tuple(

@@ -39,6 +39,10 @@ class Mailbox:
     def post(self, write: Write) -> None:
         self._queue.put_nowait(write)
 
+    def take_into(self, message: pb.GenerateEvents) -> None:
+        """Write the oldest news into a message. There must be some."""
+        self._queue.get_nowait()(message)
+
     async def next(self) -> pb.GenerateEvents:
         """A message with all news since the last call; waits as long as the request lives, which the driver limits."""
         first = await self._queue.get()
@@ -48,6 +52,6 @@ class Mailbox:
         first(message)
         # a message with prompt log-probabilities is already as large as a message should be
         while not self._queue.empty() and not message.prompt:
-            self._queue.get_nowait()(message)
+            self.take_into(message)
         self._flushed_at = time.monotonic()
         return message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def test_predictions_need_something_to_compare_with(capsys: pytest.CaptureFixtur
 def test_quantised_weights_of_an_unknown_format_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantised", "--formats", "gptq,exl2"]) == 1
     assert "no format exl2; there are gptq, awq" in capsys.readouterr().err
+
+
+def test_the_python_of_a_lap_is_measured_by_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lap", "--stages", "3", "--streams", "2", "--tokens", "20", "--rounds", "1"]) == 0
+    figures = re.findall(r"(\d+) us", capsys.readouterr().out)
+    assert len(figures) == 3 and min(map(int, figures)) > 0, "driver, other stages, together"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ python -m tools.bench entry                 tokens per second through one entry 
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
 python -m tools.bench grammar               what grammars cost a ring and save it, by tokens per second
 python -m tools.bench idle                  memory and CPU of nodes that have nothing to do
+python -m tools.bench lap                   CPU time of the Python of a lap, by stage
 python -m tools.bench predictions           what previews predict, beside what a client then gets
 python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
 python -m tools.bench quantised             memory and speed of quantised weights that the torch engine keeps
@@ -39,6 +40,7 @@ from tools.bench import (
     grammar,
     group,
     idle,
+    lap,
     llama,
     llama_load,
     llama_ring,
@@ -67,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     grammar.add_parser(subparsers)
     group.add_parser(subparsers)
     idle.add_parser(subparsers)
+    lap.add_parser(subparsers)
     llama.add_parser(subparsers)
     llama_load.add_parser(subparsers)
     llama_ring.add_parser(subparsers)
