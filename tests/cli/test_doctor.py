@@ -74,9 +74,9 @@ def test_what_is_broken_fails_with_what_helps(tmp_path: Path, capsys: pytest.Cap
 def test_a_taken_udp_port_of_probes_is_a_warning_with_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    port = closed_port()  # no other process gets it, neither by TCP nor by UDP
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(("127.0.0.1", 0))
-        port = other.getsockname()[1]
+        other.bind(("127.0.0.1", port))
         flags = ["--home", str(tmp_path), *ON_LOOPBACK, "--api-port", str(closed_port()), "--grpc-port", str(port)]
         _, found = examine(capsys, *flags)
         _, off = examine(capsys, *flags, "--no-probe-datagrams")
