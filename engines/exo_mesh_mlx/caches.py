@@ -328,9 +328,13 @@ def _can_trim(entry: Any, surplus: int) -> bool:
     parts = getattr(entry, "caches", None)
     if parts is not None:
         return all(_can_trim(part, surplus) for part in parts)
-    # a chunked cache drops its front: it can only go back as far as its contents reach
-    start = getattr(entry, "start_position", 0)
-    return bool(entry.is_trimmable()) and getattr(entry, "offset", 0) - start >= surplus
+    if not entry.is_trimmable() or getattr(entry, "offset", 0) < surplus:
+        return False
+    if isinstance(entry, mlx_caches.ChunkedKVCache):
+        # it drops its front at each step, although a position further back may see more of its chunk
+        length = entry.offset - surplus
+        return bool(entry.start_position <= length - length % entry.chunk_size)
+    return True
 
 
 def can_always_trim(full: list[Any]) -> bool:

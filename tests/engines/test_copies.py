@@ -101,6 +101,46 @@ def test_a_copy_in_mlx_has_the_bits_of_its_own_prefill(tmp_path: Path, architect
     check(*mlx_model(tmp_path, architecture), 0.0)
 
 
+def check_cuts_in_chunks(made: tuple[EngineProvider, Path, int], tolerance: float) -> None:
+    """A copy that ends some positions before its source goes on like a prefill of its own, or is refused, wherever in a
+    chunk the two end."""
+    provider, model_dir, num_layers = made
+    stages = Stages(provider, model_dir, num_layers, **({"threads": "1"} if tolerance else {}))
+    ring = stages.ring(())
+    prompt = np.random.default_rng(7).integers(3, 60, LENGTH).tolist()
+    refused = made_well = 0
+    for length in range(14, 36):  # over the ends of two chunks
+        for upto in range(length - 4, length):
+            insert(ring, (1, 3), 64)
+            forward(ring, [Row(1, 0, length - 1)], prompt[: length - 1])
+            forward(ring, [Row(1, length - 1, 1, 1)], [prompt[length - 1]])
+            try:
+                copy(ring, 1, 2, upto)
+            except EngineError:
+                refused += 1
+            else:
+                forward(ring, [Row(3, 0, upto)], prompt[:upto])
+                assert_close(decode(ring, 2, [5], upto), decode(ring, 3, [5], upto), tolerance)
+                made_well += 1
+            for stage in ring:
+                for sequence in (1, 2, 3):
+                    stage.remove(sequence)
+    assert 0 < refused < made_well, "some positions are gone, but most copies can be made"
+    stages.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="needs mlx-lm")
+def test_a_shorter_copy_of_chunks_in_mlx_sees_its_whole_chunk_or_is_refused(tmp_path: Path) -> None:
+    """It missed the beginning of its chunk if the source had begun the next chunk, and got a wrong token."""
+    check_cuts_in_chunks(mlx_model(tmp_path, "llama4"), 0.0)
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_a_shorter_copy_of_chunks_in_torch_sees_its_whole_chunk_or_is_refused(tmp_path: Path) -> None:
+    check_cuts_in_chunks(torch_model(tmp_path, "llama4_text"), TOLERANCE)
+
+
 @pytest.mark.extended
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 @pytest.mark.parametrize("family", TORCH)
