@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ from tools.bench.__main__ import main
 from tools.bench.group import measure
 from tools.bench.mlx_server import why_not
 from tools.bench.quantised import stages_of
+from tools.bench.start import Start
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the shared memory of a process")
 
 
 def test_a_group_of_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +57,22 @@ def test_tokens_through_an_entry_peer_are_counted_beside_another_checkout(capsys
     assert main(["entry", "--streams", "2", "--tokens", "5", "--rounds", "1", "--against", here]) == 0
     this, against, medians = capsys.readouterr().out.splitlines()
     assert this.startswith("this ") and against.startswith("against ") and medians.startswith("medians: ")
+
+
+def test_a_start_is_measured_in_at_least_one_round(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "--rounds", "0"]) == 1
+    assert "start needs a round" in capsys.readouterr().err
+
+
+@pytest.mark.extended
+@needs_proc
+def test_a_start_is_measured_beside_another_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    here = str(Path(__file__).resolve().parents[2])
+    assert main(["start", "--rounds", "1", "--against", here]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "medians of 1 rounds: this, against, median of the ratios"
+    assert [line.split()[0] for line in lines] == [field.name for field in fields(Start)]
+    assert all(float(line.split()[1]) > 0 for line in lines if "_s " in line or "_mb " in line)
 
 
 @pytest.mark.extended

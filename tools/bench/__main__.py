@@ -15,6 +15,7 @@ python -m tools.bench quantised             memory and speed of quantised weight
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench shared                memory and speed of streams over one prompt, and the time of a lookup
+python -m tools.bench start                 CPU time and memory of a start, beside the code of another checkout
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench vectors               how fast a mesh makes vectors of texts, and what a stream notices
 python -m tools.bench against-llama         a stage of the llama.cpp engine beside llama.cpp itself
@@ -51,6 +52,7 @@ from tools.bench import (
     router,
     sampling,
     shared,
+    start,
     templates,
     vectors,
 )
@@ -80,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
     router.add_parser(subparsers)
     sampling.add_parser(subparsers)
     shared.add_parser(subparsers)
+    start.add_parser(subparsers)
     templates.add_parser(subparsers)
     vectors.add_parser(subparsers)
     try:
