@@ -22,6 +22,7 @@ MLX_MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
 """The machines for which MLX has wheels."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?[^;]*?>=\s*([0-9][0-9.]*)[^;]*(;.*)?")
+_VERSION = re.compile(r"^Version: *(\S+) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,12 @@ def own_floors() -> tuple[Floor, ...]:
 def installed(library: str) -> str:
     """The installed version of a library; "" if there is none."""
     try:
-        return metadata.version(library)
+        found = metadata.distribution(library)
     except metadata.PackageNotFoundError:
         return ""
+    # found.version parses the whole file with the e-mail parser, and a start asks for 20 libraries
+    line = _VERSION.search((found.read_text("METADATA") or "").partition("\n\n")[0])
+    return line[1] if line else found.version
 
 
 def too_old(

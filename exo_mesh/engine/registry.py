@@ -91,8 +91,9 @@ def providers() -> dict[str, EngineProvider]:
 
 
 def provider(name: str) -> EngineProvider:
-    """See Registry.provider."""
-    return load_registry().provider(name)
+    """See Registry.provider. Imports only this engine, if its entry point has its name."""
+    own = load_registry(metadata.entry_points(group=GROUP, name=name))
+    return own.providers[name] if name in own.providers else load_registry().provider(name)
 
 
 def choose(preference: str = "auto") -> EngineProvider:
