@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from exo_mesh.hosting.runner_exit import End
 from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
+from exo_mesh.telemetry.exposition import metric_of
 from exo_mesh.telemetry.families import Infos, MetricFamily
 from exo_mesh.telemetry.metrics import ENDS, MAX_MODELS, MODEL_KEPT_S, SWEEP_EVERY_S, Metrics
 from exo_mesh.telemetry.stage_metrics import ModelFacts, StageSeat
@@ -28,8 +29,7 @@ def families() -> list[MetricFamily]:  # type: ignore[type-arg]
 
 
 def kind_of(family: MetricFamily) -> str:  # type: ignore[type-arg]
-    (metric,) = family.collect()
-    return "info" if isinstance(family, Infos) else metric.type
+    return "info" if isinstance(family, Infos) else metric_of(family).type
 
 
 def test_the_documentation_has_every_metric_and_no_other() -> None:

@@ -55,7 +55,7 @@ def measured(meter: HardwareMeter, rounds: int = 5, times: int = 200) -> Reading
     metrics.sources.append(lambda: hardware_samples(meter.last))
     telemetry = Telemetry("a" * 32, 1, 1, 1, 0, hardware=reading)
     encode_s = cpu_s(lambda: telemetry_to_proto(telemetry), rounds, times)
-    refresh_s = cpu_s(metrics.collect, rounds, times)
+    refresh_s = cpu_s(metrics.refresh, rounds, times)
     loop_s = READ_EVERY_S * (OWN_READINGS_PER_S * encode_s + METRIC_ROUNDS_PER_S * refresh_s)
     return ReadingCost(reading, loop_s, cpu_s(meter.read, rounds, times // 10))
 

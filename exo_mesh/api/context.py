@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.core.defaults import RequestDefaults
@@ -23,6 +23,9 @@ from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, Setting
 from exo_mesh.tasks import Watchdog
 from exo_mesh.telemetry.families import Counters
 from exo_mesh.telemetry.node_logs import LogDesk, LoneLogs
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """The x-request-id header of the reply."""
@@ -41,21 +44,21 @@ def _lone_settings() -> LoneSettings:
 class ApiOptions:
     """The options of the API.
 
-    registry: the metrics that /metrics shows. responses: counts answers by method, route and status. keep_alive_s:
-    interval of the comments in a waiting stream. head_hold_s: how long a stream waits for the mesh to accept the
-    request before it sends status and headers. stall_limit_s: a client that reads nothing of its stream for this long
-    is disconnected. body_silence_s: a client that sends nothing of an announced body for this long gets a 408, as with
-    nginx. invitations: invitations into this node's mesh; none by default. progress_s: least time between two events of
-    a stream of download progress. progress_comment_s: interval of the comments in such a stream without news. headless:
-    serve no web page. languages: the languages of the page. live_interval_s: time between two events of the live data.
-    defaults: returns the current defaults for fields that a request leaves out; called for each request. hub_token: the
-    token for the hub. config: the current settings, for `/config`; config_file: the path of this node's config.toml,
-    which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the port at which
-    clients of Ollama call; None if there is none. web_tools: the tools that fetch pages from the web.
+    registry: returns the metrics that /metrics shows; None: there are none. responses: counts answers by method, route
+    and status. keep_alive_s: interval of the comments in a waiting stream. head_hold_s: how long a stream waits for the
+    mesh to accept the request before it sends status and headers. stall_limit_s: a client that reads nothing of its
+    stream for this long is disconnected. body_silence_s: a client that sends nothing of an announced body for this long
+    gets a 408, as with nginx. invitations: invitations into this node's mesh; none by default. progress_s: least time
+    between two events of a stream of download progress. progress_comment_s: interval of the comments in such a stream
+    without news. headless: serve no web page. languages: the languages of the page. live_interval_s: time between two
+    events of the live data. defaults: returns the current defaults for fields that a request leaves out; called for
+    each request. hub_token: the token for the hub. config: the current settings, for `/config`; config_file: the path
+    of this node's config.toml, which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the
+    port at which clients of Ollama call; None if there is none. web_tools: the tools that fetch pages from the web.
     image_trail: follows images, if somebody looks for a mistake.
     """
 
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    registry: Callable[[], CollectorRegistry] | None = None
     responses: Counters = field(default_factory=lambda: Counters("responses_total", "", ("method", "route", "code")))
     keep_alive_s: float = 2.0
     head_hold_s: float = 10.0

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
@@ -21,7 +20,6 @@ from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
-from exo_mesh.telemetry.nameless import nameless
 
 HEALTH = ("/health", "/healthcheck")
 _ABLE = ("ok", "degraded")
@@ -111,8 +109,10 @@ class OpsRoutes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics, for Prometheus."""
-        registry = nameless(self._registry) if request[CALLER] == STRANGER else self._registry
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        from exo_mesh.telemetry.exposition import CONTENT_TYPE, exposition  # slow; not needed before the first scrape
+
+        text = exposition(self._registry(), with_names=request[CALLER] != STRANGER) if self._registry else b""
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def drain(self, request: web.Request) -> web.Response:
         """POST /drain: finish running requests and accept no new ones."""

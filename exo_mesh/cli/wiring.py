@@ -105,9 +105,10 @@ class RunningNode:
             self._notes.append(f"port {settings.grpc_port} is taken: peers reach this node on {self._node.grpc_port}")
         if self._socket is not None:
             self._policy, shared = self._access_policy(self._node), self._node.shared
+            metrics = self._node.metrics
             options = ApiOptions(
-                registry=self._node.metrics.registry,
-                responses=self._node.metrics.http_responses,
+                registry=lambda: metrics.registry,
+                responses=metrics.http_responses,
                 access=self._policy,
                 invitations=self._invitations(self._node),
                 defaults=lambda: RequestDefaults.of(shared.effective.now),

@@ -1,24 +1,15 @@
 """Counters, gauges and histograms whose series can be dropped by the value of a label.
 
 The classes of prometheus_client cannot do that, take a lock for each call, and add a `_created` series to every
-counter. Use everything here from the event loop only.
+counter. Use everything here from the event loop only. `exposition` shows them to Prometheus.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-
-from exo_mesh.telemetry.durations import Durations, cumulative
+from exo_mesh.telemetry.durations import Durations
 
 Labels = tuple[str, ...]
 
@@ -44,7 +35,7 @@ class Cell:
 S = TypeVar("S", Cell, Durations)
 
 
-class MetricFamily(Collector, Generic[S]):
+class MetricFamily(Generic[S]):
     """All series of one metric, by label values. A family without labels has its one series from the start."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], new: Callable[[], S]) -> None:
@@ -80,18 +71,6 @@ class MetricFamily(Collector, Generic[S]):
         """Removes all series."""
         self._series.clear()
 
-    def collect(self) -> Iterator[Metric]:
-        metric = self._metric()
-        for values, one in self._series.items():
-            self._add(metric, values, one)
-        yield metric
-
-    def _metric(self) -> Metric:
-        raise NotImplementedError
-
-    def _add(self, metric: Metric, values: Labels, one: S) -> None:
-        raise NotImplementedError
-
 
 class Gauges(MetricFamily[Cell]):
     """A family of values that rise and fall."""
@@ -102,12 +81,6 @@ class Gauges(MetricFamily[Cell]):
     def set(self, value: float) -> None:
         """Sets the value of a family without labels."""
         self.labels().set(value)
-
-    def _metric(self) -> Metric:
-        return GaugeMetricFamily(self.name, self.text, labels=self.label_names)
-
-    def _add(self, metric: Metric, values: Labels, one: Cell) -> None:
-        metric.add_sample(self.name, dict(zip(self.label_names, values, strict=True)), one.value)
 
 
 class Counters(MetricFamily[Cell]):
@@ -121,12 +94,6 @@ class Counters(MetricFamily[Cell]):
         """Increments the value of a family without labels."""
         self.labels().inc(amount)
 
-    def _metric(self) -> Metric:
-        return CounterMetricFamily(self.name, self.text, labels=self.label_names)
-
-    def _add(self, metric: Metric, values: Labels, one: Cell) -> None:
-        metric.add_sample(self.name, dict(zip(self.label_names, values, strict=True)), one.value)
-
 
 class Histograms(MetricFamily[Durations]):
     """A family of histograms of durations in seconds."""
@@ -139,13 +106,6 @@ class Histograms(MetricFamily[Durations]):
         """Adds a duration to a family without labels."""
         self.labels().add(seconds)
 
-    def _metric(self) -> Metric:
-        return HistogramMetricFamily(self.name, self.text, labels=self.label_names)
-
-    def _add(self, metric: Metric, values: Labels, one: Durations) -> None:
-        assert isinstance(metric, HistogramMetricFamily)
-        metric.add_metric(values, cumulative(self.bounds_s, one.counts), one.sum_s)
-
 
 class Infos(MetricFamily[Cell]):
     """A family that shows facts as labels; the value is always 1. Its name ends in `_info`."""
@@ -153,9 +113,3 @@ class Infos(MetricFamily[Cell]):
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         assert name.endswith("_info"), f"{name} is an info metric"
         super().__init__(name, text, labels, Cell)
-
-    def _metric(self) -> Metric:
-        return InfoMetricFamily(self.name.removesuffix("_info"), self.text)
-
-    def _add(self, metric: Metric, values: Labels, one: Cell) -> None:
-        metric.add_sample(self.name, dict(zip(self.label_names, values, strict=True)), 1)

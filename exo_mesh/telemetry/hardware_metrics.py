@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import Metric
-from prometheus_client.registry import Collector
-
 from exo_mesh.telemetry.families import Counters, Gauges, Infos
 
 _DEVICE = ("accelerator",)
@@ -19,8 +16,8 @@ Sample = tuple[str, tuple[str, ...], float]
 """(attribute of HardwareMetrics, label values, value)."""
 
 
-class HardwareMetrics(Collector):
-    """The hardware metrics of a node. Each scrape reads all values from `sources`, if this is registered first."""
+class HardwareMetrics:
+    """The hardware metrics of a node. Each scrape calls `refresh`, which reads all values from `sources`."""
 
     def __init__(self) -> None:
         # fmt: off
@@ -71,18 +68,10 @@ class HardwareMetrics(Collector):
         # fmt: on
         self._families = list(vars(self).values())
         self.sources: list[Callable[[], Iterable[Sample]]] = []
-        self._refresh()
+        self.refresh()
 
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing: each family is registered by itself."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """Replaces the series of all families with the current values of the sources; returns nothing."""
-        self._refresh()
-        return ()
-
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Replaces the series of all families with the current values of the sources."""
         for family in self._families:
             family.clear()
         for source in self.sources:

@@ -7,9 +7,8 @@ id, a prompt or a token.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
-
-from prometheus_client import CollectorRegistry, ProcessCollector
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.telemetry.families import Counters, Gauges, Histograms, Infos, MetricFamily
@@ -17,6 +16,9 @@ from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 from exo_mesh.telemetry.request_metrics import RequestMetrics
 from exo_mesh.telemetry.rkllm_metrics import RkllmMetrics
 from exo_mesh.telemetry.stage_metrics import StageMetrics
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
 
@@ -35,7 +37,7 @@ count an event that creates its series."""
 
 
 class Metrics:
-    """All metric families of a node, in `registry`. requests, stages, hardware, rkllm: families of these
+    """All metric families of a node. requests, stages, hardware, rkllm: families of these
     subjects."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
@@ -47,18 +49,19 @@ class Metrics:
         self._init_runners_and_recoveries()
         self._init_models()
         self._init_node()
-        self.registry = CollectorRegistry()
-        self.registry.register(self.hardware)  # first: it sets the series of the families below
-        self._families: list[MetricFamily[Any]] = []
-        for part in (self.requests, self.stages, self.hardware, self.rkllm, self):
-            for family in vars(part).values():
-                if isinstance(family, MetricFamily):
-                    self._families.append(family)
-                    self.registry.register(family)
-        ProcessCollector(registry=self.registry)
+        parts = (self.requests, self.stages, self.hardware, self.rkllm, self)
+        values = (value for part in parts for value in vars(part).values())
+        self._families: list[MetricFamily[Any]] = [value for value in values if isinstance(value, MetricFamily)]
         self._ran_here: set[str] = set()
         self._used_at: dict[str, float] = {}
         self._sweep_at = clock() + SWEEP_EVERY_S
+
+    @cached_property
+    def registry(self) -> CollectorRegistry:
+        """All families, for Prometheus."""
+        from exo_mesh.telemetry.exposition import registry_of  # slow; the first scrape needs it, not the start
+
+        return registry_of(self._families, self.hardware.refresh)
 
     def _init_runners_and_recoveries(self) -> None:
         # fmt: off

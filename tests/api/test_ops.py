@@ -192,7 +192,7 @@ async def test_topology_version_and_the_front_page(api: Served) -> None:
 async def test_metrics_are_those_of_the_registry(mesh: ScriptedMesh) -> None:
     registry = CollectorRegistry()
     Counter("exo_mesh_things", "Things.", registry=registry).inc(3)
-    async with served(mesh, ApiOptions(registry)) as api, api.http.get("/metrics") as reply:
+    async with served(mesh, ApiOptions(lambda: registry)) as api, api.http.get("/metrics") as reply:
         assert reply.headers["Content-Type"].startswith("text/plain")
         families = {family.name: family for family in text_string_to_metric_families(await reply.text())}
     assert families["exo_mesh_things"].samples[0].value == 3

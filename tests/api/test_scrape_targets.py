@@ -54,7 +54,7 @@ def test_what_is_no_address_of_an_api_is_left_out(url: str) -> None:
 
 async def test_answers_are_counted_by_route_and_strangers_make_no_series(model_dir: Any) -> None:
     metrics = Metrics()
-    options = ApiOptions(registry=metrics.registry, responses=metrics.http_responses)
+    options = ApiOptions(registry=lambda: metrics.registry, responses=metrics.http_responses)
     async with served(ScriptedMesh(model_dir), options) as api:
         asked = [("GET", f"/v1/models/{name}") for name in "mn"] + [("GET", "/x1"), ("GET", "/x2"), ("PROPFIND", "/")]
         for method, path in asked:

@@ -298,7 +298,7 @@ async def test_metrics_tell_strangers_no_names(model_dir: Path, keys: Keys) -> N
     told = {}
     for policy in ({"keys": keys.file}, {}):
         access = AccessPolicy(**policy, local_token=TOKEN)  # type: ignore[arg-type]
-        async with served(ScriptedMesh(model_dir), ApiOptions(registry=metrics.registry, access=access)) as api:
+        async with served(ScriptedMesh(model_dir), ApiOptions(registry=lambda: metrics.registry, access=access)) as api:
             for key in ("", keys.use, TOKEN):
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
                 async with api.http.get("/metrics", headers=headers) as reply:
