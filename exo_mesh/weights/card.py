@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -336,8 +337,9 @@ def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
         rows = [[name, table[name].dtype, table[name].shape] for name in names[begin : begin + _ROWS]]
         digest.update((("," if begin else "") + _compact(rows)[1:-1]).encode())
     digest.update(b"]]")
-    for name in _sampled(names):
-        digest.update(_first_bytes(table[name]))
+    for file, infos in groupby((table[name] for name in _sampled(names)), key=lambda info: info.file):
+        for sample in _first_bytes(file, infos):
+            digest.update(sample)
     return digest.hexdigest()
 
 
@@ -379,10 +381,12 @@ def _text_digest(model_dir: Path) -> str:
     return digest.hexdigest()
 
 
-def _first_bytes(info: TensorInfo) -> bytes:
+def _first_bytes(file: Path, infos: Iterable[TensorInfo]) -> Iterator[bytes]:
+    """The first bytes of tensors of a file, which is opened once: to check where it leads takes longer than to read."""
     try:
-        with open_model_file(on_disk(info.file)) as stream:
-            stream.seek(info.start)
-            return stream.read(min(_SAMPLED_BYTES, info.num_bytes))
+        with open_model_file(on_disk(file)) as stream:
+            for info in infos:
+                stream.seek(info.start)
+                yield stream.read(min(_SAMPLED_BYTES, info.num_bytes))
     except OSError as exc:
-        raise ModelError(f"{named(info.file)} cannot be read: {exc.strerror or type(exc).__name__}") from exc
+        raise ModelError(f"{named(file)} cannot be read: {exc.strerror or type(exc).__name__}") from exc
