@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from exo_mesh.errors import ModelError
 from exo_mesh.text.panics import is_panic
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_TOKENS = 4  # a UTF-8 character has at most four bytes

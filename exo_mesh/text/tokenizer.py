@@ -6,10 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
+from typing import TYPE_CHECKING, Any
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
@@ -19,6 +16,9 @@ from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
 from exo_mesh.text.vision import VisionSpec, read_vision
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAX_NUMBER = 2**31 - 1
 """Largest token id and sampling value that is accepted in generation_config.json."""
@@ -89,6 +89,9 @@ class TextModel:
     @classmethod
     def without_vocabulary(cls, name: str) -> TextModel:
         """The text side of a model whose server has the tokenizer: it has no tokens, no template and no defaults."""
+        from tokenizers import Tokenizer  # late, as in _read_tokenizer
+        from tokenizers.models import BPE
+
         return cls(
             name=name,
             tokenizer=Tokenizer(BPE()),
@@ -213,6 +216,8 @@ def _cut(first: Any, second: Any, room: int) -> None:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer  # takes 4 MB and 4 ms, which a node without requests does not need
+
     try:
         content = read_model_file(path, MAX_TOKENIZER_BYTES)
     except FileNotFoundError as exc:

@@ -12,7 +12,7 @@ from exo_mesh.few_collections import few_collections
 
 ALLOWED = {
     *("exo_mesh", "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "frozenlist", "google", "grpc", "idna"),
-    *("msgspec", "multidict", "propcache", "psutil", "tokenizers", "typing_extensions", "yarl"),
+    *("msgspec", "multidict", "propcache", "psutil", "typing_extensions", "yarl"),
 }
 """Packages that the start of a node may import, besides the standard library. A new one costs each node memory and
 start time: import it where it is first used, or add it here with the reason in the commit."""
