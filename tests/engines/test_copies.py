@@ -125,7 +125,7 @@ def check_cuts_in_chunks(made: tuple[EngineProvider, Path, int], tolerance: floa
             for stage in ring:
                 for sequence in (1, 2, 3):
                     stage.remove(sequence)
-    assert 0 < refused < made_well, "some positions are gone, but most copies can be made"
+    assert refused < made_well, "some positions may be gone, but most copies can be made"
     stages.close()
 
 
