@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
@@ -14,11 +16,17 @@ from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
 from exo_mesh.transport.stage_codec import status_from_proto
 
 REACH_S = 2.0
 """How long a peer may take to report whether it reaches another peer; its own probe takes less than a second."""
+
+LOOK_EVERY_S = 0.1
+"""Seconds between checks whether the peers that are still to release their stages answer this node."""
+
+_log = logging.getLogger(__name__)
 
 RankEndpoints = Sequence[tuple[str, str]]
 """(endpoint as its peer reports it, peer id) of ranks 1 to N-1 of a tensor group."""
@@ -174,6 +182,11 @@ class Members:
         self._host = host
         self._local = LocalMember(host, membership)
         self._membership = membership
+        self._tasks = TaskOwner()
+
+    async def close(self) -> None:
+        """End the releases that are still under way; see `release`."""
+        await self._tasks.close()
 
     @property
     def own_id(self) -> str:
@@ -198,6 +211,27 @@ class Members:
     async def release_here(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
         """See StageHost.release."""
         await self._host.release(instance_id, ballot, beaten_by)
+
+    async def release(self, instance_id: str, ballot: Ballot, peer_ids: Iterable[str]) -> None:
+        """End the stages of an instance up to this ballot at several peers.
+
+        Returns when each peer has answered or failed. A peer that does not answer this node's probes is not waited for,
+        because a call may take until its deadline there: it is called in the background, and its stage ends by itself
+        once no owner follows it.
+        """
+        calls = {
+            self._tasks.start(self._release_at(peer_id, instance_id, ballot), f"release {instance_id}"): peer_id
+            for peer_id in peer_ids
+        }
+        waiting = set(calls)
+        while waiting and not all(self.unanswered_s(calls[call]) for call in waiting):
+            _, waiting = await asyncio.wait(waiting, timeout=LOOK_EVERY_S)
+
+    async def _release_at(self, peer_id: str, instance_id: str, ballot: Ballot) -> None:
+        try:
+            await self.member(peer_id).release(instance_id, ballot)
+        except MeshError as exc:
+            _log.info("cannot release %s at peer %s: %s", instance_id, peer_id[:8], exc)
 
     def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
         """Whether the view shows a ready ring of this plan with another owner and a higher ballot."""

@@ -95,6 +95,7 @@ class OwnedRings:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self._tasks.close()
+        await self._members.close()
         await self._silent.close()
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:

@@ -32,7 +32,7 @@ from exo_mesh.instances.members import Members
 from exo_mesh.instances.outlook import FIGURES_S
 from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.refused_stages import BallotBeatenError, RefusedStages, StageFailedError
-from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor, release_all
+from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.instances.tensor_groups import wirings
@@ -212,7 +212,7 @@ class Placer:
             granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, ReserveAnswer) and a.granted}
             if len(granted) == len(answers):
                 return Reserved(plan, granted, refused.avoided, self._groups.demotion_of(plan, spec))
-            await release_all(plan, self._members)
+            await self._members.release(plan.instance_id, plan.ballot, plan.member_ids)
             for seat, answer in answers.items():
                 if seat not in granted:
                     self._require_unbeaten(card, seat, answer)

@@ -110,13 +110,14 @@ class Recoverer:
                 self._membership.put_instance(old.instance_id, None)
             # The peer that recovers the ring by a higher ballot may need the remaining stages.
             beaten = isinstance(exc, BallotBeatenError)
-            await self._release(attempt, attempt.touched - set(old.peer_ids) if beaten else attempt.touched)
+            released = attempt.touched - set(old.peer_ids) if beaten else attempt.touched
+            await self._members.release(old.instance_id, attempt.above, released)
             raise
         took_s = time.monotonic() - began
         loaded_bytes = found.total_load_bytes
         self._metrics.recovered(old.model, cause, trouble_s=trouble_s, took_s=took_s, loaded_bytes=loaded_bytes)
         _log_recovery(monitor, found, trouble_s, took_s)
-        await self._release(attempt, attempt.touched - set(found.plan.peer_ids))
+        await self._members.release(old.instance_id, attempt.above, attempt.touched - set(found.plan.peer_ids))
         return monitor, instance
 
     async def _try_plans(
@@ -251,17 +252,6 @@ class Recoverer:
             return await self._members.member(plan.stages[index].peer_id).reserve(plan, index)
         except (TransportError, DeadlineError, ReservationError) as exc:
             return exc
-
-    async def _release(self, attempt: _Attempt, peer_ids: Iterable[str]) -> None:
-        """Release what these peers hold of the ring. Peers that cannot be reached end it once no owner follows it."""
-
-        async def release(peer_id: str) -> None:
-            try:
-                await self._members.member(peer_id).release(attempt.old.instance_id, attempt.above)
-            except MeshError as exc:
-                _log.info("cannot release %s at peer %s: %s", attempt.old.instance_id, peer_id[:8], exc)
-
-        await asyncio.gather(*(release(peer_id) for peer_id in peer_ids))
 
 
 def _spares(candidates: Iterable[Candidate], last: Plan, attempt: _Attempt) -> list[Candidate]:

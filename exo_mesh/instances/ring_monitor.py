@@ -171,7 +171,7 @@ class RingMonitor:
             highest = max(await asyncio.gather(*map(self._promised, self.plan.seats)))
             if highest > self.ballot:
                 self.ballot = highest.next_for(self._members.own_id)
-        await release_all(self.plan, self._members, self.ballot)
+        await self._members.release(self.plan.instance_id, self.ballot, self.plan.member_ids)
 
     async def _promised(self, seat: Seat) -> Ballot:
         """The ballot by which this seat of the plan runs; this node's ballot if no higher one is known. Asking with
@@ -373,18 +373,6 @@ class RingMonitor:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def release_all(plan: Plan, members: Members, ballot: Ballot | None = None) -> None:
-    """Release a plan, or everything of its instance up to `ballot`, at every member that can be reached."""
-
-    async def release(peer_id: str) -> None:
-        try:
-            await members.member(peer_id).release(plan.instance_id, ballot or plan.ballot)
-        except MeshError as exc:
-            _log.info("cannot release %s at peer %s: %s", plan.instance_id, peer_id[:8], exc)
-
-    await asyncio.gather(*(release(peer_id) for peer_id in plan.member_ids))
 
 
 def _error_of(seat: Seat, failed: pb.StageFailed) -> MeshError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -69,6 +69,10 @@ class Ring:
 
     def member(self, peer_id: str) -> Any:
         return self.stages[peer_id]
+
+    async def release(self, instance_id: str, ballot: Ballot, peer_ids: Iterable[str]) -> None:
+        for peer_id in peer_ids:
+            await self.member(peer_id).release(instance_id, ballot)
 
     def is_alive(self, peer_id: str) -> bool:
         return peer_id in self.alive
