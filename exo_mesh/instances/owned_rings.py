@@ -38,10 +38,6 @@ RELEASE_S = 2.0
 """At a stop: how long the members may take to end their stages. A stage on a peer that does not answer ends there by
 itself after its owner has been gone for a while."""
 
-HOP_SUSPECT_S = 60.0
-"""A hop that is lost while both its ends are alive is re-established once. If it is lost again within this time, the
-peer behind it is left out: a firewall does not go away."""
-
 ORDER_EVERY_S = 1.0
 """Longest pause between two rounds: without a change of the view, failed adoptions are retried and orphans grow
 older."""
@@ -68,7 +64,6 @@ class OwnedRings:
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}
-        self._relinked_hops: dict[str, float] = {}
         self._membership = membership
         self._members = members
         self._runner_limits = runner_limits
@@ -152,7 +147,9 @@ class OwnedRings:
     async def _go_on(self, monitor: RingMonitor, error: MeshError) -> None:
         instance_id = monitor.plan.instance_id
         await monitor.close()
-        suspects = await self._suspects(monitor)
+        suspects = await self._recoverer.lost_hops.suspects(
+            monitor.plan, monitor.hop_lost, is_out_of_reach=monitor.is_next_out_of_reach
+        )
         is_wanted = not self.known.is_deleted(instance_id, monitor.ballot)
         cause = "stage_lost" if monitor.hop_lost is None else "hop_lost"
         if (
@@ -164,22 +161,6 @@ class OwnedRings:
         failed = InstanceInfo(monitor.plan, InstanceState.FAILED, reason=str(error), adopted=monitor.adopted)
         self._membership.put_instance(instance_id, failed)
         await self.end(monitor)
-
-    async def _suspects(self, monitor: RingMonitor) -> tuple[str, ...]:
-        """The peers to leave out after a hop was lost: one end of the hop, if the node before it cannot reach the node
-        behind it either, or if the hop was lost again soon after it was re-established. Chooses the end behind the hop
-        unless that is this node."""
-        if monitor.hop_lost is None:
-            return ()
-        instance_id, now = monitor.plan.instance_id, asyncio.get_running_loop().time()
-        again = now - self._relinked_hops.get(instance_id, -HOP_SUSPECT_S) < HOP_SUSPECT_S
-        self._relinked_hops = {name: at for name, at in self._relinked_hops.items() if now - at < HOP_SUSPECT_S}
-        self._relinked_hops[instance_id] = now
-        before, behind = (monitor.plan.peer_ids[(monitor.hop_lost + n) % len(monitor.plan.stages)] for n in (0, 1))
-        is_reached = not monitor.is_next_out_of_reach and await self._members.reaches(before, behind)
-        if is_reached and not again:
-            return ()
-        return (before if behind == self._membership.own.id else behind,)
 
     async def _recover(
         self, plan: Plan, owned: Ballot, trouble_s: float, cause: str, suspects: Collection[str] = ()

@@ -20,6 +20,7 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, StageLostError, TransportError
+from exo_mesh.instances.lost_hops import LostHops
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.planner import Planner, ring_of
 from exo_mesh.instances.refused_stages import BallotBeatenError
@@ -58,7 +59,7 @@ class _Attempt:
 
 class Recoverer:
     """Makes the plan that loads the fewest bytes and brings it up; surviving stages keep their process, weights and
-    KV."""
+    KV. lost_hops: which peers to leave out after a ring has lost a hop."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Recoverer:
     ) -> None:
         self._membership = membership
         self._members = members
+        self.lost_hops = LostHops(members)
         self._catalogue = catalogue
         self._planner = planner
         self._mixing = mixing
@@ -143,6 +145,9 @@ class Recoverer:
                 if loser and found.load_bytes[loser]:  # it failed to load; another peer may succeed
                     attempt.unable.add(loser)
                 await monitor.close()
+                attempt.unable.update(
+                    await self.lost_hops.suspects(last, monitor.hop_lost, is_out_of_reach=monitor.is_next_out_of_reach)
+                )
             except BaseException:
                 await monitor.close()
                 raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -47,13 +46,12 @@ async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_o
     async with mesh(tmp_path, 3) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3))
         (instance,) = nodes[0]._owning.instances.of_model(MODEL)
-        owned_rings, ring = nodes[0]._owning.owned_rings, instance.plan.peer_ids
+        lost_hops, ring = nodes[0]._owning.owned_rings._recoverer.lost_hops, instance.plan.peer_ids
         at = {node.node_id: node for node in nodes}
 
         async def suspects(hop: int | None, *, is_known: bool = False) -> tuple[str, ...]:
-            owned_rings._relinked_hops.clear()
-            lost = SimpleNamespace(hop_lost=hop, is_next_out_of_reach=is_known, plan=instance.plan)
-            return await owned_rings._suspects(lost)  # type: ignore[arg-type]
+            lost_hops._lost_at.clear()
+            return await lost_hops.suspects(instance.plan, hop, is_out_of_reach=is_known)
 
         assert [await suspects(hop) for hop in (None, 0, 1, 2)] == [()] * 4, "they reach each other: it is made anew"
         for hop in range(3):
