@@ -146,16 +146,14 @@ class Instances:
         An instance that is adopted later is used again, because its new owner has reached all its stages.
         """
         self._distrust.note(instance, self._clock())
-        driver = instance.plan.peer_ids[-1]
-        if self._membership.unanswered_s(driver):
-            self._out_of_reach.add(driver)
+        self._out_of_reach.update(filter(self._membership.unanswered_s, instance.plan.peer_ids))
         self._owned.known.note(instance.plan.instance_id, instance.ballot)  # remembered even if the record disappears
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
         return not (self._distrust.includes(instance, self._clock()) or self._is_out_of_reach(instance))
 
     def _is_out_of_reach(self, instance: InstanceInfo) -> bool:
-        """Whether the driver's peer failed a request because it did not answer here, and still does not answer.
+        """Whether the driver's peer did not answer here when a ring with it failed a request, and still does not.
 
         Other nodes may still reach the driver, so no owner will recover the instance for this node's sake.
         """
@@ -423,13 +421,17 @@ class Instances:
         return None
 
     async def _join(self, instance_id: str, spec: InstanceSpec, ballot: Ballot) -> InstanceInfo:
-        """Wait for the instance that another peer is placing. Raises StageLostError if it does not become ready."""
+        """Wait for the instance that another peer is placing. Raises StageLostError if it does not become ready, and at
+        once if its driver is out of reach of this node, which could not use it."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + WINNER_S
         while True:
             for _, instance in self.all():
                 if instance.plan.instance_id != instance_id or instance.ballot < ballot:
                     continue
+                if self._is_out_of_reach(instance):
+                    driver = instance.plan.peer_ids[-1]
+                    raise StageLostError(f"peer {driver[:8]}, which drives {instance_id}, does not answer this node")
                 if instance.state is InstanceState.READY and suits(instance, spec):
                     return instance
                 if instance.state is InstanceState.LOADING:
