@@ -26,6 +26,10 @@ SETTLED_S = 60.0
 
 _log = logging.getLogger(__name__)
 
+MOST_WOKEN_A_ROUND = 4
+"""Callers of a shared call that go on in one round of the event loop: a request takes up to half a millisecond until it
+waits again, and a thousand may have waited for the same model."""
+
 T = TypeVar("T")
 
 
@@ -199,10 +203,11 @@ def _complete(turn: asyncio.Future[None]) -> bool:
 
 class SharedCalls(Generic[T]):
     """Runs one call for all who ask for the same thing while it runs, such as a thousand requests for one model. The
-    call goes on if some of them are cancelled."""
+    call goes on if some of them are cancelled. They go on in turns when it has ended."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Future[T]] = {}
+        self._turns = Turns(MOST_WOKEN_A_ROUND)
 
     async def get(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of the call that runs for this key, or else of a new one. Raises what the call raises."""
@@ -210,7 +215,9 @@ class SharedCalls(Generic[T]):
         if running is None:
             running = self._running[key] = asyncio.ensure_future(call())
             running.add_done_callback(lambda done: self._ended(key, done))
-        return await asyncio.shield(running)
+        result = await asyncio.shield(running)
+        await self._turns.take()
+        return result
 
     def _ended(self, key: Hashable, done: asyncio.Future[T]) -> None:
         del self._running[key]

@@ -12,7 +12,7 @@ import pytest
 from exo_mesh import tasks
 from exo_mesh.clock import monotonic
 from exo_mesh.errors import TransportError
-from exo_mesh.tasks import SharedCalls, TaskOwner, Turns, Watchdog
+from exo_mesh.tasks import MOST_WOKEN_A_ROUND, SharedCalls, TaskOwner, Turns, Watchdog
 
 
 async def test_a_check_is_called_each_period_until_it_is_forgotten() -> None:
@@ -160,6 +160,28 @@ async def test_callers_that_ask_for_the_same_share_one_call() -> None:
     ended = await asyncio.gather(*callers, return_exceptions=True)
     assert isinstance(ended[0], asyncio.CancelledError) and ended[1:] == [1, 1, 1, 1]
     assert await calls.get("a", call) == 2, "what has ended is asked for again"
+
+
+async def test_after_a_shared_call_few_of_its_callers_go_on_in_each_round() -> None:
+    calls, goes_on, went_on = SharedCalls[int](), asyncio.Event(), list[int]()
+
+    async def call() -> int:
+        await goes_on.wait()
+        return 1
+
+    async def caller(number: int) -> None:
+        await calls.get("a", call)
+        went_on.append(number)
+
+    callers = [asyncio.create_task(caller(number)) for number in range(50)]
+    await asyncio.sleep(0)
+    goes_on.set()
+    most_a_round, before = 0, 0
+    while len(went_on) < 50:
+        await asyncio.sleep(0)
+        most_a_round, before = max(most_a_round, len(went_on) - before), len(went_on)
+    assert went_on == list(range(50)) and most_a_round == MOST_WOKEN_A_ROUND
+    await asyncio.gather(*callers)
 
 
 async def test_all_who_share_a_call_get_its_error() -> None:

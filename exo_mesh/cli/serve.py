@@ -22,7 +22,7 @@ from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
 from exo_mesh.engine import floors
 from exo_mesh.errors import InputError
-from exo_mesh.few_collections import few_collections
+from exo_mesh.few_collections import few_collections, rare_full_collections
 from exo_mesh.machine import open_files
 from exo_mesh.machine.allocator import use_one_arena
 from exo_mesh.machine.first_process import leave_first_process
@@ -131,6 +131,7 @@ async def _serve(
         from exo_mesh.cli.wiring import RunningNode
         from exo_mesh.transport.channels import keep_poller
 
+    rare_full_collections()
     await keep_poller()
     stop = _StopSignal(screen)
     stop.listen(watch_stdin=watch_stdin)

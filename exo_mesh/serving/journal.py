@@ -371,6 +371,10 @@ class Journal:
                 found.setdefault(entry.instance_id, []).append(entry)
         return found
 
+    def waiting_on(self, instance_id: str) -> list[JournalEntry]:
+        """The live requests on an instance that have no token yet, oldest first."""
+        return [one for one in self._live.values() if one.instance_id == instance_id and one.last_token_at is None]
+
     def outstanding(self) -> Counter[str]:
         """Live requests by instance."""
         return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)

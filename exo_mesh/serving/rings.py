@@ -179,8 +179,7 @@ class Rings:
             output_tokens = float(max(0, request.max_tokens - emitted))
         else:
             output_tokens = self.instances.choice.speeds.output_tokens(entry.model, request.max_tokens, emitted)
-        prompt_left = 0 if entry.last_token_at is not None else _num_prompt(request) - entry.prefilled
-        return Job(max(0, prompt_left), output_tokens)
+        return Job(_prompt_left(entry), output_tokens)
 
     def answered(self, entry: JournalEntry) -> None:
         """Note that a request ended by itself, so that its length counts as usual for its model."""
@@ -190,8 +189,7 @@ class Rings:
     def leg(self, entry: JournalEntry, instance: InstanceInfo) -> LegTimes:
         """Begin to measure the instance by this request."""
         instance_id = instance.plan.instance_id
-        mine = self.journal.on_instances().get(instance_id, [])
-        ahead = sum(self._job(one).prompt_tokens for one in mine if one is not entry)
+        ahead = sum(_prompt_left(one) for one in self.journal.waiting_on(instance_id) if one is not entry)
         choice = self.instances.choice
 
         def num_running() -> int:
@@ -239,6 +237,11 @@ class Rings:
 def _hashes(request: GenerateRequest) -> list[bytes]:
     """The hashes of the blocks of its prompt; see domain/routing/digest.py."""
     return prompt_hashes(request.prompt_ids, request.cache_scope, [one.spec for one in request.pictures])
+
+
+def _prompt_left(entry: JournalEntry) -> int:
+    """The tokens of its prompt that no ring has computed yet, as far as known."""
+    return 0 if entry.last_token_at is not None else max(0, _num_prompt(entry.request) - entry.prefilled)
 
 
 def _num_prompt(request: GenerateRequest) -> int:

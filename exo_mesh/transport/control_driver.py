@@ -49,7 +49,7 @@ MAX_RETRY_AFTER_S = 30.0
 MAX_SHOWN = 16
 """Most tokens of a kept sequence that a driver may show."""
 
-MOST_READ_A_ROUND = 32
+MOST_READ_A_ROUND = 16
 """Messages of drivers that are processed in one round of the event loop: with a thousand streams, their tokens arrive
 together, and take 65 us each."""
 

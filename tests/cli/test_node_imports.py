@@ -52,3 +52,15 @@ def test_collections_are_on_again_after_an_error() -> None:
         assert not gc.isenabled()
         raise ValueError("no library")
     assert gc.isenabled()
+
+
+def test_a_node_collects_among_all_objects_by_itself_only_after_many_young_collections() -> None:
+    code = "import gc; from exo_mesh.few_collections import *; before = gc.get_threshold(); rare_full_collections()\n"
+    assert after_imports(f"{code}print(*before); print(*gc.get_threshold())").split() == [
+        "700",
+        "10",
+        "10",
+        "700",
+        "10",
+        "100",
+    ]

@@ -48,6 +48,16 @@ def test_an_end_without_a_token_is_accepted_once_the_rest_is_there() -> None:
     assert entry.emitted == []
 
 
+def test_what_waits_on_an_instance_is_without_a_token_and_not_elsewhere() -> None:
+    journal = Journal()
+    first, second, elsewhere, placing = (journal.open(request(name), "m", 0.0) for name in "abcd")
+    first.instance_id = second.instance_id = "m-1"
+    elsewhere.instance_id, placing.instance_id = "m-2", ""
+    assert journal.waiting_on("m-1") == [first, second]
+    first.last_token_at = 1.0
+    assert journal.waiting_on("m-1") == [second]
+
+
 def test_an_id_is_live_once_and_room_is_bounded() -> None:
     journal = Journal(max_live=2)
     journal.open(request("a"), "m", 0.0)

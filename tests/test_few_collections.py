@@ -1,0 +1,47 @@
+"""When a process collects garbage among all its objects."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from exo_mesh import few_collections
+from tests.support.nodes import until
+
+
+async def test_garbage_is_collected_among_all_objects_only_while_the_process_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, num_checks, num_collections = "3 requests run", 0, 0
+
+    def collect() -> int:
+        nonlocal num_collections
+        num_collections += 1
+        return 0
+
+    def why_busy() -> str:
+        nonlocal num_checks
+        num_checks += 1
+        return work
+
+    monkeypatch.setattr(few_collections, "IDLE_EVERY_S", 0.01)
+    monkeypatch.setattr(few_collections, "is_collection_due", lambda: num_collections == 0)
+    monkeypatch.setattr(gc, "collect", collect)
+    keeping = asyncio.create_task(few_collections.collect_while_idle(why_busy))
+    try:
+        await until(lambda: num_checks >= 3)
+        assert not num_collections
+        work = ""
+        await until(lambda: num_collections)
+        assert num_collections == 1
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+def test_a_full_collection_is_due_after_as_many_young_ones_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rounds, is_due in ((0, False), (9, False), (10, True), (99, True)):
+        monkeypatch.setattr(gc, "get_count", lambda rounds=rounds: (0, 0, rounds))
+        assert few_collections.is_collection_due() is is_due
