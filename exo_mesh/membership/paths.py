@@ -1,7 +1,7 @@
 """Measures the paths to each peer, and makes calls over the best one.
 
 One peer is measured at a time: shortly after it joined, after its addresses have changed or one has failed, and
-otherwise rarely. `domain.addresses.best_path` makes the decision.
+otherwise ever more rarely as long as the result stays the same. `domain.addresses.best_path` makes the decision.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ TICK_S = 0.5
 SETTLE_S = 1.0
 """Delay before the first measurement of a new peer, which is busy exchanging records and loading."""
 AGAIN_S = 60.0
-"""Time between two measurements of a peer whose addresses have not changed."""
+"""Time to the second measurement of a peer whose addresses have not changed. It doubles with each measurement that
+changes nothing: a measurement costs both nodes a few hundred wake-ups. Probes notice an address that fails, and the
+round trip to the peer, all the time."""
 PACE_S = 60.0
 """Time for each peer in which no other peer is measured again: otherwise the calls of a mesh of 16 would keep idle
 nodes awake."""
+CALM_S = 600.0
+"""Longest time between two measurements, or twice PACE_S for each peer if that is longer: a better address may work
+again that did not answer before."""
 SOON_S = 5.0
 """Shortest time between two measurements of a peer, however often its addresses change."""
 GOODPUT_AGAIN_S = 600.0
@@ -36,6 +41,8 @@ SMALL_MESH_PEERS = 16
 PEERS_PER_S = 8
 """In a larger mesh: seconds between two measurements = peers / this. With 200 peers that is one in 25 s, or 0.5
 KB/s."""
+MOST_ALIKE = 16
+"""Measurements in a row that are counted; the longest pause is reached earlier."""
 NUM_PROBES = 4
 PROBE_S = 1.0
 TRANSFER_S = 3.0
@@ -62,6 +69,8 @@ class PathKeeper:
         self._soon_s = soon_s
         self._measured_at: dict[str, float] = {}
         self._transferred_at: dict[str, float] = {}
+        self._num_alike: dict[str, int] = {}
+        """Measurements in a row after which the same address of a peer was used, and the same ones had failed."""
 
     async def run(self) -> None:
         pause_s = TICK_S
@@ -69,7 +78,7 @@ class PathKeeper:
             await asyncio.sleep(until_beat(TICK_S) if pause_s == TICK_S else pause_s)
             pause_s = TICK_S
             peers = self._membership.peers
-            for known in (self._measured_at, self._transferred_at):
+            for known in (self._measured_at, self._transferred_at, self._num_alike):
                 for gone in known.keys() - {peer.id for peer in peers}:
                     del known[gone]
             for peer in peers:
@@ -84,11 +93,17 @@ class PathKeeper:
         # A new peer counts as measured at such a time that it is due after settle_s.
         since_s = now - self._measured_at.setdefault(peer.id, now + self._settle_s - self._soon_s)
         changed = peer.paths.keys() != set(peer.addresses)
-        return since_s >= (self._soon_s if changed else max(AGAIN_S, PACE_S * len(self._membership.peers)))
+        return since_s >= (self._soon_s if changed else self._pause_s(peer))
+
+    def _pause_s(self, peer: Peer) -> float:
+        """Time to the next measurement of a peer whose addresses have not changed."""
+        paced_s = PACE_S * len(self._membership.peers)
+        return min(max(AGAIN_S, paced_s) * float(1 << self._num_alike.get(peer.id, 0)), max(CALM_S, 2 * paced_s))
 
     async def measure(self, peer: Peer) -> None:
         """Measure every address of a peer, and use the best one from now on."""
         self._measured_at[peer.id] = self._clock()
+        before = _choice(peer)
         clients = {address: self._client(peer, address) for address in list(peer.addresses)}
         try:
             paths = await self._paths(peer, clients)
@@ -101,6 +116,8 @@ class PathKeeper:
                 _log.info("peer %s (%s): using address %s, %.1f ms away", peer.info.name, peer.id[:8], best.address,
                           best.rtt_ms)  # fmt: skip
                 peer.use(clients.pop(best.address))
+            num_alike = self._num_alike.get(peer.id, 0) + 1 if _choice(peer) == before else 0
+            self._num_alike[peer.id] = min(num_alike, MOST_ALIKE)
         finally:
             mine = (peer.client, *peer.retired)
             await asyncio.gather(*(client.close() for client in clients.values() if client not in mine))
@@ -170,3 +187,10 @@ class PathKeeper:
                 if address in peer.addresses:
                     peer.addresses.remove(address)
                 del peer.paths[address]
+
+
+def _choice(peer: Peer) -> tuple[str, frozenset[str]] | None:
+    """The address in use, and the addresses that failed when they were last measured; None before a measurement."""
+    if not peer.paths:
+        return None
+    return peer.client.address, frozenset(path.address for path in peer.paths.values() if path.failed)

@@ -201,6 +201,35 @@ async def test_the_keeper_measures_a_new_peer_and_again_when_its_addresses_chang
         await asyncio.gather(task, return_exceptions=True)
 
 
+def pause_s(keeper: PathKeeper, peer: Peer) -> float:
+    return keeper._pause_s(peer)
+
+
+async def test_a_peer_is_measured_ever_more_rarely_until_something_changes() -> None:
+    async with server("b") as port:
+        relay = await Relay(port).start()
+        async with known_at(f"127.0.0.1:{port}", relay.address) as peer:
+            steady = keeper(peer)
+            pauses = []
+            for _ in range(8):
+                await steady.measure(peer)
+                pauses.append(pause_s(steady, peer))
+            assert pauses == [60, 120, 240, 480, 600, 600, 600, 600]
+            await relay.stop()
+            await steady.measure(peer)
+            assert pause_s(steady, peer) == 60, "an address has failed"
+
+
+async def test_an_idle_mesh_of_any_size_measures_one_peer_every_two_minutes() -> None:
+    async with known_at("127.0.0.1:1") as peer:
+        for others in (9, 15):
+            mesh: Any = Mesh(*[peer] * others)
+            steady = PathKeeper(mesh)
+            for _ in range(3):
+                await steady.measure(peer)
+            assert pause_s(steady, peer) == 120 * others
+
+
 async def test_an_answer_to_a_probe_is_bounded() -> None:
     async with server("b") as port:
         client = ControlClient(f"127.0.0.1:{port}")

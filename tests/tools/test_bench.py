@@ -14,6 +14,7 @@ from exo_mesh.weights.random_checkpoint import model_of_size
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tools.bench.__main__ import main
 from tools.bench.group import measure
+from tools.bench.idle import IdleNode, report, times_s
 from tools.bench.mlx_server import why_not
 from tools.bench.quantised import stages_of
 from tools.bench.start import Start
@@ -40,6 +41,21 @@ def test_the_python_of_a_lap_is_measured_by_stage(capsys: pytest.CaptureFixture[
     assert main(["lap", "--stages", "3", "--streams", "2", "--tokens", "20", "--rounds", "1"]) == 0
     figures = re.findall(r"(\d+) us", capsys.readouterr().out)
     assert len(figures) == 3 and min(map(int, figures)) > 0, "driver, other stages, together"
+
+
+def test_idle_nodes_are_read_every_minute_and_several_times_in_a_short_run() -> None:
+    assert times_s(300.0) == [0.0, 60.0, 120.0, 180.0, 240.0, 300.0]
+    assert times_s(60.0) == [0.0, 15.0, 30.0, 45.0, 60.0]
+
+
+def test_an_idle_node_is_reported_without_its_runners() -> None:
+    node = IdleNode(1, [0.0, 1.0], [90.0, 90.0], num_children=2)
+    node.alone.cpu_s, node.alone.wakes = [3.0, 3.3], [100, 1300]
+    node.children.cpu_s, node.children.wakes = [5.0, 5.6], [0, 600]
+    alone, children, total = report([node])
+    assert alone.endswith("alone 0.50 % of a core, 20 wake-ups/s")
+    assert children == "node 1, its 2 other processes: 1.00 % of a core, 10 wake-ups/s"
+    assert "mean 0.50 % (worst 0.50 %)" in total and "mean 20 (worst 20)" in total
 
 
 @pytest.mark.slow

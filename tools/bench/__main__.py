@@ -7,7 +7,7 @@ python -m tools.bench copy                  copies between peers: speed beside p
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
 python -m tools.bench grammar               what grammars cost a ring and save it, by tokens per second
-python -m tools.bench idle                  memory and CPU of nodes that have nothing to do
+python -m tools.bench idle                  memory, CPU and wake-ups of nodes that have nothing to do
 python -m tools.bench lap                   CPU time of the Python of a lap, by stage
 python -m tools.bench predictions           what previews predict, beside what a client then gets
 python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
