@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ DOWN_LOOKS = 4
 """A hop that was down at this many checks is dialled at the next address of its peer: a firewall may block the data
 port at the best one. A healthy dial takes 20 ms, with TLS on a slow board 0.5 s."""
 
+SHOW_S, SHOW_STEP_S = 1.2, 0.1
+"""Longest time that a hop which rested may take to connect when somebody asks whether it is up, and the time between
+two looks. The caller waits for 1.5 s."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,13 +41,18 @@ class _Hop:
 
 class Hops:
     """The hops of the runners here. hosts_of: where this node may reach a peer, best first; empty if unknown.
-    is_out_of_reach: whether a peer that others reach has not answered this node for long."""
+    is_out_of_reach: whether a peer that others reach has not answered this node for long. is_silent: whether it has not
+    answered the last probe, or is gone."""
 
     def __init__(
-        self, hosts_of: Callable[[str], Sequence[str]], is_out_of_reach: Callable[[str], bool] = lambda peer_id: False
+        self,
+        hosts_of: Callable[[str], Sequence[str]],
+        is_out_of_reach: Callable[[str], bool] = lambda peer_id: False,
+        is_silent: Callable[[str], bool] = lambda peer_id: False,
     ) -> None:
         self._hosts_of = hosts_of
         self._is_out_of_reach = is_out_of_reach
+        self._is_silent = is_silent
         self._hops: dict[str, _Hop] = {}
 
     async def link(self, instance_id: str, runner: Runner, endpoint: str, next_peer: str) -> None:
@@ -63,9 +73,12 @@ class Hops:
             await self.look()
 
     async def look(self) -> None:
-        """Note which hops are down, give up those that cannot recover, and update the others by `tell`."""
-        for hop in self._hops.values():
+        """Note which hops are down, give up those that cannot recover, and update the others by `tell`. A hop that
+        rests is opened while its peer is silent: its loss must not wait for the next request."""
+        for hop in list(self._hops.values()):
             _note(hop)
+            if _rests(hop.runner) and self._is_silent(hop.next_peer):
+                await hop.runner.open_hop()
             if not hop.is_lost and hop.down >= LOST_LOOKS and self._is_out_of_reach(hop.next_peer):
                 hop.is_lost = True
                 hop.runner.lose_hop(
@@ -91,6 +104,21 @@ class Hops:
                 continue
             _log.info("a stage of %s will dial its next stage at %s instead of %s", instance_id, endpoint, hop.endpoint)
             hop.endpoint = endpoint
+
+
+async def is_up(runner: Runner) -> bool:
+    """Whether the stage of a runner is connected to the next one. A hop that rests proves nothing, so it is opened."""
+    if _rests(runner):
+        await runner.open_hop()
+        for _ in range(round(SHOW_S / SHOW_STEP_S)):
+            await asyncio.sleep(SHOW_STEP_S)
+            if runner.beat is not None and runner.beat.linked and not runner.beat.hop_rests:
+                break
+    return runner.beat is not None and runner.beat.linked and not runner.beat.hop_rests
+
+
+def _rests(runner: Runner) -> bool:
+    return runner.beat is not None and runner.beat.hop_rests
 
 
 def _note(hop: _Hop) -> None:

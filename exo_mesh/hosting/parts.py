@@ -63,10 +63,12 @@ class HostingParts:
             credentials=credentials,
             hosts_of=hosts_of,
             is_out_of_reach=membership.is_out_of_reach,
+            is_silent=lambda peer_id: not membership.is_alive(peer_id) or membership.unanswered_s(peer_id) > 0,
             fence_of=membership.fences.ballot,
             engine=lambda: next((device.engine for device in membership.own.devices), ""),
             keep=runner_history,
         )
+        host.on_use = membership.check_partners
         monitor = MemoryMonitor(
             machine.system_memory,
             host.press,

@@ -17,7 +17,7 @@ from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.hosting.collectives import own_endpoint, wiring_fault
-from exo_mesh.hosting.hops import Hops
+from exo_mesh.hosting.hops import Hops, is_up
 from exo_mesh.hosting.local_models import LocalModels, refuse_misfit
 from exo_mesh.hosting.reservations import Lease, Reservations
 from exo_mesh.hosting.runner_exit import End
@@ -54,8 +54,8 @@ class StageHost:
     """The stages of this node, at most one per instance: a peer has one position in a ring.
 
     `can_run(engine, architecture)` returns, without importing anything heavy, why it cannot, or "". hosts_of,
-    is_out_of_reach: see Hops. engine: the one that spare runners are for. fence_of: the highest ballot of an instance
-    that is void because the instance was deleted.
+    is_out_of_reach, is_silent: see Hops. engine: the one that spare runners are for. fence_of: the highest ballot of an
+    instance that is void because the instance was deleted.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class StageHost:
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
         engine: Callable[[], str] = lambda: "",
         is_out_of_reach: Callable[[str], bool] = lambda peer_id: False,
+        is_silent: Callable[[str], bool] = lambda peer_id: False,
         fence_of: Callable[[str], Ballot] = lambda instance_id: NO_BALLOT,
         keep: RunnerHistory | None = None,
     ) -> None:
@@ -88,7 +89,7 @@ class StageHost:
         self._reservations = Reservations()
         self._hosts_of = hosts_of
         self._fence_of = fence_of
-        self._hops = Hops(hosts_of, is_out_of_reach)
+        self._hops = Hops(hosts_of, is_out_of_reach, is_silent)
         self._why_no_layers = why_no_layers(settings.role, settings.max_memory_bytes)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
@@ -99,6 +100,8 @@ class StageHost:
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self.draining = False
+        self.on_use: Callable[[], None] = lambda: None
+        """Called when a stage here is used whose ring was idle."""
         self._stopping = False
         self._tasks = TaskOwner()
 
@@ -355,7 +358,7 @@ class StageHost:
         if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
             return StageStatus(None, usable_bytes, promised=promised)
         shard = lease.stage.shard
-        linked = runner.beat is not None and runner.beat.linked
+        linked = await is_up(runner)
         return StageStatus(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
 
     async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
@@ -429,6 +432,8 @@ class StageHost:
                 self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, steps)
             if lease.plan.takes_text:
                 self._metrics.rkllm.note_answers(lease.stage.engine, before, beat)
+            if before.is_idle and not beat.is_idle:
+                self.on_use()
             before = beat  # not a copy into one message: its arena would grow with each copy
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:

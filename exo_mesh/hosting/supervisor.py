@@ -178,6 +178,11 @@ class Runner:
         await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
         self.flight.note("linked", endpoint)
 
+    async def open_hop(self) -> None:
+        """Let a hop that rests connect, and stay open for some seconds; a runner that is gone is ignored."""
+        with contextlib.suppress(StageLostError):
+            await self._tell(runner_pb2.ToRunner(open_hop=runner_pb2.OpenHop()))
+
     def lose_hop(self, reason: str, *, is_out_of_reach: bool = False) -> None:
         """Report that this stage cannot reach the next one; the owner of the ring decides what follows.
 

@@ -204,6 +204,13 @@ class Members:
         """See StageHost.stages."""
         return self._host.stages()
 
+    def is_idle_here(self, instance_id: str) -> bool | None:
+        """Whether the stage here, or rank of it, sees no request on its ring; None if none runs here."""
+        if instance_id not in self._host.runners:
+            return None
+        beat = self._host.beat(instance_id)
+        return beat is not None and beat.is_idle
+
     def promised_here(self, instance_id: str) -> Ballot:
         """See StageHost.promised."""
         return self._host.promised(instance_id)

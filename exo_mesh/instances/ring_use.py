@@ -64,6 +64,20 @@ class RingUse:
             return not any(report.running.get(instance_id, 0) for report in known)
         return not self._members.stages_here().get((instance_id, instance.ballot), False)
 
+    def is_calm(self, instance_id: str) -> bool:
+        """Whether no request uses or awaits a ring, by the stage here, if there is one, and by what this node and the
+        other living peers last reported. False if some peer has reported nothing."""
+        if self._members.is_idle_here(instance_id) is False:
+            return False
+        readings = self._membership.last_telemetry
+        peers = [readings.get(peer.id) for peer in self._membership.peers]
+        reports = [self.own_report(), *(None if one is None else one.entry_requests for one in peers)]
+        is_driving = any(one is not None and one.outstanding.get(instance_id, 0) for one in peers)
+        return not is_driving and all(
+            report is not None and not report.running.get(instance_id, 0) and instance_id not in report.awaited
+            for report in reports
+        )
+
     def notice_awaited(self) -> bool:
         """Returns whether a request of a peer waits for a ring for which none waited at the last call."""
         awaited = frozenset[str]().union(*(report.awaited for report in self._reports() if report is not None))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.membership.news import News
 from exo_mesh.membership.peers import Peer
@@ -23,7 +24,8 @@ restarting may be between two sockets."""
 
 
 class Probing:
-    """Sends and answers probes. introduce(peer) is awaited when a peer does not know this node."""
+    """Sends and answers probes. introduce(peer) is awaited when a peer does not know this node. is_calm(instance_id):
+    whether no request uses a ring."""
 
     def __init__(
         self,
@@ -32,12 +34,14 @@ class Probing:
         prefixes: PrefixNews,
         introduce: Callable[[Peer], Awaitable[None]],
         sync: Callable[[Peer], None],
+        is_calm: Callable[[str], bool] = lambda instance_id: False,
     ) -> None:
         self._roster = roster
         self._news = news
         self._prefixes = prefixes
         self._introduce = introduce
         self._sync = sync
+        self._is_calm = is_calm
         self._probing: set[str] = set()
 
     def start(self, peer: Peer, *, by_call: bool = False) -> None:
@@ -160,13 +164,19 @@ class Probing:
             await asyncio.gather(*(client.close() for client in clients))
 
     def _must_call(self, peer: Peer) -> bool:
-        """Whether a datagram does not do. In a large mesh every probe has news. Where a ring depends on this node or
-        the peer, calls that fail must be noticed within the time of a probe."""
+        """Whether a datagram does not do. In a large mesh every probe has news. Whether a suspect can be used must be
+        found out. While a request uses a ring that depends on this node or the peer, calls that fail must be noticed
+        within the time of a probe; so must they while it is placed."""
         roster = self._roster
+        held = roster.swim.member(peer.id)
+        if not roster.is_small or held is None or held.state is not SwimState.ALIVE:
+            return True
         both = {peer.id, roster.own.id}
-        rings = roster.view.records_of_instances()
-        used = any(owner in both or not both.isdisjoint(ring.plan.member_ids) for owner, ring in rings)
-        return used or not roster.is_small
+        return any(
+            (owner in both or not both.isdisjoint(ring.plan.member_ids))
+            and not (ring.state is InstanceState.READY and self._is_calm(ring.plan.instance_id))
+            for owner, ring in roster.view.records_of_instances()
+        )
 
     def _failed(self, peer: Peer, found: Update | None, reason: MeshError) -> None:
         """Act on the result of a failed probe."""

@@ -64,7 +64,8 @@ class Membership:
     died or left, with its records that were in force. before_refute is awaited when the other peers consider this node
     dead, because it was suspended or disconnected: with the view up to date, and before the refutation, it frees what
     the others have given to other peers meanwhile. read_prefixes() returns digests of what this node's drivers keep, by
-    instance. `changed` beats whenever the view or the set of living peers changes.
+    instance. is_calm(instance_id) returns whether no request uses a ring, as far as this node knows: then its members
+    are probed by datagrams. `changed` beats whenever the view or the set of living peers changes.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Membership:
         on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
         before_refute: Callable[[], Awaitable[None]] = _nothing,
         read_prefixes: Callable[[], Mapping[str, bytes]] = dict,
+        is_calm: Callable[[str], bool] = lambda instance_id: False,
         timing: Timing = LAN,
         clock: Clock = monotonic,
         rng: random.Random | None = None,
@@ -96,7 +98,7 @@ class Membership:
         self._news = News(roster, read_telemetry, self._answer_verdict)
         self._exchange = Exchange(roster, self._news)
         self._prefixes = PrefixNews(roster, read_prefixes)
-        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync)
+        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, is_calm)
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
@@ -212,6 +214,12 @@ class Membership:
             return False
         self._probing.start(peer, by_call=True)
         return self.unanswered_s(peer_id) > OUT_OF_REACH * self._roster.swim.probe_timeout_s
+
+    def check_partners(self) -> None:
+        """Probe the peers that the stages of this node depend on by calls now, because a request begins."""
+        for peer_id in self._ring_neighbours():
+            if (peer := self._roster.peers.get(peer_id)) is not None:
+                self._probing.start(peer, by_call=True)
 
     # Start and stop.
 

@@ -118,12 +118,16 @@ class NodeParts:
             on_leave=self._peer_left,
             before_refute=self._before_refute,
             read_prefixes=lambda: own_prefixes(self.membership, self.hosting.host),
+            is_calm=self._is_calm,
             timing=timing,
             clock=self.clock,
             dial=lambda address: ControlClient(address, self.credentials, settings.namespace, self.probe_port),
             only_peers=settings.node_id_filter,
             only_links=settings.interface_type_filter,
         )
+
+    def _is_calm(self, instance_id: str) -> bool:
+        return self.owning.owned_rings.use.is_calm(instance_id)
 
     def _new_models(self) -> ModelParts:
         return ModelParts.at(

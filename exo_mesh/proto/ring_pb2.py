@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from exo_mesh.proto import plan_pb2 as exo__mesh_dot_proto_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xo_mesh/proto/ring.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"\x81\x01\n\tRingHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12 \n\x06\x62\x61llot\x18\x03 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x12\n\nfrom_stage\x18\x04 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\n \x01(\r\"f\n\x07RingAck\x12\x11\n\tlast_step\x18\x01 \x01(\x04\x12\x10\n\x08pressure\x18\x46 \x01(\r\x12\x16\n\tkv_tokens\x18G \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x07\x61t_once\x18\xe8\x07 \x01(\x08\x42\x0c\n\n_kv_tokensb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xo_mesh/proto/ring.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"\x94\x01\n\tRingHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12 \n\x06\x62\x61llot\x18\x03 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x12\n\nfrom_stage\x18\x04 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\n \x01(\r\x12\x11\n\twants_lap\x18\x0b \x01(\x08\"f\n\x07RingAck\x12\x11\n\tlast_step\x18\x01 \x01(\x04\x12\x10\n\x08pressure\x18\x46 \x01(\r\x12\x16\n\tkv_tokens\x18G \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x07\x61t_once\x18\xe8\x07 \x01(\x08\x42\x0c\n\n_kv_tokensb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'exo_mesh.proto.ring_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RINGHELLO']._serialized_start=67
-  _globals['_RINGHELLO']._serialized_end=196
-  _globals['_RINGACK']._serialized_start=198
-  _globals['_RINGACK']._serialized_end=300
+  _globals['_RINGHELLO']._serialized_end=215
+  _globals['_RINGACK']._serialized_start=217
+  _globals['_RINGACK']._serialized_end=319
 # @@protoc_insertion_point(module_scope)

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RingHello(_message.Message):
-    __slots__ = ("protocol", "instance_id", "ballot", "from_stage", "newest_protocol")
+    __slots__ = ("protocol", "instance_id", "ballot", "from_stage", "newest_protocol", "wants_lap")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     FROM_STAGE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WANTS_LAP_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     instance_id: str
     ballot: _plan_pb2.Ballot
     from_stage: int
     newest_protocol: int
-    def __init__(self, protocol: _Optional[int] = ..., instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., from_stage: _Optional[int] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
+    wants_lap: bool
+    def __init__(self, protocol: _Optional[int] = ..., instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., from_stage: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., wants_lap: bool = ...) -> None: ...
 
 class RingAck(_message.Message):
     __slots__ = ("last_step", "pressure", "kv_tokens", "at_once")

@@ -113,7 +113,7 @@ class Pressure(_message.Message):
     def __init__(self, level: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class ToRunner(_message.Message):
-    __slots__ = ("start", "link", "stop", "tls", "pressure", "change", "ranks", "prepare")
+    __slots__ = ("start", "link", "stop", "tls", "pressure", "change", "ranks", "prepare", "open_hop")
     START_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class ToRunner(_message.Message):
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_HOP_FIELD_NUMBER: _ClassVar[int]
     start: StartStage
     link: LinkNext
     stop: StopStage
@@ -130,7 +131,12 @@ class ToRunner(_message.Message):
     change: ChangePlan
     ranks: LinkRanks
     prepare: Prepare
-    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ..., change: _Optional[_Union[ChangePlan, _Mapping]] = ..., ranks: _Optional[_Union[LinkRanks, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ...) -> None: ...
+    open_hop: OpenHop
+    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ..., change: _Optional[_Union[ChangePlan, _Mapping]] = ..., ranks: _Optional[_Union[LinkRanks, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., open_hop: _Optional[_Union[OpenHop, _Mapping]] = ...) -> None: ...
+
+class OpenHop(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("engine",)
@@ -211,7 +217,7 @@ class GroupFigures(_message.Message):
     def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ..., reduce_bytes_per_s: _Optional[float] = ..., alone_layer_s: _Optional[float] = ..., alone_chunk_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s", "laps_saved", "computing_tokens", "computing_prefill", "expected_s", "prefill_frames", "decode_frames", "shared_tokens", "prompts", "laps_took", "hops_took", "queue_waits", "prefill_tokens", "prefill_s", "hop_took", "all_reduce_s", "library", "slots", "step_all_reduces", "prefix")
+    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s", "laps_saved", "computing_tokens", "computing_prefill", "expected_s", "prefill_frames", "decode_frames", "shared_tokens", "prompts", "laps_took", "hops_took", "queue_waits", "prefill_tokens", "prefill_s", "hop_took", "all_reduce_s", "library", "slots", "is_idle", "hop_rests", "step_all_reduces", "prefix")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_IN_FIELD_NUMBER: _ClassVar[int]
     FRAMES_OUT_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +254,8 @@ class Heartbeat(_message.Message):
     ALL_REDUCE_S_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    IS_IDLE_FIELD_NUMBER: _ClassVar[int]
+    HOP_RESTS_FIELD_NUMBER: _ClassVar[int]
     STEP_ALL_REDUCES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     progress: int
@@ -286,9 +294,11 @@ class Heartbeat(_message.Message):
     all_reduce_s: float
     library: LibraryMemory
     slots: int
+    is_idle: bool
+    hop_rests: bool
     step_all_reduces: int
     prefix: PrefixFigures
-    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., prompts: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., hop_took: _Optional[_Union[Durations, _Mapping]] = ..., all_reduce_s: _Optional[float] = ..., library: _Optional[_Union[LibraryMemory, _Mapping]] = ..., slots: _Optional[int] = ..., step_all_reduces: _Optional[int] = ..., prefix: _Optional[_Union[PrefixFigures, _Mapping]] = ...) -> None: ...
+    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., prompts: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., hop_took: _Optional[_Union[Durations, _Mapping]] = ..., all_reduce_s: _Optional[float] = ..., library: _Optional[_Union[LibraryMemory, _Mapping]] = ..., slots: _Optional[int] = ..., is_idle: bool = ..., hop_rests: bool = ..., step_all_reduces: _Optional[int] = ..., prefix: _Optional[_Union[PrefixFigures, _Mapping]] = ...) -> None: ...
 
 class PrefixFigures(_message.Message):
     __slots__ = ("hits", "misses", "hit_tokens", "evictions", "kept_tokens", "kept", "bytes", "is_on", "disk_is_on", "disk_hits", "disk_hit_tokens", "disk_misses", "disk_known", "disk_files", "disk_bytes", "disk_writes", "disk_errors", "disk_problem", "has_disk", "digest")

@@ -46,6 +46,10 @@ IDLE_LAP_S = 5.0
 """Time between two frames of an idle ring whose stages keep sequences: as long as a machine that is short of memory may
 wait for them."""
 
+CALM_LAP_S = 60.0
+"""The same once no request has used the ring for a while. A machine that becomes short of memory then asks for a lap,
+see RingLink.knock."""
+
 NO_LIMIT = 2**62
 """More positions than any stage has."""
 
@@ -156,13 +160,15 @@ class Driver:
         self.pump()
         return resumed
 
-    def look(self) -> None:
-        """Send an empty frame round if none has come for IDLE_LAP_S while stages keep sequences: its reports show if
-        some machine needs their memory. Another one leaves if a sequence is to be written to disk, and while one is."""
+    def look(self, lap_s: float | None = None) -> None:
+        """Send an empty frame round if none has come for lap_s (by default IDLE_LAP_S) while stages keep sequences: its
+        reports show if some machine needs their memory. Another one leaves if a sequence is to be written to disk, and
+        while one is."""
+        lap_s = IDLE_LAP_S if lap_s is None else lap_s
         now = time.perf_counter()
         self.beginnings.store_settled(now)
         waits = bool(self._ops) or (self.disk is not None and self.disk.is_writing)
-        if self.prefix.tokens and not self._in_flight and (waits or now - self._returned_at >= IDLE_LAP_S):
+        if self.prefix.tokens and not self._in_flight and (waits or now - self._returned_at >= lap_s):
             self._start(Work((), ()))
 
     def make_digest(self) -> None:

@@ -50,6 +50,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
             yield error_events(ballot_to_proto(self._plan.ballot), exc)
             return
         mailbox = Mailbox()
+        self._worker.rest.used()
         self._worker.inbox.put_nowait(Submit(wanted, mailbox))
         try:
             while True:

@@ -38,6 +38,9 @@ HOP_LOST_S = 60.0
 """Seconds that a stage without its next stage waits for a new plan. Its weights are worth keeping, and the peer that
 makes the plan may first have to notice that the owner of the instance has died."""
 
+HOP_SHOWN_S = 3.0
+"""Seconds for which a hop that its node wants to see stays open: the node looks at two heartbeats per second."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,14 +72,16 @@ class Endpoint:
         self._server: grpc.aio.Server | None = None
         self._on_hop_lost = on_hop_lost
         self._hops = Durations(LAP_BOUNDS_S)
-        self._link = RingLink(_hello(setup), credentials, self._hops.add)
+        self._link = self._new_link(setup)
         self._changed = asyncio.Event()
         self._ranks: RankLinks | None = None
         if setup.rank is not None and setup.rank.is_leader:
             ranks = self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
             worker.status_of_others = lambda: ranks.status
         status = (lambda: worker.status) if setup.follows else None
-        self._receiver = RingReceiver(SPOKEN, plan.instance_id, plan.ballot, setup.before, worker.accept, status)
+        self._receiver = RingReceiver(
+            SPOKEN, plan.instance_id, plan.ballot, setup.before, worker.accept, status, self._called
+        )
         self._service = DriverService(plan, worker)
 
     async def listen(self, binding: Binding) -> int:
@@ -99,11 +104,33 @@ class Endpoint:
         """Set the endpoint of the next stage. keep_stream: dial there only when the present stream breaks."""
         self._link.set_endpoint(endpoint, keep_stream=keep_stream)
 
+    def _new_link(self, setup: StageSetup) -> RingLink:
+        return RingLink(_hello(setup), self._credentials, self._hops.add, lambda: self._worker.rest.is_idle)
+
+    def open_hop(self) -> None:
+        """Open a hop that rests, for long enough that the node sees whether it works."""
+        self._link.open(HOP_SHOWN_S)
+
+    def want_lap(self) -> None:
+        """Let the driver of the idle ring send a frame round soon, because a machine is short of memory."""
+        if self._setup.is_last:
+            self._worker.send_lap()
+        else:
+            self._link.knock()
+
+    def _called(self, hello: ring_pb.RingHello) -> None:
+        """The stage before has connected. A frame will probably follow, so the next hop is opened, too, but not behind
+        the driver, where the lap ends."""
+        if hello.wants_lap:
+            self.want_lap()
+        elif not self._setup.is_last and not self._setup.follows:
+            self._link.open()
+
     def change(self, change: Change) -> None:
         """Continue under another plan, in which this stage has the same layers. Frames and requests of the old plan are
         refused from now on, and its unsent frames are dropped; the new hop waits for `link_to`."""
         self._setup, plan = change.setup, change.setup.plan
-        link = RingLink(_hello(change.setup), self._credentials, self._hops.add)
+        link = self._new_link(change.setup)
         link.frames_out, link.bytes_out = self._link.frames_out, self._link.bytes_out
         self._link = link
         self._changed.set()
@@ -207,6 +234,8 @@ class Endpoint:
             decode_frames=clock.decode_frames,
             prefill_tokens=clock.prefill_tokens,
             prefill_s=clock.prefill_s,
+            is_idle=worker.rest.is_idle,
+            hop_rests=link.rests,
         )
         beat.hop_took.counts.extend(self._hops.counts)
         beat.hop_took.sum_s = self._hops.sum_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -19,6 +20,9 @@ HEARTBEAT_S = 0.5
 
 STOP_DEADLINE_S = 1.5
 """Seconds from StopStage to the end of the process, even while the engine is busy; the node kills it after 2 s."""
+
+MANY_BEATS = 4096
+"""Calls of `beat_soon` that one heartbeat answers."""
 
 EXIT_ORPHANED, EXIT_NO_PULSE = 3, 4
 
@@ -47,9 +51,16 @@ class NodeLink:
         self._on_stop = on_stop
         self._before_exit = before_exit
         self._sending = threading.Lock()
+        self._woken, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="node_link", daemon=True).start()
+
+    def beat_soon(self) -> None:
+        """Let the thread send a heartbeat now. From any thread; never waits, even if the node does not read."""
+        with contextlib.suppress(BlockingIOError):  # it is awake, or waits for the node
+            self._waker.send(b"\0")
 
     def report(self, message: pb.FromRunner) -> None:
         """Send one message to the node; end the process if the node is gone."""
@@ -75,9 +86,13 @@ class NodeLink:
     def _beat(self) -> None:
         due = time.monotonic() + HEARTBEAT_S
         while True:
-            readable, _, _ = select.select([self._pipe], [], [], max(0.0, due - time.monotonic()))
-            if readable:
+            sources = [self._pipe, self._woken]
+            readable, _, _ = select.select(sources, [], [], max(0.0, due - time.monotonic()))
+            if self._pipe in readable:
                 self._command()
+            if self._woken in readable:
+                self._woken.recv(MANY_BEATS)
+                due = time.monotonic()
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_S
                 self.report(pb.FromRunner(heartbeat=self._heartbeat()))

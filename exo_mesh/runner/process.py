@@ -115,6 +115,8 @@ async def _serve(
         elif command.HasField("ranks"):
             endpoints = tuple(command.ranks.endpoints)
             loop.call_soon_threadsafe(endpoint.ranks_at(endpoints).link_to, endpoints)
+        elif command.HasField("open_hop"):
+            loop.call_soon_threadsafe(endpoint.open_hop)
         elif command.HasField("tls") and credentials is not None:
             credentials.replace(tls_from_proto(command.tls))
         elif command.HasField("pressure"):
@@ -124,6 +126,9 @@ async def _serve(
     files = RankFiles()
     node_link = NodeLink(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
     node_link.start()
+    # the node then probes its peers by calls from the first frame on
+    worker.rest.on_use = node_link.beat_soon
+    worker.on_shortage = lambda: _call(loop, endpoint.want_lap)
     try:
         if setup.rank is not None:
             files.write(setup.rank)

@@ -17,7 +17,7 @@ from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.proto.runner_pb2 import PrefixFigures
 from exo_mesh.runner.disk.parts import disk_index, disk_store, ring_of
 from exo_mesh.runner.disk.store import DiskStore
-from exo_mesh.runner.driver import IDLE_LAP_S, Driver
+from exo_mesh.runner.driver import CALM_LAP_S, IDLE_LAP_S, Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
 from exo_mesh.runner.grammars import Grammars
@@ -37,6 +37,7 @@ from exo_mesh.runner.inbox import (
 from exo_mesh.runner.prefix.cache import PrefixCache
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
+from exo_mesh.runner.ring_rest import RingRest
 from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.scheduling.scheduler import PREFILL_CHUNK, SchedulerLimits
 from exo_mesh.runner.stage import Stage, StageResult
@@ -107,7 +108,10 @@ class Worker:
         self._ballot = setup.plan.ballot
         self._budget: KvBudget | None = None
         self._cuts_back = True
-        self._looked_at = 0.0
+        self._looked_at = self._lap_wanted_at = 0.0
+        self.rest = RingRest(self._is_busy)
+        self.on_shortage: Callable[[], None] = lambda: None
+        """Called when this machine is short of memory while the ring is idle; in the thread that calls `press`."""
 
     def load(self, progress: LoadProgress) -> None:
         """Make the engine and load the shard. Blocks. Raises MeshErrors.
@@ -183,6 +187,12 @@ class Worker:
             return 0
         return max(0, len(self.engine.sequences()) - self._budget.num_kept)
 
+    def _is_busy(self) -> bool:
+        """Whether a request waits or runs here. From any thread."""
+        driver = self.driver
+        is_driving = driver is not None and driver.num_waiting + driver.num_running > 0
+        return is_driving or self.num_sequences > 0 or self.clock.tokens > 0
+
     def describe_prefix(self, figures: PrefixFigures) -> None:
         """Write what this stage keeps for the prefix cache into a heartbeat. From any thread."""
         if self._budget is not None:
@@ -196,11 +206,17 @@ class Worker:
         driver, now = self.driver, time.perf_counter()
         if driver is None or not driver.prefix.tokens:
             return
-        if now - self._looked_at >= (IDLE_LAP_S if driver.disk is None else DISK_LOOK_S):
+        lap_s = CALM_LAP_S if self.rest.is_idle else IDLE_LAP_S
+        if now - self._looked_at >= (lap_s if driver.disk is None else DISK_LOOK_S):
             self._looked_at = now
-            self._wake(driver.look)
+            self._wake(partial(driver.look, lap_s))
         if driver is not None and driver.digests.is_due(now):
             self._wake(driver.make_digest)
+
+    def send_lap(self) -> None:
+        """Let the driver find out soon whether some machine needs the memory of what is kept; see `look`."""
+        if self.driver is not None and self.driver.prefix.tokens:
+            self._wake(partial(self.driver.look, 0.0))
 
     def check_alive(self) -> None:
         """Raises RankLostError if a rank has been computing one frame for longer than its group may: it waits for
@@ -233,6 +249,8 @@ class Worker:
         """Take a frame that has come: compute and pass it on now if it is small and its turn has come, else queue
         it."""
         now = time.perf_counter()
+        if frame.rows:
+            self.rest.used()
         if frame.ballot != self._setup.plan.ballot:
             self._queue(frame, now)  # behind the change that waits for its turn
         elif self._thread.apart and not self._arrived:
@@ -376,6 +394,10 @@ class Worker:
         """Set how short of memory the machine is, see StageReport, and how many bytes KV may still take here. From any
         thread."""
         self._pressure, self._free_bytes = level, free_bytes
+        now = time.perf_counter()
+        if self.rest.is_idle and now - self._lap_wanted_at >= IDLE_LAP_S:
+            self._lap_wanted_at = now
+            self.on_shortage()
 
     @property
     def status(self) -> MemoryStatus:

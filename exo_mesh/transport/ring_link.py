@@ -1,4 +1,14 @@
-"""The sending end of a hop: delivers every frame to the next stage once and in order, across broken connections."""
+"""The sending end of a hop: delivers every frame to the next stage once and in order, across broken connections.
+
+While the ring is idle the hop rests: its connection is closed, because the pings on it wake both machines all the time.
+
+      run              hello answered            may_rest, and every frame acknowledged
+    ------>  DIALLING  -------------->  LINKED  --------------------------------------->  RESTING
+             |  ^  ^                      |                                                 |
+             |  |  +-- break, or moved ---+                                                 |
+             |  +--------- a frame to send, `open`, `knock`, or moved ----------------------+
+             +---> lost: after LOST_AFTER_S, or if the next stage refuses a frame
+"""
 
 from __future__ import annotations
 
@@ -28,6 +38,13 @@ LOST_AFTER_S = 5.0
 
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.02, 0.5
 
+REST_LOOK_S = 0.5
+"""Time between two looks whether the hop may rest, and so the shortest time that a hop stays open."""
+
+REST_S = 2.0
+"""How long the receiver may take to acknowledge the last frames of a hop that is going to rest. Without that the hop is
+dialled again, which shows what has arrived."""
+
 HELLO_DEADLINE_S = 60.0
 """A stage answers a hello between two frames, and one prefill chunk takes seconds on a slow device. A stopped process
 is detected earlier, by HTTP/2 pings within three seconds."""
@@ -54,14 +71,24 @@ class RingLink:
         hello: pb.RingHello,
         credentials: CredentialSource | None = None,
         on_hop: Callable[[float], None] = lambda seconds: None,
+        may_rest: Callable[[], bool] = lambda: False,
     ) -> None:
-        """on_hop: called with the seconds that a frame took to the next stage, for about one frame in 64."""
+        """on_hop: called with the seconds that a frame took to the next stage, for about one frame in 64. may_rest:
+        whether the ring is idle, so that the hop may be closed until the next frame; never by default."""
         self._credentials = credentials
         self._on_hop = on_hop
+        self._may_rest = may_rest
+        self._writing = False
+        self._rests = False
+        self._wanted = asyncio.Event()
+        """Something has to be sent over a hop that rests, or that is going to."""
+        self._is_going_to_rest = False
+        self._open_until = 0.0
+        self._knocks = False
         self._sent_at: deque[tuple[int, float]] = deque()
         """(step, time) of the frames that were sent on this stream and are not acknowledged."""
         self._fastest_s = math.inf
-        self._hello = encode_hello(hello)
+        self._hello = hello
         self._endpoint = ""
         self._moved = asyncio.Event()
         self._broken = asyncio.Event()
@@ -76,8 +103,30 @@ class RingLink:
 
     @property
     def linked(self) -> bool:
-        """Whether the hop is up and no frame waits to be sent again."""
-        return self._call is not None
+        """Whether the hop is up and no frame waits to be sent again, or the hop rests."""
+        return self._call is not None or self._rests
+
+    @property
+    def rests(self) -> bool:
+        """Whether the hop is closed because the ring is idle. Nothing then shows that the next stage can be
+        reached."""
+        return self._rests
+
+    def open(self, seconds: float = 0.0) -> None:
+        """Open a hop that rests, and keep the hop open for at least so long."""
+        self._open_until = max(self._open_until, time.monotonic() + seconds)
+        self._wake()
+
+    def knock(self) -> None:
+        """Open a hop that rests with a hello that asks for a lap of the ring. A hop that is open needs none, because
+        the driver of a ring that is in use sends frames all the time."""
+        if self._rests:
+            self._knocks = True
+            self._wake()
+
+    def _wake(self) -> None:
+        self._rests = False
+        self._wanted.set()
 
     async def settle(self) -> None:
         """Returns when the transport has taken every frame given to `send`, as far as known; if the hop is down, when
@@ -104,7 +153,9 @@ class RingLink:
         call = self._call
         if call is None:
             self._unsent.append(frame)
+            self._wake()
             return
+        self._writing = True
         try:
             await self._write(call, frame)
             return
@@ -113,6 +164,8 @@ class RingLink:
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
+        finally:
+            self._writing = False
         if call is self._call:  # otherwise already handled
             self._broken.set()
             self._up.clear()
@@ -124,6 +177,8 @@ class RingLink:
         delay, broken_since, reason = REDIAL_FIRST_S, time.monotonic(), ""
         while time.monotonic() - broken_since < LOST_AFTER_S:
             self._moved.clear()
+            self._wanted.clear()
+            self._is_going_to_rest = False
             reason = "a frame could not be written, or the stage has moved"
             try:
                 await self._stream(self._endpoint)
@@ -137,6 +192,11 @@ class RingLink:
                 if was_cancelled():
                     raise
                 reason = "the call was cancelled"
+            if self._is_going_to_rest:
+                await self._rest()
+                self._up.clear()
+                delay, broken_since = REDIAL_FIRST_S, time.monotonic()
+                continue
             self._up.clear()
             if self._call is not None:
                 self._call, delay, broken_since = None, REDIAL_FIRST_S, time.monotonic()
@@ -150,12 +210,43 @@ class RingLink:
         async with open_channel(endpoint, self._credentials, _DIAL_OPTIONS) as channel:
             call: _Call = channel.stream_stream(FRAMES_METHOD)()
             self._broken.clear()
-            await _first_to_end(self._converse(call), self._moved.wait(), self._broken.wait())
+            await _first_to_end(self._converse(call), self._moved.wait(), self._broken.wait(), self._close(call))
+
+    async def _close(self, call: _Call) -> None:
+        """Close the stream once the hop may rest: the receiver acknowledges what it has got, and ends the stream.
+        Returns early if there is something to send; the frames that are not acknowledged are then sent again."""
+        await self._up.wait()
+        while True:
+            if self._call is call and not self._writing and time.monotonic() >= self._open_until and self._may_rest():
+                break
+            await asyncio.sleep(REST_LOOK_S)
+        self._call, self._is_going_to_rest = None, True  # `send` keeps frames from now on
+        self._wanted.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REST_S):
+                await call.done_writing()
+                await self._wanted.wait()
+
+    async def _rest(self) -> None:
+        """Wait until the hop is needed. Returns at once if frames are not acknowledged, or more have come."""
+        self._rests = not (self._unacked or self._wanted.is_set())
+        if not self._rests:
+            return
+        _log.debug("the hop to %s rests", self._endpoint)
+        waits = [asyncio.create_task(event.wait()) for event in (self._wanted, self._moved)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._rests = False
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def _converse(self, call: _Call) -> None:
         self._sent_at.clear()
         self._fastest_s = math.inf
-        await call.write(self._hello)
+        self._hello.wants_lap, self._knocks = self._knocks, False
+        await call.write(encode_hello(self._hello))
         async with asyncio.timeout(HELLO_DEADLINE_S):
             answer = await call.read()
         self._acknowledge(_ack_of(answer))
@@ -164,8 +255,8 @@ class RingLink:
             await self._write(call, self._unsent.popleft())
         self._call = call
         self._up.set()
-        while True:
-            self._acknowledge(_ack_of(await call.read()))
+        while (message := await call.read()) is not grpc.aio.EOF or not self._is_going_to_rest:
+            self._acknowledge(_ack_of(message))
 
     async def _write(self, call: _Call, frame: Frame) -> None:
         self._sent_at.append((frame.step, time.perf_counter()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,9 @@ ACK_EVERY_BYTES = 4 * 1024 * 1024
 """An acknowledgement lets the sender drop the frames that it keeps for a redial; one per small frame would double the
 number of messages."""
 
+LAST_ACK_S = 2.0
+"""Deadline for the acknowledgement with which a stream ends whose sender is going to rest."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,9 +46,11 @@ class RingReceiver:
         from_stage: int,
         deliver: Callable[[Frame], Awaitable[None]],
         status: Callable[[], MemoryStatus] | None = None,
+        on_hello: Callable[[pb.RingHello], None] = lambda hello: None,
     ) -> None:
         """status: returns the memory status of this rank, if the sender leads the same tensor group. It is sent with
-        the acknowledgements, and at once after a change."""
+        the acknowledgements, and at once after a change. on_hello: called with each hello that is accepted."""
+        self._on_hello = on_hello
         self._spoken = spoken
         self._expected = (instance_id, from_stage)
         self._ballot = ballot
@@ -86,6 +92,7 @@ class RingReceiver:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         self._stream += 1
         self.num_streams += 1
+        self._on_hello(hello)
         try:
             await self._serve(context)
         finally:
@@ -121,7 +128,10 @@ class RingReceiver:
         unacked_frames = unacked_bytes = 0
         while stream == self._stream:
             message = await context.read()
-            if not isinstance(message, bytes) or stream != self._stream:
+            if stream != self._stream:
+                return
+            if not isinstance(message, bytes):
+                await self._acknowledge_all(context)
                 return
             unacked_bytes += len(message)
             frame = assembler.feed(message)
@@ -135,6 +145,12 @@ class RingReceiver:
                 await self._accept(frame)
             if self._status is not None and self._status() != self._reported:
                 unacked_frames = unacked_bytes = 0
+                await context.write(self._ack())
+
+    async def _acknowledge_all(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Acknowledge every frame at the end of a stream: its sender keeps the others for the next one."""
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError):  # it broke
+            async with asyncio.timeout(LAST_ACK_S):
                 await context.write(self._ack())
 
     def _ack(self, *, at_once: bool = False) -> bytes:

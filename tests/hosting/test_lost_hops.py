@@ -1,24 +1,33 @@
-"""A hop that is down is given up as soon as the node knows that it does not reach the peer behind it."""
+"""A hop that is down is given up as soon as the node knows that it does not reach the peer behind it, and one that
+rests is opened to find out."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from exo_mesh.hosting.hops import LOST_LOOKS, Hops
+from exo_mesh.hosting import hops as module
+from exo_mesh.hosting.hops import LOST_LOOKS, Hops, is_up
+from exo_mesh.proto.runner_pb2 import Heartbeat
 
 
 class Stage:
     """A runner that says whether its hop is up."""
 
     def __init__(self) -> None:
-        self.beat = SimpleNamespace(linked=True)
+        self.beat = Heartbeat(linked=True)
         self.lost: list[bool] = []
+        self.num_opened = 0
+        self.opens = True
 
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         """Where it dials changes nothing here."""
+
+    async def open_hop(self) -> None:
+        """The hop rests no longer, and is up if the next stage answers."""
+        self.num_opened += 1
+        self.beat = Heartbeat(linked=self.opens)
 
     def lose_hop(self, reason: str, *, is_out_of_reach: bool = False) -> None:
         assert "peer-b" in reason
@@ -61,3 +70,31 @@ async def test_a_hop_to_a_peer_that_answers_is_left_to_its_runner(stage: Any) ->
     for _ in range(10):
         await hops.look()
     assert stage.lost == []
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_a_hop_that_rests_is_opened_while_its_peer_is_silent(stage: Any, silent: bool) -> None:
+    hops = Hops(lambda peer_id: ["10.0.0.2"], lambda peer_id: True, lambda peer_id: silent)
+    await hops.link("demo-1", stage, "10.0.0.2:7000", "peer-b")
+    stage.beat, stage.opens = Heartbeat(linked=True, hop_rests=True), False
+    for _ in range(LOST_LOOKS + 1):
+        await hops.look()
+    assert stage.num_opened == int(silent)
+    assert stage.lost == ([True] if silent else []), "a hop that rests counts as up"
+
+
+@pytest.mark.parametrize("opens", [True, False])
+async def test_a_hop_that_rests_shows_whether_it_is_up(
+    stage: Any, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHOW_STEP_S", 0.01)
+    stage.beat, stage.opens = Heartbeat(linked=True, hop_rests=True), opens
+    assert await is_up(stage) is opens
+    assert stage.num_opened == 1
+
+
+async def test_a_hop_that_is_open_is_not_opened_to_show_that(stage: Any) -> None:
+    assert await is_up(stage)
+    stage.beat = Heartbeat(linked=False)
+    assert not await is_up(stage)
+    assert stage.num_opened == 0

@@ -8,9 +8,13 @@ import random
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import pytest
 
+from exo_mesh.domain.plan import StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.swim import SwimState
 from exo_mesh.proto import control_pb2 as pb
@@ -107,6 +111,53 @@ async def test_peers_that_share_a_ring_probe_each_other_by_calls() -> None:
         answered, calls = num_answered(peers), [peer.num_calls for peer in peers]
         await until(lambda: min(peer.num_calls for peer in peers) >= max(calls) + 20)
         assert sum(num_answered(peers)) - sum(answered) <= 2, "those that were on their way"
+
+
+async def test_peers_that_share_a_calm_ring_probe_by_datagrams_until_it_is_used() -> None:
+    async with pair() as peers:
+        calm = {"m-1"}
+        for peer in peers:
+            peer.membership._probing._is_calm = calm.__contains__
+        peers[0].membership.put_instance("m-1", an_instance("a"))
+        await until(peers[1].membership.view.instances)
+        answered = num_answered(peers)
+        await until(lambda: min(num_answered(peers)) >= max(answered) + 10)
+        calm.clear()
+        answered, calls = num_answered(peers), [peer.num_calls for peer in peers]
+        await until(lambda: min(peer.num_calls for peer in peers) >= max(calls) + 20)
+        assert sum(num_answered(peers)) - sum(answered) <= 2, "those that were on their way"
+
+
+async def test_a_ring_that_is_placed_is_never_calm() -> None:
+    async with pair() as peers:
+        for peer in peers:
+            peer.membership._probing._is_calm = lambda instance_id: True
+        loading = replace(an_instance("a"), state=InstanceState.LOADING)
+        peers[0].membership.put_instance("m-1", loading)
+        await until(peers[1].membership.view.records_of_instances)
+        assert all(peer.membership._probing._must_call(peer.membership.peers[0]) for peer in peers)
+
+
+async def test_the_members_of_a_ring_are_called_as_soon_as_it_is_used() -> None:
+    async with pair() as peers:
+        for peer in peers:
+            peer.membership._probing._is_calm = lambda instance_id: True
+        peers[0].membership.put_instance("m-1", over_both())
+        await until(peers[1].membership.view.instances)
+        calls = peers[1].num_calls
+
+        def checked() -> bool:  # a datagram may be on its way
+            peers[0].membership.check_partners()
+            return peers[1].num_calls > calls
+
+        await until(checked)
+
+
+def over_both() -> InstanceInfo:
+    """A ring with a stage at each of the two peers."""
+    one = an_instance("a")
+    stages = (StagePlan("a", "dummy", Shard("m", 0, 2, 4), 10), StagePlan("b", "dummy", Shard("m", 2, 4, 4), 10))
+    return replace(one, plan=replace(one.plan, stages=stages), endpoints=one.endpoints * 2, pids=(7, 8))
 
 
 @pytest.mark.extended
