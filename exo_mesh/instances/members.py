@@ -43,9 +43,15 @@ class Member(Protocol):
         """See StageHost.adopt."""
 
     def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+        self,
+        instance_id: str,
+        ballot: Ballot,
+        keep_kv_from: int | None = None,
+        wiring: RankWiring | None = None,
+        *,
+        quiet: bool = False,
     ) -> AsyncIterator[pb.StageStatus]:
-        """See StageHost.commit."""
+        """See StageHost.commit, and PeerClient.commit for quiet."""
 
     async def link(
         self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
@@ -90,7 +96,13 @@ class LocalMember:
         return await self._host.adopt(plan.instance_id, plan.ballot, adopted)
 
     def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+        self,
+        instance_id: str,
+        ballot: Ballot,
+        keep_kv_from: int | None = None,
+        wiring: RankWiring | None = None,
+        *,
+        quiet: bool = False,
     ) -> AsyncIterator[pb.StageStatus]:
         return self._host.commit(instance_id, ballot, keep_kv_from, wiring)
 
@@ -139,7 +151,13 @@ class RemoteMember:
         return ReserveAnswer(reply.granted, reply.usable_bytes, reply.reason, beaten_by, collective=reply.collective)
 
     def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+        self,
+        instance_id: str,
+        ballot: Ballot,
+        keep_kv_from: int | None = None,
+        wiring: RankWiring | None = None,
+        *,
+        quiet: bool = False,
     ) -> AsyncIterator[pb.StageStatus]:
         request = pb.CommitRequest(
             instance_id=instance_id,
@@ -147,7 +165,7 @@ class RemoteMember:
             keep_kv_from=keep_kv_from,
             rank=None if wiring is None else rank_to_proto(wiring),
         )
-        return self._client.commit(request)
+        return self._client.commit(request, quiet=quiet)
 
     async def link(
         self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()

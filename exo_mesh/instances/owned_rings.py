@@ -112,6 +112,7 @@ class OwnedRings:
         if stale is not None:
             self._start_end(stale)
         self.monitors[monitor.plan.instance_id] = monitor
+        monitor.is_calm = lambda: self.use.is_calm(monitor.plan.instance_id)
         monitor.on_taken_back = lambda: self._publish_taken_back(monitor)
         self._tasks.start(self._watch(monitor), f"watch {monitor.plan.instance_id}")
 
@@ -389,7 +390,12 @@ class OwnedRings:
 
     async def _end_orphans(self, now: float) -> None:
         instances = [one for _, one in self._membership.view.records_of_instances()]
-        for instance_id, ballot in self._orphans.due(self._members.stages_here(), instances, now):
+        # the stream of an owner that is gone may seem to be read for half a minute more
+        stages = {
+            (name, ballot): is_followed and self._membership.is_alive(ballot.proposer)
+            for (name, ballot), is_followed in self._members.stages_here().items()
+        }
+        for instance_id, ballot in self._orphans.due(stages, instances, now):
             _log.warning("ending the stage of %s (ballot %s): it has no owner", instance_id, ballot)
             await self._members.release_here(instance_id, ballot)
 

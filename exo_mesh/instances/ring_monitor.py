@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from exo_mesh.beat import until_beat
 from exo_mesh.domain.agreement import TensorShape, boundary_defect
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
@@ -41,6 +43,10 @@ MANY_LOOKS = 2
 """Consecutive checks of a silent data port that count as a loss while the mesh considers the node alive."""
 
 REATTACH_PAUSE_S = 0.2
+
+QUIET_AFTER_S = 10.0
+"""Time for which no node must know of a request before reports are read over connections with few pings. Its own stage
+tells the owner of no request only half a minute after the last one."""
 
 JUDGE_EVERY_S = 0.1
 CALM_JUDGE_EVERY_S = 0.25
@@ -104,6 +110,12 @@ class RingMonitor:
         self.hop_lost: int | None = None
         self.is_next_out_of_reach = False
         self.resumed = 0
+        self.is_calm: Callable[[], bool] = lambda: False
+        """Whether no request uses the ring. The reports of other nodes are then read quietly, see PeerClient.commit,
+        as long as all nodes of the ring answer."""
+        self._is_quiet = False
+        self._used_at = loop.time()
+        self._switched = ChangeSignal()
         leaders = [seat for seat in plan.seats if not seat.rank]
         self._endpoints: dict[Seat, str] = dict(zip(leaders, endpoints, strict=False))
         self._addresses: dict[Seat, list[str]] = {}
@@ -211,6 +223,7 @@ class RingMonitor:
         """Give up a stage whose reports do not arrive, once its data port shows that it is gone."""
         loop = asyncio.get_running_loop()
         while not self.lost.done():
+            self._choose_pings(loop.time())
             self._silent.step(self._broken)
             for seat, (broke_at, error) in self._broken.items():
                 if self._is_lost(seat, loop.time() - broke_at):
@@ -218,7 +231,18 @@ class RingMonitor:
                     self._lose(StageLostError(f"{seat} is out of reach: {error}"), seat)
                     return
             is_calm = not self._broken and not self._silent.is_checking
-            await self._broke.wait(CALM_JUDGE_EVERY_S if is_calm else JUDGE_EVERY_S)
+            await self._broke.wait(until_beat(CALM_JUDGE_EVERY_S) if is_calm else JUDGE_EVERY_S)
+
+    def _choose_pings(self, now: float) -> None:
+        """Read the reports over connections with few pings once the ring has been calm for a while, and with many as
+        soon as it is not."""
+        others = (peer_id for peer_id in self.plan.member_ids if peer_id != self._members.own_id)
+        answer = all(self._members.is_alive(one) and not self._members.unanswered_s(one) for one in others)
+        if self._broken or not answer or not self.is_calm():
+            self._used_at = now
+        if self._is_quiet != (now - self._used_at >= QUIET_AFTER_S):
+            self._is_quiet = not self._is_quiet
+            self._switched.beat()
 
     def _is_lost(self, seat: Seat, broken_s: float) -> bool:
         """Whether a silent stage is lost. A frozen node ends no ring whose runners continue, whatever the mesh says of
@@ -232,18 +256,50 @@ class RingMonitor:
         return self._members.is_out_of_reach(seat.peer_id) or (broken_s > REATTACH_S and times >= MANY_LOOKS)
 
     async def _reports(self, seat: Seat, heard: Callable[[], None]) -> None:
-        """Process the reports of a stage over one stream, until it ends with an error or the ring has been taken
-        back."""
-        ballot, wiring = self.ballot, self._wirings.get(seat)
+        """Process the reports of a stage over one stream, until it ends with an error, the ring has been taken back, or
+        another connection is to be used."""
+        ballot, wiring, is_quiet = self.ballot, self._wirings.get(seat), self._is_quiet
+        quiet = {"quiet": True} if is_quiet and seat.peer_id != self._members.own_id else {}
         member = self._members.member(seat.peer_id)
         try:
-            async for status in member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring):
-                heard()
-                self._take(seat, status)
+            stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, **quiet)
+            is_here = seat.peer_id == self._members.own_id
+            async with aclosing(self._until_switched(stream, is_quiet, is_here=is_here)) as reports:
+                async for status in reports:
+                    heard()
+                    self._take(seat, status)
         except StageLostError as exc:
             await self._take_back(ballot, exc)
             return
-        raise TransportError(f"the report stream of {seat} ended")
+        if self._is_quiet == is_quiet:
+            raise TransportError(f"the report stream of {seat} ended")
+
+    async def _until_switched(
+        self, stream: AsyncIterator[pb.StageStatus], is_quiet: bool, *, is_here: bool
+    ) -> AsyncGenerator[pb.StageStatus, None]:
+        """The reports of a stream, until `_is_quiet` has changed; those of a stage here until they end."""
+        switched = asyncio.create_task(self._wait_for_switch(is_quiet))
+        try:
+            while True:
+                report = asyncio.ensure_future(anext(stream))
+                try:
+                    await asyncio.wait({report} if is_here else {report, switched}, return_when=asyncio.FIRST_COMPLETED)
+                    if not report.done():
+                        return
+                    yield report.result()
+                except StopAsyncIteration:
+                    return
+                finally:
+                    report.cancel()
+                    await asyncio.gather(report, return_exceptions=True)
+                    del report  # its error refers to this frame: a cycle that would keep the call
+        finally:
+            switched.cancel()
+            await asyncio.gather(switched, return_exceptions=True)
+
+    async def _wait_for_switch(self, is_quiet: bool) -> None:
+        while self._is_quiet == is_quiet:
+            await self._switched.wait(MARGIN_S)
 
     async def _take_back(self, refused: Ballot, refusal: StageLostError) -> None:
         """Handle a stage that refuses this node's ballot. Its node may have promised an adopter that reached only some

@@ -96,8 +96,9 @@ class PeerClient(ControlPort, Protocol):
     async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
         """Ask the peer to reserve memory for a stage. The reply may be a refusal."""
 
-    def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        """Start the reserved stage, or take over a running one, and follow its reports until it ends.
+    def commit(self, request: pb.CommitRequest, *, quiet: bool = False) -> AsyncIterator[pb.StageStatus]:
+        """Start the reserved stage, or take over a running one, and follow its reports until it ends. quiet: over a
+        connection with so few pings that half a minute may pass before its loss is noticed.
 
         There is no deadline: the receiver watches the time between reports. The client is not idle meanwhile.
         """

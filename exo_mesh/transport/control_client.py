@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -12,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from exo_mesh.clock import monotonic
-from exo_mesh.errors import DeadlineError, PeerVersionError, StrangerError, TransportError, error_from_code
+from exo_mesh.errors import DeadlineError, MeshError, PeerVersionError, StrangerError, TransportError, error_from_code
 from exo_mesh.printable import printable
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
@@ -20,7 +21,7 @@ from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET
+from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET, QUIET_REPORTS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, read_message
@@ -52,6 +53,10 @@ IDLE_MS = 3000
 """A connection without calls is closed after this time, because its keepalive timer at either end wakes each thread of
 gRPC's pool some twenty times, every second. The next call opens it again. Longer than a period of calls to the next
 peer, which are the probes where datagrams do not arrive."""
+
+RENEW_S = 2.5
+"""gRPC 1.85 closes an idle connection once for each channel: opened again, it stays open. So a call after a pause of
+this length uses a new channel. Less than IDLE_MS, because the old one must not have been opened again meanwhile."""
 
 _REPLY_BYTES = {
     "Hello": STRANGER_BYTES,
@@ -98,10 +103,13 @@ class ControlClient:
         self._credentials = credentials
         self._namespace = namespace
         self._metadata = ((NAMESPACE_KEY, namespace),)
-        self._channel = open_channel(address, credentials, [*QUIET, *_DIAL_OPTIONS])
-        careful = _CarefulChannel(self._channel)
-        self._stub = rpc.ControlStub(careful)  # type: ignore[no-untyped-call]
-        self._paths = paths_pb2_grpc.PathsStub(careful)  # type: ignore[no-untyped-call]
+        self._open()
+        self._old_channels: list[grpc.aio.Channel] = []
+        self._quiet_channel: grpc.aio.Channel | None = None
+        self._is_closed = False
+        self._loud_calls = 0
+        self._last_call_at = math.inf
+        """When the last call on `_channel` ended."""
         self._datagrams = None if probe_port is None else DatagramProbes(address, probe_port)
         self._calls = 0
         self._reports = 0
@@ -114,7 +122,11 @@ class ControlClient:
         return ControlClient(address, self._credentials, self._namespace, port)
 
     async def close(self) -> None:
+        self._is_closed = True
         await self._channel.close()
+        await self._close_old()
+        if self._quiet_channel is not None:
+            await self._quiet_channel.close()
 
     async def connects(self, timeout_s: float) -> bool:
         """Whether a process of this mesh accepts connections at the address. Makes no call."""
@@ -314,47 +326,101 @@ class ControlClient:
         async for item in self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S):
             yield item
 
-    async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
+    async def commit(self, request: pb.CommitRequest, *, quiet: bool = False) -> AsyncIterator[pb.StageStatus]:
         """Yields reports as long as the stage lives. Without a deadline: the receiver watches the time between
         reports."""
         self._reports += 1
         self._no_report.clear()
         try:
-            async for item in self._items(self._stub.Commit, request, None):
+            stub = self._quiet_stub() if quiet else self._stub
+            async for item in self._items(stub.Commit, request, None, quiet=quiet):
                 yield item
         finally:
             self._reports -= 1
             if not self._reports:
                 self._no_report.set()
 
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+    def _quiet_stub(self) -> Any:
+        """The calls over a connection of their own, with few pings."""
+        if self._quiet_channel is None:
+            options = [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS]
+            self._quiet_channel = open_channel(self.address, self._credentials, options)
+        return rpc.ControlStub(_CarefulChannel(self._quiet_channel))  # type: ignore[no-untyped-call]
+
+    def _open(self) -> None:
+        self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
+        careful = _CarefulChannel(self._channel)
+        self._stubs = (
+            rpc.ControlStub(careful),  # type: ignore[no-untyped-call]
+            paths_pb2_grpc.PathsStub(careful),  # type: ignore[no-untyped-call]
+        )
+
+    @property
+    def _stub(self) -> Any:
+        self._renew()
+        return self._stubs[0]
+
+    @property
+    def _paths(self) -> Any:
+        self._renew()
+        return self._stubs[1]
+
+    def _renew(self) -> None:
+        """Use another channel after a pause; see RENEW_S. `_close_old` closes the one before."""
+        if not self._is_closed and not self._loud_calls and monotonic() - self._last_call_at >= RENEW_S:
+            self._old_channels.append(self._channel)
+            self._open()
+            self._last_call_at = math.inf
+
+    async def _close_old(self) -> None:
+        while self._old_channels:
+            await self._old_channels.pop().close()
+
+    def _began(self, *, quiet: bool = False) -> None:
         self._calls += 1
+        self._loud_calls += not quiet
+
+    def _ended(self, *, quiet: bool = False) -> None:
+        self._calls -= 1
+        self._loud_calls -= not quiet
+        if not quiet:
+            self._last_call_at = monotonic()
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        self._began()
         try:
+            await self._close_old()
             return _unless_error(await method(request, timeout=timeout_s, metadata=self._metadata))
         except _FAILURES as exc:
+            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
+                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
             raise self._translated(exc) from exc
         finally:
-            self._calls -= 1
+            self._ended()
 
-    async def _items(self, method: Any, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+    async def _items(
+        self, method: Any, request: Any, timeout_s: float | None, *, quiet: bool = False
+    ) -> AsyncGenerator[Any, None]:
         call = None
-        self._calls += 1
+        self._began(quiet=quiet)
         try:
+            await self._close_old()
             call = method(request, timeout=timeout_s, metadata=self._metadata)
             async for item in call:
                 yield _unless_error(item)
         except _FAILURES as exc:
+            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
+                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
             raise self._translated(exc) from exc
         finally:
-            self._calls -= 1
+            self._ended(quiet=quiet)
             if call is not None:
                 call.cancel()
 
-    def _translated(self, exc: BaseException) -> BaseException:
-        """The exception for a failed call: a MeshError, or the cancellation of this task unchanged."""
+    def _translated(self, exc: BaseException) -> MeshError:
+        """The MeshError for a failed call."""
         if not isinstance(exc, grpc.aio.AioRpcError):
-            closed = TransportError(f"the connection to {self.address} was closed")
-            return exc if isinstance(exc, asyncio.CancelledError) and was_cancelled() else closed
+            return TransportError(f"the connection to {self.address} was closed")
         if self._datagrams is not None and exc.code() in _UNREACHED:
             self._datagrams.call_failed()
         details = printable(exc.details() or "")

@@ -33,6 +33,9 @@ class Stage:
         self.runs = True
         self.broken = asyncio.Event()
         self.streams = 0
+        self.quiet: list[bool] = []
+        """How each stream was asked for."""
+        self.num_open = 0
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return "" if self.runs and (instance_id, ballot) == (PLAN.instance_id, PLAN.ballot) else "it does not run"
@@ -47,13 +50,24 @@ class Stage:
         return self.held.adopt(plan.instance_id, plan.ballot, adopted)
 
     async def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+        self,
+        instance_id: str,
+        ballot: Ballot,
+        keep_kv_from: int | None = None,
+        wiring: RankWiring | None = None,
+        *,
+        quiet: bool = False,
     ) -> AsyncIterator[pb.StageStatus]:
         if self.held.renew(instance_id, ballot, 0.0) is None:
             raise StageLostError(f"ballot {ballot} is not in force here")
         self.streams += 1
-        yield pb.StageStatus(ready=pb.StageReady())
-        await self.broken.wait()
+        self.quiet.append(quiet)
+        self.num_open += 1
+        try:
+            yield pb.StageStatus(ready=pb.StageReady())
+            await self.broken.wait()
+        finally:
+            self.num_open -= 1
         self.broken.clear()
 
 
@@ -66,6 +80,7 @@ class Ring:
         self.stages: dict[str, Stage] = {"a": Stage(0), "b": Stage(1)}
         self.other_owner = False
         self.alive = {"a", "b"}
+        self.silent: set[str] = set()
 
     def member(self, peer_id: str) -> Any:
         return self.stages[peer_id]
@@ -78,7 +93,16 @@ class Ring:
         return peer_id in self.alive
 
     def unanswered_s(self, peer_id: str) -> float:
-        return 0.0
+        return 0.5 if peer_id in self.silent else 0.0
+
+    async def connects(self, address: str, timeout_s: float) -> bool:
+        return True
+
+    async def is_refused(self, address: str, timeout_s: float) -> bool:
+        return False
+
+    def addresses(self, endpoint: str, peer_id: str) -> list[str]:
+        return [endpoint]
 
     def is_out_of_reach(self, peer_id: str) -> bool:
         return False
@@ -108,6 +132,63 @@ async def monitor(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await until(lambda: all(stage.streams == 1 for stage in ring.stages.values()))
     yield monitor
     await monitor.close()
+
+
+async def quiet(ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ring be calm for long enough."""
+    monkeypatch.setattr(ring_monitor, "QUIET_AFTER_S", 0.05)
+    monkeypatch.setattr(ring_monitor, "CALM_JUDGE_EVERY_S", 0.02)
+    monitor.is_calm = lambda: True
+    await until(lambda: all(stage.quiet == [False, True] for stage in ring.stages.values()))
+
+
+async def test_reports_of_a_calm_ring_are_read_quietly_until_it_is_used(
+    ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await quiet(ring, monitor, monkeypatch)
+    monitor.is_calm = lambda: False
+    await until(lambda: all(stage.quiet == [False, True, False] for stage in ring.stages.values()))
+    await until(lambda: [stage.num_open for stage in ring.stages.values()] == [1, 1])
+    assert not monitor.lost.done() and not monitor._broken
+
+
+async def test_reports_are_read_over_many_pings_while_a_node_does_not_answer(
+    ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await quiet(ring, monitor, monkeypatch)
+    ring.silent.add("b")
+    await until(lambda: all(stage.quiet[-1] is False for stage in ring.stages.values()))
+    ring.silent.clear()
+    await until(lambda: all(stage.quiet[-1] is True for stage in ring.stages.values()))
+    assert not monitor.lost.done()
+
+
+async def test_a_stage_of_a_calm_ring_that_is_gone_is_lost(
+    ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await quiet(ring, monitor, monkeypatch)
+    ring.stages["b"].runs = False
+    ring.stages["b"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("b")
+    assert "not in force" in str(await monitor.lost)
+
+
+async def test_a_stage_that_goes_while_its_reports_change_their_connection_is_lost(
+    ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await quiet(ring, monitor, monkeypatch)
+    ring.stages["b"].runs = False
+    ring.stages["b"].held.release(PLAN.instance_id, PLAN.ballot)
+    monitor.is_calm = lambda: False
+    assert "not in force" in str(await monitor.lost)
+
+
+async def test_a_calm_ring_that_is_no_longer_watched_has_no_stream(
+    ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await quiet(ring, monitor, monkeypatch)
+    await monitor.close()
+    assert [stage.num_open for stage in ring.stages.values()] == [0, 0]
 
 
 async def test_a_ring_adopted_in_part_is_taken_back_whole(ring: Ring, monitor: RingMonitor) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport import control_client
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
+from tests.membership.meshes import until
 
 
 class Silent:
@@ -63,3 +66,62 @@ async def test_cancelling_the_caller_stays_a_cancellation(client: ControlClient)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+def connections() -> set[tuple[int, int]]:
+    """The open connections of this process, by their two ports."""
+    tcp = psutil.Process().net_connections("tcp")
+    return {(one.laddr.port, one.raddr.port) for one in tcp if one.status == psutil.CONN_ESTABLISHED}
+
+
+@pytest.mark.extended
+async def test_a_connection_without_calls_is_closed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = [*control_client._DIAL_OPTIONS, ("grpc.client_idle_timeout_ms", 1000)]
+    monkeypatch.setattr(control_client, "_DIAL_OPTIONS", quick)
+    monkeypatch.setattr(control_client, "RENEW_S", 0.9)
+    server = ControlServer(Silent(), peer_id="b")  # type: ignore[arg-type]
+    client = ControlClient(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
+    before = connections()
+    for _ in range(3):
+        await client.probe_path(0, 5.0)
+        assert connections() - before
+        await until(lambda: not connections() - before)
+    await client.close()
+    await server.stop(0)
+
+
+async def test_quiet_reports_have_a_connection_of_their_own_that_ends_with_the_client(client: ControlClient) -> None:
+    before = connections()
+    reports = client.commit(pb.CommitRequest(), quiet=True)
+    assert (await anext(reports)).HasField("loading")
+    assert not client.is_idle
+    only_quiet = connections() - before
+    loud = client.commit(pb.CommitRequest())
+    assert (await anext(loud)).HasField("loading")
+    assert len(connections() - before) == 2 * len(only_quiet)
+    following = asyncio.ensure_future(anext(reports))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(TransportError):
+        await following
+
+
+async def test_a_call_after_a_pause_leaves_running_calls_alone(
+    client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "RENEW_S", 0.0)
+    first = client.commit(pb.CommitRequest())
+    assert (await anext(first)).HasField("loading")
+    channel = client._channel
+    second = client.commit(pb.CommitRequest())
+    assert (await anext(second)).HasField("loading")
+    assert client._channel is channel, "a call runs on it"
+    for stream in (first, second):
+        following = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    assert client.is_idle
+    third = client.commit(pb.CommitRequest())
+    assert (await anext(third)).HasField("loading")
+    assert client._channel is not channel

@@ -230,7 +230,7 @@ class SimClient(PeerClient):
         """Not simulated: nodes have no logs of their own."""
         raise TransportError("logs are not simulated")
 
-    async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
+    async def commit(self, request: pb.CommitRequest, *, quiet: bool = False) -> AsyncIterator[pb.StageStatus]:
         """Streams what the member yields, until either end is gone or nothing has passed for PING_S."""
         network = self._network
         self._reports += 1
