@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown, StageReport
+from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
@@ -37,6 +37,7 @@ from exo_mesh.runner.prefix.digest import DigestMaker
 from exo_mesh.runner.prefix.disk_index import DiskIndex
 from exo_mesh.runner.replays import Replays
 from exo_mesh.runner.scheduling.pace import Pace
+from exo_mesh.runner.scheduling.reported import most_pressed, room, shares_from
 from exo_mesh.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.runner.scheduling.work import Work
@@ -49,9 +50,6 @@ wait for them."""
 CALM_LAP_S = 60.0
 """The same once no request has used the ring for a while. A machine that becomes short of memory then asks for a lap,
 see RingLink.knock."""
-
-NO_LIMIT = 2**62
-"""More positions than any stage has."""
 
 LEARN_EVERY_S = 0.005
 """Minimum time between samples of decode laps; sampling every lap of a fast ring would cost about 10 %."""
@@ -288,8 +286,8 @@ class Driver:
     def _take_reports(self, frame: Frame, now: float) -> None:
         """Learn from the reports of all stages how much memory they have, and what they keep."""
         scheduler, reports = self._scheduler, frame.reports
-        scheduler.pressure, scheduler.pressed_stage = _most_pressed(reports)
-        scheduler.room, scheduler.slack = _room(reports, is_shared=scheduler.shared.least > 0)
+        scheduler.pressure, scheduler.pressed_stage = most_pressed(reports)
+        scheduler.room, scheduler.slack = room(reports, is_shared=scheduler.shared.least > 0)
         if (lone := scheduler.lone_at_critical(now)) is not None:
             text = f"the machine of stage {scheduler.pressed_stage} has no memory left for this request"
             self._end(lone.id, MemoryPressureError(text))
@@ -298,7 +296,7 @@ class Driver:
         if not self._knows_stages:
             self._knows_stages = True
             self.prefix.learn(reports)
-            scheduler.shared.least = _shares_from(reports)
+            scheduler.shared.least = shares_from(reports)
 
     def _note_disks(self, frame: Frame, now: float) -> None:
         """Learn what has happened on the disks of the stages."""
@@ -464,32 +462,6 @@ class Driver:
             self.replays.end(generation.request.key_hash, generation.kept, generation.sequence.id)
         if error is not None:
             self.callers.fail(generation, error)
-
-
-def _shares_from(reports: Iterable[StageReport]) -> int:
-    """The least positions that sequences share at every stage; 0 if some stage does not share."""
-    least = [report.shares_from for report in reports]
-    return max(least) if min(least) else 0
-
-
-def _most_pressed(reports: Iterable[StageReport]) -> tuple[int, int]:
-    """The highest memory pressure of all stages, and the first stage with it."""
-    level, stage = -1, 0
-    for index, report in enumerate(reports):
-        if report.pressure > level:
-            level, stage = report.pressure, index
-    return level, stage
-
-
-def _room(reports: Collection[StageReport], *, is_shared: bool) -> tuple[int, int]:
-    """Positions that the stage with the least memory can hold, and how many more its sequences may grow by. is_shared:
-    shared ones count once."""
-    least = least_grown = NO_LIMIT
-    for report in reports:
-        room = report.kv_tokens - report.shared_tokens if is_shared else report.kv_tokens
-        least = min(least, room)
-        least_grown = min(least_grown, room + report.slack_tokens)
-    return least, least_grown - least
 
 
 def _that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:
