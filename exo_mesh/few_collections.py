@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from exo_mesh.beat import next_beat
 
-USUAL_ROUNDS, BUSY_ROUNDS = 10, 100
-"""Collections of the young generations between two of all objects: Python's default, and at most in a node that serves
-requests. While a thousand requests begin, a collection of all stops the event loop for 40 to 85 ms."""
+USUAL_ROUNDS, MOST_ROUNDS = 10, 100
+"""Collections of the young generations between two of all objects: Python's default, and at most in a node. While a
+thousand requests begin, a collection of all stops the event loop for 40 to 85 ms."""
 
-IDLE_EVERY_S = 5.0
-"""Seconds between checks whether this process is idle."""
+FEW_TASKS = 300
+"""While at most so many asyncio tasks run, which is two to three for each request, a node collects among all objects as
+often as usual: that takes 10 to 20 ms."""
+
+LOOK_EVERY_S = 1.0
 
 
 @contextmanager
@@ -35,11 +39,11 @@ def few_collections() -> Iterator[None]:
 
 
 def rare_full_collections() -> None:
-    """Lets Python collect among all objects only after BUSY_ROUNDS collections of young ones. While a burst of requests
-    begins it would do so several times, because the number of objects grows by a quarter each time. What lives in
-    cycles and is old waits for `collect_while_idle`."""
+    """Lets Python collect among all objects by itself only after MOST_ROUNDS collections of young ones. While a burst
+    of requests begins it would do so several times, because the number of objects grows by a quarter each time. Until
+    then what lives in cycles and is old waits for `collect_while_few`."""
     young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, BUSY_ROUNDS)
+    gc.set_threshold(young, middle, MOST_ROUNDS)
 
 
 def is_collection_due() -> bool:
@@ -47,12 +51,9 @@ def is_collection_due() -> bool:
     return gc.get_count()[2] >= USUAL_ROUNDS
 
 
-async def collect_while_idle(work: Callable[[], str]) -> None:
-    """Collects among all objects while this process is idle, until cancelled; see rare_full_collections.
-
-    work: returns what the process works for, "" if it is idle.
-    """
+async def collect_while_few() -> None:
+    """Collects among all objects when that is due and few tasks run, until cancelled."""
     while True:
-        await next_beat(IDLE_EVERY_S)
-        if is_collection_due() and not work():
+        await next_beat(LOOK_EVERY_S)
+        if is_collection_due() and len(asyncio.all_tasks()) <= FEW_TASKS:
             gc.collect()

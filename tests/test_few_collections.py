@@ -11,34 +11,34 @@ from exo_mesh import few_collections
 from tests.support.nodes import until
 
 
-async def test_garbage_is_collected_among_all_objects_only_while_the_process_is_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    work, num_checks, num_collections = "3 requests run", 0, 0
+async def test_a_collection_that_is_due_waits_until_few_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_checks, num_collections = 0, 0
 
     def collect() -> int:
         nonlocal num_collections
         num_collections += 1
         return 0
 
-    def why_busy() -> str:
+    def is_due() -> bool:
         nonlocal num_checks
         num_checks += 1
-        return work
+        return num_collections == 0
 
-    monkeypatch.setattr(few_collections, "IDLE_EVERY_S", 0.01)
-    monkeypatch.setattr(few_collections, "is_collection_due", lambda: num_collections == 0)
+    monkeypatch.setattr(few_collections, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(few_collections, "is_collection_due", is_due)
     monkeypatch.setattr(gc, "collect", collect)
-    keeping = asyncio.create_task(few_collections.collect_while_idle(why_busy))
+    busy = [asyncio.create_task(asyncio.Event().wait()) for _ in range(few_collections.FEW_TASKS)]
+    keeping = asyncio.create_task(few_collections.collect_while_few())
     try:
         await until(lambda: num_checks >= 3)
         assert not num_collections
-        work = ""
+        for task in busy:
+            task.cancel()
         await until(lambda: num_collections)
         assert num_collections == 1
     finally:
         keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        await asyncio.gather(keeping, *busy, return_exceptions=True)
 
 
 def test_a_full_collection_is_due_after_as_many_young_ones_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:

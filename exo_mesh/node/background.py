@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from exo_mesh.few_collections import collect_while_idle
+from exo_mesh.few_collections import collect_while_few
 from exo_mesh.hosting.certificate_renewal import Renewal
 from exo_mesh.hosting.ring_energy import keep_ring_energy
 from exo_mesh.instances.preloading import preload
@@ -42,7 +42,7 @@ def _keep_house(parts: NodeParts) -> None:
         parts.phase,
     )
     parts.tasks.keep(work, "housekeeping")
-    parts.tasks.keep(partial(collect_while_idle, parts.observation.work), "garbage collection")
+    parts.tasks.keep(collect_while_few, "garbage collection")
 
 
 def _keep_machine(parts: NodeParts, port: int) -> None:
