@@ -364,13 +364,18 @@ class StageHost:
     async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone.
 
+        The process stays if it is reserved for a plan of a higher ballot: the owner that is beaten learns of that plan
+        from one stage before the others have been committed. It ends with the reservation unless the plan comes.
+
         beaten_by: promise this ballot, too, so that the owner of the stage learns of it with its next request.
         """
         async with self._turn:
             self._reservations.release(instance_id, ballot)
             self._reservations.promise(instance_id, beaten_by)
-            started = self._started.get(instance_id)
-            if started is not None and started.ballot <= ballot:
+            started, reserved = self._started.get(instance_id), self._reservations.held(instance_id)
+            if started is None or started.ballot > ballot:
+                return
+            if reserved is None or self._to_go_on(reserved.plan, reserved.index) is None:
                 await self._end_runner(instance_id)
 
     def _to_go_on(self, plan: Plan, index: int) -> Lease | None:

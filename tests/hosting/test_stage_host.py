@@ -117,6 +117,31 @@ async def test_a_fetch_for_a_plan_that_was_released_ends(tmp_path: Path) -> None
         assert ended == ["released-1"] and not runners() and host.reserved_bytes == 0
 
 
+async def test_a_release_leaves_a_stage_that_is_reserved_for_a_higher_ballot(tmp_path: Path) -> None:
+    """The owner that is beaten releases its ring as soon as one stage continues under the higher ballot: another stage
+    that had not been committed yet lost its process, and with it the KV that the new plan counted on."""
+    async with mesh(tmp_path, 1) as (node,):
+        host, old = node._hosting.host, await a_plan(node, "beaten-1")
+        new, wrong = replace(old, ballot=Ballot(2, "winner")), replace(old, ballot=Ballot(3, "loser"))
+
+        async def become_ready(plan: Plan, keep_kv_from: int | None = None) -> int:
+            async with aclosing(host.commit(plan.instance_id, plan.ballot, keep_kv_from)) as reports:
+                async for report in reports:
+                    if report.HasField("ready"):
+                        break
+            (pid,) = runners()
+            return pid
+
+        assert (await host.reserve(old, 0)).granted
+        pid = await become_ready(old)
+        assert (await host.reserve(new, 0)).granted
+        await host.release(old.instance_id, old.ballot)
+        assert await become_ready(new, keep_kv_from=0) == pid
+        assert (await host.reserve(wrong, 0)).granted
+        await host.release(old.instance_id, wrong.ballot)
+        assert not runners() and host.reserved_bytes == 0, "nothing is reserved any more"
+
+
 async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,):
         plan = await a_plan(node, "late-1")

@@ -59,8 +59,8 @@ def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
         check(client)
         return await call(client, *args)
 
-    async def new_items(client: ControlClient, *args: Any) -> AsyncIterator[Any]:
-        source = items(client, *args)
+    async def new_items(client: ControlClient, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        source = items(client, *args, **options)
         while True:
             check(client)
             following = asyncio.ensure_future(anext(source))  # type: ignore[arg-type]
