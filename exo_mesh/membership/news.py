@@ -12,12 +12,13 @@ from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.view import Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
-from exo_mesh.membership.peers import reached_at
+from exo_mesh.membership.peers import Peer, reached_at
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import GONE, Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
+from exo_mesh.transport.probes.messages import MAX_READING_BYTES
 
 MAX_NEWS = 12
 MAX_READINGS = 8
@@ -90,6 +91,12 @@ class News:
     def probe_readings(self) -> list[pb.Telemetry]:
         """Like `readings`, with as many as fit a probe."""
         return self.readings(1 if self._roster.is_small else MAX_READINGS // 2)
+
+    def datagram_readings(self, peer: Peer) -> list[pb.Telemetry]:
+        """Like `probe_readings`, for a datagram to a peer. If the own reading is too long, the datagrams to that peer
+        carry its hops in turns."""
+        own, *others = self.probe_readings()
+        return [peer.short.next(own, MAX_READING_BYTES) if peer.takes_short_readings else own, *others]
 
     # Incoming news.
 

@@ -12,6 +12,7 @@ from exo_mesh.domain.addresses import Path, dialable, joined
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.membership.short_readings import ShortReadings
 from exo_mesh.security.namespace import fingerprint
 
 MAX_PEERS = 1024
@@ -35,7 +36,8 @@ class Peer:
     clients of former addresses, kept while a call or stream runs on them. clock_offset_s: its clock minus this node's
     clock, by its last answer; None before it has sent its time. unanswered_since: when the first of its current
     unanswered probes was sent, None if it answers; other peers may still reach it. sends_sums: its answers to
-    probes carry the sums of its records; those of older versions do not.
+    probes carry the sums of its records; those of older versions do not. takes_short_readings: a reading sent to it may
+    leave out hops. short: the turns of the hops in the readings sent to it.
     """
 
     info: PeerInfo
@@ -48,6 +50,8 @@ class Peer:
     clock_offset_s: float | None = None
     unanswered_since: float | None = None
     sends_sums: bool = False
+    takes_short_readings: bool = False
+    short: ShortReadings = field(default_factory=ShortReadings)
 
     @property
     def id(self) -> str:

@@ -58,11 +58,12 @@ class Probing:
         except MeshError:
             self.start(peer)
 
-    def answer(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+    def answer(self, request: pb.ProbeRequest, *, by_datagram: bool = False) -> pb.ProbeReply:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
         own = self._roster.own
         reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation, unix_s=self._roster.wall_clock())
         reply.takes_datagrams = self._roster.takes_datagrams
+        reply.keeps_hops = True
         caller = self._roster.knows(request.from_peer, request.incarnation)
         if caller is None:
             reply.unknown_sender = True
@@ -74,7 +75,8 @@ class Probing:
         updates, records = self._news.for_peer(request.from_peer)
         reply.updates.extend(updates)
         reply.records.extend(records)
-        reply.telemetry.extend(self._news.probe_readings())
+        readings = self._news.datagram_readings(caller) if by_datagram else self._news.probe_readings()
+        reply.telemetry.extend(readings)
         prefixes = self._prefixes.take(caller.id)
         reply.prefixes.extend(prefixes)
         self._prefixes.reached(caller.id, prefixes)
@@ -97,7 +99,7 @@ class Probing:
         is_alive = held is not None and held.state is SwimState.ALIVE
         if roster.news or not is_alive or not roster.is_small or self._prefixes.take(peer.id):
             return None, True
-        return self.answer(request), True
+        return self.answer(request, by_datagram=True), True
 
     async def answer_indirect(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
         """Probe a peer on behalf of a caller that cannot reach it."""
@@ -193,17 +195,19 @@ class Probing:
         by_call: see ControlPort.probe."""
         roster = self._roster
         updates, records = self._news.for_peer(peer.id)
+        prefixes = self._prefixes.take(peer.id)
+        by_call = bool(by_call or updates or records or prefixes or self._must_call(peer))
         request = pb.ProbeRequest(
             from_peer=roster.own.id,
             incarnation=roster.own.incarnation,
             target=peer.id,
             updates=updates,
             records=records,
-            telemetry=self._news.probe_readings(),
-            prefixes=self._prefixes.take(peer.id),
+            telemetry=self._news.probe_readings() if by_call else self._news.datagram_readings(peer),
+            prefixes=prefixes,
         )
         began = roster.clock()
-        reply = await peer.client.probe(request, timeout_s, by_call=by_call or self._must_call(peer))
+        reply = await peer.client.probe(request, timeout_s, by_call=by_call)
         if (reply.peer_id, reply.incarnation) != (peer.id, peer.info.incarnation):
             raise TransportError(f"the node at {peer.client.address} is not {peer.info.name}, or has restarted")
         peer.answered(began, roster.clock())
@@ -215,6 +219,7 @@ class Probing:
         self._news.hear(reply.updates, reply.records, reply.telemetry, peer.client)
         self._prefixes.hear(reply.prefixes)
         self._prefixes.reached(peer.id, request.prefixes)
+        peer.takes_short_readings = reply.takes_datagrams and reply.keeps_hops
         peer.sends_sums = reply.HasField("view_sum")
         if peer.sends_sums and (reply.view_sum, reply.fences_sum) != roster.sums:
             self._sync(peer)

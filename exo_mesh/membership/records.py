@@ -9,6 +9,7 @@ from exo_mesh.domain.view import TOMBSTONE_S, Record, RecordKey, RecordValue, Vi
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.fences import Fences
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
+from exo_mesh.membership.short_readings import completed
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.control_codec import (
     record_from_proto,
@@ -86,10 +87,13 @@ class Records:
         return newest >= summary.newest, newest <= summary.newest
 
     def take_reading(self, message: pb.Telemetry) -> None:
-        """Store a telemetry reading; unchanged if it has fields that this version does not know."""
+        """Store a telemetry reading; unchanged if it has fields that this version does not know. A reading that leaves
+        out hops gets those that are stored."""
         held = self.telemetry.get(message.peer_id)
         if held is not None and held.sequence >= message.sequence:
             return  # the same one comes with several messages; to decode it is much of the work of an idle node
+        if message.keeps_hops:
+            message = completed(message, None if held is None else self.reading_of(held.peer_id), self._is_alive)
         reading = telemetry_from_proto(message)
         if self.take_telemetry(reading):
             self._readings.pop(reading.peer_id, None)
@@ -99,8 +103,7 @@ class Records:
     def take_telemetry(self, reading: Telemetry) -> bool:
         """Store the telemetry of a living peer if it is newer."""
         held = self.telemetry.get(reading.peer_id)
-        alive = reading.peer_id == self._own_id or self._incarnation_of(reading.peer_id) is not None
-        is_newer = alive and (held is None or held.sequence < reading.sequence)
+        is_newer = self._is_alive(reading.peer_id) and (held is None or held.sequence < reading.sequence)
         if is_newer:
             self.telemetry[reading.peer_id] = reading
         return is_newer
@@ -116,6 +119,9 @@ class Records:
         self._readings.pop(peer_id, None)
         self._as_sent.pop(peer_id, None)
         return self.view.drop_owner(peer_id)
+
+    def _is_alive(self, peer_id: str) -> bool:
+        return peer_id == self._own_id or self._incarnation_of(peer_id) is not None
 
     def _keep(self, record: Record, message: pb.Record) -> None:
         """Keep the received message if it has more than this version would send, so that a peer with a newer version

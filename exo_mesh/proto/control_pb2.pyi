@@ -200,7 +200,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes", "hardware", "prompt_tokens", "entry_requests", "waiting", "slots")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes", "hardware", "prompt_tokens", "entry_requests", "waiting", "slots", "keeps_hops")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +274,7 @@ class Telemetry(_message.Message):
     ENTRY_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_HOPS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -298,7 +299,8 @@ class Telemetry(_message.Message):
     entry_requests: EntryRequests
     waiting: _containers.ScalarMap[str, int]
     slots: _containers.ScalarMap[str, int]
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., hardware: _Optional[_Union[HardwareReading, _Mapping]] = ..., prompt_tokens: _Optional[_Mapping[str, int]] = ..., entry_requests: _Optional[_Union[EntryRequests, _Mapping]] = ..., waiting: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    keeps_hops: bool
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., hardware: _Optional[_Union[HardwareReading, _Mapping]] = ..., prompt_tokens: _Optional[_Mapping[str, int]] = ..., entry_requests: _Optional[_Union[EntryRequests, _Mapping]] = ..., waiting: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., keeps_hops: bool = ...) -> None: ...
 
 class EntryRequests(_message.Message):
     __slots__ = ("running", "awaited")
@@ -454,7 +456,7 @@ class ProbeRequest(_message.Message):
     def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry", "view_sum", "fences_sum", "prefixes", "takes_datagrams")
+    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry", "view_sum", "fences_sum", "prefixes", "takes_datagrams", "keeps_hops")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -466,6 +468,7 @@ class ProbeReply(_message.Message):
     FENCES_SUM_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     TAKES_DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_HOPS_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
     unix_s: float
     peer_id: str
@@ -477,7 +480,8 @@ class ProbeReply(_message.Message):
     fences_sum: int
     prefixes: _containers.RepeatedCompositeFieldContainer[PeerPrefixes]
     takes_datagrams: bool
-    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ..., takes_datagrams: bool = ...) -> None: ...
+    keeps_hops: bool
+    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., view_sum: _Optional[int] = ..., fences_sum: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PeerPrefixes, _Mapping]]] = ..., takes_datagrams: bool = ..., keeps_hops: bool = ...) -> None: ...
 
 class PeerPrefixes(_message.Message):
     __slots__ = ("peer_id", "incarnation", "version", "digests")

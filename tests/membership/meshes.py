@@ -48,9 +48,10 @@ class Peer:
         self.probe_port: ProbePort | None = None
         """Set before `start`, to probe by datagrams too."""
         self.prefixes: dict[str, bytes] = {}
+        self.reading = Telemetry(info.id, 1, 100, 200, 0)
         self.membership = Membership(
             info,
-            lambda: Telemetry(info.id, 1, 100, 200, 0),
+            lambda: self.reading,
             dial=lambda address: ControlClient(address, probe_port=self.probe_port),
             only_peers=only_peers,
             only_links=only_links,

@@ -19,8 +19,8 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.probe_seal import OVERHEAD_BYTES
 
 MAX_DATAGRAM_BYTES = 1200
-"""Fits one packet of every link that IPv6 may use (1,280 bytes), with its headers. A probe with telemetry has 150 to
-600 bytes; a longer one is a call."""
+"""Fits one packet of every link that IPv6 may use (1,280 bytes), with its headers. A probe with telemetry has 300 to
+1,050 bytes; a longer one is a call."""
 
 QUESTION_BYTES = MAX_DATAGRAM_BYTES - OVERHEAD_BYTES
 TOKEN_BYTES = 16
@@ -28,6 +28,10 @@ TOKEN_BYTES = 16
 _QUESTION, _ANSWER, _CALL = b"Q", b"A", b"C"
 _HEAD = struct.Struct(">QH")
 _ROOM = QUESTION_BYTES - 1 - TOKEN_BYTES - _HEAD.size
+
+MAX_READING_BYTES = _ROOM - 146
+"""Longest telemetry reading that fits a question and an answer. The other fields of a question without news have up to
+146 bytes, 66 of them for each of two ids, and those of an answer 116."""
 
 
 @dataclass(frozen=True, slots=True)
