@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
-from exo_mesh.client.child_node import ChildNode
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError
@@ -76,18 +75,18 @@ def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) 
     screen.answer(client, args.question)
     if args.once:
         return exit_codes.OK
-    screen.serving(mesh.api_urls)
-    return _serve(mesh.children, screen)
+    return _serve(mesh, screen)
 
 
-def _serve(children: list[ChildNode], screen: DemoScreen) -> int:
+def _serve(mesh: LocalMesh, screen: DemoScreen) -> int:
     """Serves until Ctrl-C. Reports each peer that ends while the others keep running; fails when all have ended."""
-    alive = list(children)
+    alive = list(mesh.children)
     try:
+        screen.serving(mesh.api_urls)  # a reader may press Ctrl-C as soon as this is shown
         while alive:
             for child in [child for child in alive if not child.alive]:
                 alive.remove(child)
-                screen.peer_ended(children.index(child) + 1, child.log_tail())
+                screen.peer_ended(mesh.children.index(child) + 1, child.log_tail())
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         screen.stopping()
