@@ -18,29 +18,30 @@ from exo_mesh.transport.plan_codec import ballot_to_proto
 
 
 class Callers:
-    """Collects news for the mailboxes of callers. Each has the ballot that was in force when it was told."""
+    """Collects updates for the mailboxes of callers. Each update carries the ballot that was in force when it was
+    added."""
 
     def __init__(self, ballot: Ballot) -> None:
         self._ballot = ballot_to_proto(ballot)
-        self._news: list[tuple[Mailbox, Write]] = []
+        self._updates: list[tuple[Mailbox, Write]] = []
 
     def change(self, ballot: Ballot) -> None:
         """Send further messages under another ballot."""
         self._ballot = ballot_to_proto(ballot)
 
     def deliver(self) -> None:
-        """Deliver all news since the last call."""
-        for mailbox, write in self._news:
+        """Deliver all updates since the last call."""
+        for mailbox, write in self._updates:
             mailbox.post(write)
-        self._news.clear()
+        self._updates.clear()
 
     def tell(self, generation: Generation, make: Callable[..., GenerateEvents], *arguments: object) -> None:
         """Add the message that `make` makes of the ballot and the arguments."""
-        self._news.append((generation.mailbox, partial(_merge, partial(make, self._ballot, *arguments))))
+        self._updates.append((generation.mailbox, partial(_merge, partial(make, self._ballot, *arguments))))
 
     def tell_tokens(self, generation: Generation, index: int, drawn: Drawn) -> None:
         """Add the tokens of a row. index: of the first one."""
-        self._news.append((generation.mailbox, partial(write_tokens, self._ballot, index, drawn)))
+        self._updates.append((generation.mailbox, partial(write_tokens, self._ballot, index, drawn)))
 
     def tell_laps(self, generation: Generation, least: int = 1) -> None:
         """Add the laps of a traced request that were not sent yet, if there are at least `least`."""
@@ -55,9 +56,9 @@ class Callers:
         """Add what is kept of an answer: the log-probabilities of the prompt, if the request wants them, and the
         events."""
         for piece in pieces(kept.prompt if request.num_scores else ()):
-            self._news.append((mailbox, partial(_merge, partial(prompt_events, self._ballot, piece))))
+            self._updates.append((mailbox, partial(_merge, partial(prompt_events, self._ballot, piece))))
         for replayed in replay_messages(self._ballot, events):
-            self._news.append((mailbox, partial(_merge, partial(_the, replayed))))
+            self._updates.append((mailbox, partial(_merge, partial(_the, replayed))))
 
 
 def _merge(make: Callable[[], GenerateEvents], message: GenerateEvents) -> None:

@@ -47,7 +47,7 @@ async def test_an_idle_ring_rests_is_healthy_and_answers_as_before(tmp_path: Pat
         for turn in range(4):
             await until(lambda: rest(nodes) == [True] * 3)
             assert linked(nodes) == [True] * 3
-            assert instances(nodes[0]) == before, "nothing was placed anew"
+            assert instances(nodes[0]) == before, "nothing was placed again"
             got = await tokens(nodes[turn % 3], a_request(f"r{turn}", 20))
             expected = expected or got
             assert got == expected

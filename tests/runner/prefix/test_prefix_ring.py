@@ -380,7 +380,7 @@ async def test_any_number_of_requests_leaves_no_more_than_the_pool(count: int) -
     assert cache.evictions > count / 4 and cache.hits > count / 20
     assert sum(index.num_blocks for index in cache._indexes.values()) <= 3000 // 64
     driver = ring.driver
-    assert not (driver._by_request or driver.callers._news or driver._ops or driver.laps._sent or cache._dropped)
+    assert not (driver._by_request or driver.callers._updates or driver._ops or driver.laps._sent or cache._dropped)
     cache._drop_all()
     driver.pump()
     ring.run()
