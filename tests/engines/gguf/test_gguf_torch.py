@@ -101,17 +101,19 @@ def test_parameters_of_a_quantised_file_are_those_of_the_reference(tmp_path: Pat
         assert np.array_equal(value, found[name].numpy()), name
 
 
-def test_a_survey_has_the_bytes_that_a_stage_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])
+def test_a_survey_has_the_bytes_that_a_stage_holds(tmp_path: Path, dtype: str, width: int) -> None:
+    """The dtype is set, as without it the CPU of this machine decides."""
     origin = write_checkpoint(tmp_path / "origin", TinyModel(layers=3))
     (tmp_path / "twin").mkdir()
     write_gguf_twin(origin, tmp_path / "twin" / "tiny.gguf", "Q8_0")
     directory = lay_out(tmp_path / "twin")
-    card, survey = read_card(directory, "tiny"), provider.survey(directory, {})
+    card, survey = read_card(directory, "tiny"), provider.survey(directory, {"dtype": dtype})
     assert card.dtype == json.loads((directory / "config.json").read_text())["torch_dtype"] == "bfloat16"
     norms = 2 * 64
     matrices = (card.layer_bytes[0] - 4 * norms) * 32 // 34
-    assert survey.layer_bytes[0] == 2 * (matrices + norms), "two bytes for each weight"
-    stage = load(directory, 1, 2, 3)
+    assert survey.layer_bytes[0] == width * (matrices + norms)
+    stage = load(directory, 1, 2, 3, dtype=dtype)
     assert survey.layer_bytes[1] <= stage.memory_bytes() <= survey.layer_bytes[1] + 4096
 
 
