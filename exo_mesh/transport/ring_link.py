@@ -45,6 +45,10 @@ REST_S = 2.0
 """How long the receiver may take to acknowledge the last frames of a hop that is going to rest. Without that the hop is
 dialled again, which shows what has arrived."""
 
+TRY_AFTER_S = 60.0
+"""A hop that has rested so long is opened for a moment, so that a loss of TCP alone, which no datagram shows, is found
+before a request needs the hop."""
+
 HELLO_DEADLINE_S = 60.0
 """A stage answers a hello between two frames, and one prefill chunk takes seconds on a slow device. A stopped process
 is detected earlier, by HTTP/2 pings within three seconds."""
@@ -228,14 +232,15 @@ class RingLink:
                 await self._wanted.wait()
 
     async def _rest(self) -> None:
-        """Wait until the hop is needed. Returns at once if frames are not acknowledged, or more have come."""
+        """Wait until the hop is needed or has to be tried. Returns at once if frames are not acknowledged, or more have
+        come."""
         self._rests = not (self._unacked or self._wanted.is_set())
         if not self._rests:
             return
         _log.debug("the hop to %s rests", self._endpoint)
         waits = [asyncio.create_task(event.wait()) for event in (self._wanted, self._moved)]
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=TRY_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._rests = False
             for task in waits:

@@ -188,6 +188,29 @@ async def test_a_next_stage_that_went_meanwhile_is_lost_with_the_next_frame(monk
                 await hop.running
 
 
+async def test_a_hop_that_rests_long_is_tried_and_rests_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_link, "TRY_AFTER_S", 0.05)
+    async with a_hop() as hop:
+        await hop.link.send(frame(1))
+        await hop.fall_asleep()
+        await until(lambda: len(hop.hellos) >= 3)
+        await until(lambda: hop.link.rests)
+        await hop.link.send(frame(2))
+        await hop.until_arrived(2)
+
+
+async def test_a_loss_while_a_hop_rests_is_found_without_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_link, "LOST_AFTER_S", 0.3)
+    monkeypatch.setattr(ring_link, "TRY_AFTER_S", 0.05)
+    async with a_hop() as hop:
+        await hop.fall_asleep()
+        await hop.receiving.down()
+        assert hop.running is not None
+        with pytest.raises(StageLostError, match="cannot be reached"):
+            async with asyncio.timeout(20):
+                await hop.running
+
+
 async def test_a_next_stage_that_lost_what_it_had_is_a_lost_stage_at_the_next_frame() -> None:
     async with a_hop() as hop:
         await hop.link.send(frame(1))
