@@ -127,3 +127,16 @@ def test_a_flex_request_has_its_turn_after_a_bounded_number_of_others() -> None:
         turns.append(queue.pop().id)
     assert turns.index(1) == FLEX_TURNS and turns.index(2) == 2 * FLEX_TURNS + 1
     assert first.priority == second.priority == 0
+
+
+def test_the_queue_may_change_while_its_items_are_given() -> None:
+    """The heartbeat lists them from another thread."""
+    queue: FairQueue[Sequence] = FairQueue(8)
+    for number, client in ((1, "a"), (2, "a"), (3, "b")):
+        queue.push(one(number, client))
+    given = iter(queue)
+    seen = [next(given).id]
+    queue.push(one(4, "c"))
+    queue.remove(1)
+    queue.remove(3)
+    assert seen + [item.id for item in given] == [1, 2], "a line that comes later is not among them"

@@ -66,10 +66,10 @@ class FairQueue(Generic[T]):
         return len(self._resumed) + sum(map(len, self._fresh.values()))
 
     def __iter__(self) -> Iterator[T]:
-        """All items; the resumed ones first, otherwise in no particular order."""
-        yield from self._resumed
-        for line in self._fresh.values():
-            yield from line
+        """All items; the resumed ones first, otherwise in no particular order. From any thread: each line is copied
+        before its items are given, without a chance for another thread in between."""
+        for line in (self._resumed, *self._fresh.values()):
+            yield from tuple(line)
 
     def push(self, item: T) -> bool:
         """Add an item at its place; False, with nothing changed, if the queue is full. A resumed item is always
