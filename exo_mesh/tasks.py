@@ -203,7 +203,7 @@ def _complete(turn: asyncio.Future[None]) -> bool:
 
 class SharedCalls(Generic[T]):
     """Runs one call for all who ask for the same thing while it runs, such as a thousand requests for one model. The
-    call goes on if some of them are cancelled. They go on in turns when it has ended."""
+    call goes on if some of them are cancelled. They go on in turns when it has ended or failed."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Future[T]] = {}
@@ -215,9 +215,11 @@ class SharedCalls(Generic[T]):
         if running is None:
             running = self._running[key] = asyncio.ensure_future(call())
             running.add_done_callback(lambda done: self._ended(key, done))
-        result = await asyncio.shield(running)
-        await self._turns.take()
-        return result
+        try:
+            return await asyncio.shield(running)
+        finally:
+            if not was_cancelled():
+                await self._turns.take()
 
     def _ended(self, key: Hashable, done: asyncio.Future[T]) -> None:
         del self._running[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import math
@@ -162,15 +163,19 @@ async def test_callers_that_ask_for_the_same_share_one_call() -> None:
     assert await calls.get("a", call) == 2, "what has ended is asked for again"
 
 
-async def test_after_a_shared_call_few_of_its_callers_go_on_in_each_round() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_after_a_shared_call_few_of_its_callers_go_on_in_each_round(fails: bool) -> None:
     calls, goes_on, went_on = SharedCalls[int](), asyncio.Event(), list[int]()
 
     async def call() -> int:
         await goes_on.wait()
+        if fails:
+            raise TransportError("no way")
         return 1
 
     async def caller(number: int) -> None:
-        await calls.get("a", call)
+        with contextlib.suppress(TransportError):
+            await calls.get("a", call)
         went_on.append(number)
 
     callers = [asyncio.create_task(caller(number)) for number in range(50)]
