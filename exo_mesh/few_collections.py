@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from exo_mesh.beat import next_beat
@@ -14,10 +15,13 @@ USUAL_ROUNDS, MOST_ROUNDS = 10, 100
 thousand requests begin, a collection of all stops the event loop for 40 to 85 ms."""
 
 FEW_TASKS = 300
-"""While at most so many asyncio tasks run, which is two to three for each request, a node collects among all objects as
-often as usual: that takes 10 to 20 ms."""
+"""While at most so many asyncio tasks run, which is two to three for each request, a node collects among all objects
+whenever that is due: it takes 10 to 20 ms."""
 
 LOOK_EVERY_S = 1.0
+
+LARGEST_SHARE = 0.01
+"""Share of its time that a node may spend on such collections."""
 
 
 @contextmanager
@@ -47,7 +51,8 @@ def rare_full_collections() -> None:
 
 
 def is_collection_due() -> bool:
-    """Whether Python would by default collect among all objects now."""
+    """Whether Python would by default consider to collect among all objects now. It would then also ask whether their
+    number has grown by a quarter, which no function tells."""
     return gc.get_count()[2] >= USUAL_ROUNDS
 
 
@@ -56,4 +61,11 @@ async def collect_while_few() -> None:
     while True:
         await next_beat(LOOK_EVERY_S)
         if is_collection_due() and len(asyncio.all_tasks()) <= FEW_TASKS:
-            gc.collect()
+            await asyncio.sleep(collect())
+
+
+def collect(now: Callable[[], float] = time.perf_counter) -> float:
+    """Collects among all objects; returns the seconds until it may be called again."""
+    began = now()
+    gc.collect()
+    return (now() - began) / LARGEST_SHARE

@@ -41,6 +41,18 @@ async def test_a_collection_that_is_due_waits_until_few_tasks_run(monkeypatch: p
         await asyncio.gather(keeping, *busy, return_exceptions=True)
 
 
+def test_collections_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def collect() -> int:
+        nonlocal now
+        now += 0.02
+        return 0
+
+    monkeypatch.setattr(gc, "collect", collect)
+    assert few_collections.collect(lambda: now) == pytest.approx(2.0)
+
+
 def test_a_full_collection_is_due_after_as_many_young_ones_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     for rounds, is_due in ((0, False), (9, False), (10, True), (99, True)):
         monkeypatch.setattr(gc, "get_count", lambda rounds=rounds: (0, 0, rounds))
