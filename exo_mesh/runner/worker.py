@@ -109,9 +109,11 @@ class Worker:
         self._budget: KvBudget | None = None
         self._cuts_back = True
         self._looked_at = self._lap_wanted_at = 0.0
+        self._has_group = any(stage.group is not None for stage in setup.plan.stages)
         self.rest = RingRest(self._is_busy)
         self.on_shortage: Callable[[], None] = lambda: None
-        """Called when this machine is short of memory while the ring is idle; in the thread that calls `press`."""
+        """Called when this machine is short of memory while the ring is idle and something is kept here; in the thread
+        that calls `press`."""
 
     def load(self, progress: LoadProgress) -> None:
         """Make the engine and load the shard. Blocks. Raises MeshErrors.
@@ -160,6 +162,7 @@ class Worker:
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None, disk=self._disk)
         self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens, setup.prefix_bytes)
         self.load_s = time.perf_counter() - start
+        self.rest.used()  # the ring is new
 
     def _warm_up(self, engine: Warmable) -> None:
         begin = time.perf_counter()
@@ -206,12 +209,20 @@ class Worker:
         driver, now = self.driver, time.perf_counter()
         if driver is None or not driver.prefix.tokens:
             return
-        lap_s = CALM_LAP_S if self.rest.is_idle else IDLE_LAP_S
-        if now - self._looked_at >= (lap_s if driver.disk is None else DISK_LOOK_S):
+        if now - self._looked_at >= (self.idle_lap_s if driver.disk is None else DISK_LOOK_S):
             self._looked_at = now
-            self._wake(partial(driver.look, lap_s))
+            self._wake(partial(driver.look, self.idle_lap_s))
         if driver is not None and driver.digests.is_due(now):
             self._wake(driver.make_digest)
+
+    @property
+    def idle_lap_s(self) -> float:
+        """Time between two frames of this ring while stages keep sequences and no request runs. From any thread.
+
+        The ranks of a tensor group tell their leader with each frame how much memory they have, and none can ask for a
+        frame. So a ring with such a group never waits long for one.
+        """
+        return CALM_LAP_S if self.rest.is_idle and not self._has_group else IDLE_LAP_S
 
     def send_lap(self) -> None:
         """Let the driver find out soon whether some machine needs the memory of what is kept; see `look`."""
@@ -395,7 +406,8 @@ class Worker:
         thread."""
         self._pressure, self._free_bytes = level, free_bytes
         now = time.perf_counter()
-        if self.rest.is_idle and now - self._lap_wanted_at >= IDLE_LAP_S:
+        keeps = self._budget is not None and self._budget.num_kept
+        if keeps and self.rest.is_idle and now - self._lap_wanted_at >= IDLE_LAP_S:
             self._lap_wanted_at = now
             self.on_shortage()
 

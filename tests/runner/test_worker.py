@@ -11,9 +11,11 @@ import pytest
 from exo_mesh.domain.frame import Frame, Insert, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import RankLostError
+from exo_mesh.runner.driver import CALM_LAP_S, IDLE_LAP_S
 from exo_mesh.runner.endpoint import Endpoint
+from exo_mesh.runner.ring_rest import IDLE_AFTER_S
 from exo_mesh.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.stage_setup import StageSetup
@@ -71,3 +73,30 @@ async def test_the_heartbeat_of_a_rank_that_does_not_come_back_from_a_frame_ends
     worker._setup = replace(alone, rank=RankWiring("ring", 1, ("127.0.0.1:1", "127.0.0.1:2")))
     with pytest.raises(RankLostError, match="rank 1 has been computing one frame"):
         Endpoint(worker._setup, worker).heartbeat()
+
+
+def test_an_idle_ring_with_a_tensor_group_sends_frames_as_often_as_one_in_use() -> None:
+    """Its ranks have no other way to say that they are short of memory."""
+    worker = worker_of(TinyEngine(True, False))
+    assert worker.idle_lap_s == IDLE_LAP_S
+    worker.rest._used_at -= IDLE_AFTER_S
+    assert worker.idle_lap_s == CALM_LAP_S
+    plan = worker._setup.plan
+    group = TensorGroup("ring", ("p1", "p2"))
+    grouped = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], group=group)))
+    worker = Worker(replace(worker._setup, plan=grouped))
+    worker.rest._used_at -= IDLE_AFTER_S
+    assert worker.idle_lap_s == IDLE_LAP_S
+
+
+def test_only_a_stage_that_keeps_something_asks_an_idle_ring_for_a_frame() -> None:
+    worker, asked = worker_of(TinyEngine(True, False)), list[str]()
+    worker.on_shortage = lambda: asked.append("lap")
+    worker.rest._used_at -= IDLE_AFTER_S
+    worker.press(1, 0)
+    assert not asked
+    assert worker._budget is not None
+    worker._budget._kept.add(1)
+    worker.press(1, 0)
+    worker.press(1, 0)
+    assert asked == ["lap"], "one is on its way"
