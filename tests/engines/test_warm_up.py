@@ -22,6 +22,7 @@ from exo_mesh.hosting.reservations import Lease
 from exo_mesh.hosting.stage_state import start_message
 from exo_mesh.runner import worker as worker_module
 from exo_mesh.runner.process import _setup
+from exo_mesh.runner.ring_rest import IDLE_AFTER_S
 from exo_mesh.runner.stage_setup import StageSetup
 from exo_mesh.runner.worker import Worker
 from exo_mesh.settings.config import Settings
@@ -108,17 +109,28 @@ def test_a_row_that_is_refused_is_an_error_and_leaves_no_sequence() -> None:
     assert not stage.held
 
 
-def loaded(stage: SeenStage, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Worker:
-    """A worker that has loaded this stage, the first of PLAN."""
+def worker_for(stage: SeenStage, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Worker:
+    """A worker that will load this stage, the first of PLAN."""
 
     class SeenProvider:
         def create(self) -> SeenStage:
             return stage
 
     monkeypatch.setattr(worker_module, "provider", lambda name: SeenProvider())
-    worker = Worker(replace(StageSetup(PLAN, 0, Path(), {}, 8), **changes))
+    return Worker(replace(StageSetup(PLAN, 0, Path(), {}, 8), **changes))
+
+
+def loaded(stage: SeenStage, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Worker:
+    worker = worker_for(stage, monkeypatch, **changes)
     worker.load(lambda done, total: None)
     return worker
+
+
+def test_a_ring_whose_load_took_long_is_not_idle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = worker_for(SeenStage(), monkeypatch)
+    worker.rest._used_at -= IDLE_AFTER_S
+    worker.load(lambda done, total: None)
+    assert not worker.rest.is_idle
 
 
 def test_a_stage_is_warmed_up_once_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
