@@ -4,6 +4,7 @@ process."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
@@ -47,6 +48,14 @@ class Lease:
     @property
     def pending_bytes(self) -> int:
         return max(0, self.stage.reserve_bytes - self.taken_bytes)
+
+
+class StageUse(NamedTuple):
+    """What a stage does now. is_watched: whether an owner reads its reports, as far as the connection shows. is_in_use:
+    whether it has computed a frame lately; an owner that is suspended does not read for a while."""
+
+    is_watched: bool
+    is_in_use: bool
 
 
 class Reservations:

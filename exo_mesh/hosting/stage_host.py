@@ -19,7 +19,7 @@ from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError,
 from exo_mesh.hosting.collectives import own_endpoint, wiring_fault
 from exo_mesh.hosting.hops import Hops, is_up
 from exo_mesh.hosting.local_models import LocalModels, refuse_misfit
-from exo_mesh.hosting.reservations import Lease, Reservations
+from exo_mesh.hosting.reservations import Lease, Reservations, StageUse
 from exo_mesh.hosting.runner_exit import End
 from exo_mesh.hosting.runner_starter import USUAL_LIMITS, HostLimits, RunnerHistory, RunnerStarter
 from exo_mesh.hosting.spares import HeadStart
@@ -144,14 +144,13 @@ class StageHost:
             return 0
         return capacity_bytes(self._read_memory(), self._settings.max_memory_bytes)
 
-    def stages(self) -> dict[tuple[str, Ballot], bool]:
-        """The stages that run here, by (instance id, ballot in force), and whether each is watched or in use. An owner
-        that is suspended does not watch its stages for a while."""
+    def stages(self) -> dict[tuple[str, Ballot], StageUse]:
+        """The stages that run here, by (instance id, ballot in force)."""
         started, lately = self._started, self._clock() - IN_USE_S
         return {
-            (instance_id, started[instance_id].ballot): runner.board.watchers > 0
-            or started[instance_id].worked_at > lately
+            (instance_id, lease.ballot): StageUse(runner.board.watchers > 0, lease.worked_at > lately)
             for instance_id, runner in self._runners.items()
+            for lease in (started[instance_id],)
         }
 
     def is_in_use(self) -> bool:

@@ -219,8 +219,12 @@ class Members:
         return [(lease.plan.instance_id, lease.ballot) for lease in self._host.leases] + list(self._host.stages())
 
     def stages_here(self) -> dict[tuple[str, Ballot], bool]:
-        """See StageHost.stages."""
-        return self._host.stages()
+        """The stages that run here, by (instance id, ballot in force), and whether each is in use or its owner follows
+        its reports. The reports of an owner that is gone may seem to be read for half a minute, so it must be alive."""
+        return {
+            (name, ballot): use.is_in_use or (use.is_watched and self.is_alive(ballot.proposer))
+            for (name, ballot), use in self._host.stages().items()
+        }
 
     def is_idle_here(self, instance_id: str) -> bool | None:
         """Whether the stage here, or rank of it, sees no request on its ring; None if none runs here."""

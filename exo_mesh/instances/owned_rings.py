@@ -390,12 +390,7 @@ class OwnedRings:
 
     async def _end_orphans(self, now: float) -> None:
         instances = [one for _, one in self._membership.view.records_of_instances()]
-        # the stream of an owner that is gone may seem to be read for half a minute more
-        stages = {
-            (name, ballot): is_followed and self._membership.is_alive(ballot.proposer)
-            for (name, ballot), is_followed in self._members.stages_here().items()
-        }
-        for instance_id, ballot in self._orphans.due(stages, instances, now):
+        for instance_id, ballot in self._orphans.due(self._members.stages_here(), instances, now):
             _log.warning("ending the stage of %s (ballot %s): it has no owner", instance_id, ballot)
             await self._members.release_here(instance_id, ballot)
 

@@ -2,8 +2,8 @@
 
 When an owner dies or seems to die, the lowest-id member adopts its ready rings, each by a higher ballot. After a
 partition or a false verdict an instance may therefore have two owners: the one with the lower ballot yields. A stage is
-an orphan if no record names its ballot and no owner follows its reports. A stage that its owner still follows is no
-orphan, whatever the membership says of that owner: a verdict of the membership ends no healthy ring.
+an orphan if no record names its ballot, it does not work for a request, and no living owner follows its reports. A
+stage in use is no orphan, whatever the membership says of its owner: a verdict of the membership ends no healthy ring.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Orphans:
     def due(
         self, stages: Mapping[tuple[str, Ballot], bool], instances: Iterable[InstanceInfo], now: float
     ) -> list[tuple[str, Ballot]]:
-        """The stages to end now. stages: (instance id, ballot in force) of each, and whether an owner follows its
-        reports.
+        """The stages to end now. stages: (instance id, ballot in force) of each, and whether it is in use or an owner
+        follows its reports.
 
         A stage whose instance is ready by a higher ballot can no longer be adopted and ends at once, because its
         requests wait for that.

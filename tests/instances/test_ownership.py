@@ -67,7 +67,7 @@ def test_a_stage_without_record_and_without_follower_ends_after_its_time() -> No
     assert orphans.due({stage: False}, [], 100.0 + ORPHAN_S) == [stage]
 
 
-def test_a_stage_that_its_owner_follows_is_no_orphan_whatever_the_membership_says() -> None:
+def test_a_stage_that_is_in_use_or_followed_is_no_orphan() -> None:
     orphans = Orphans()
     stage = ("m-1", Ballot(1, "x"))
     assert all(orphans.due({stage: True}, [], float(now)) == [] for now in range(100))
