@@ -17,7 +17,7 @@ from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.hosting.collectives import own_endpoint, wiring_fault
-from exo_mesh.hosting.hops import Hops, is_up
+from exo_mesh.hosting.hops import SHOW_S, Hops, is_up
 from exo_mesh.hosting.local_models import LocalModels, refuse_misfit
 from exo_mesh.hosting.reservations import Lease, Reservations, StageUse
 from exo_mesh.hosting.runner_exit import End
@@ -349,15 +349,17 @@ class StageHost:
             return f"ballot {ballot} of {instance_id} does not run here"
         return await why_unwell(runner)
 
-    async def status(self, instance_id: str) -> StageStatus:
-        """The state of an instance on this node, for any plan of it."""
+    async def status(self, instance_id: str, shows_hop: bool = False) -> StageStatus:
+        """The state of an instance on this node, for any plan of it. shows_hop: open a hop that rests, and give it up
+        to SHOW_S to connect."""
+        shown_by = asyncio.get_running_loop().time() + SHOW_S if shows_hop else 0.0
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
         promised = self._reservations.promised(instance_id)
         if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
             return StageStatus(None, usable_bytes, promised=promised)
         shard = lease.stage.shard
-        linked = await is_up(runner)
+        linked = await is_up(runner, shown_by)
         return StageStatus(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
 
     async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:

@@ -60,7 +60,7 @@ async def _is_linked_to(plan: Plan, index: int, members: Members) -> bool:
     if len(plan.stages) == 1:
         return False
     try:
-        return (await members.member(before.peer_id).status(plan.instance_id)).linked
+        return (await members.member(before.peer_id).status(plan.instance_id, shows_hop=True)).linked
     except MeshError:
         return False
 

@@ -63,7 +63,7 @@ class Member(Protocol):
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         """See StageHost.look."""
 
-    async def status(self, instance_id: str) -> StageStatus:
+    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
         """See StageHost.status."""
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
@@ -115,8 +115,8 @@ class LocalMember:
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return await self._host.look(instance_id, ballot)
 
-    async def status(self, instance_id: str) -> StageStatus:
-        return await self._host.status(instance_id)
+    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
+        return await self._host.status(instance_id, shows_hop)
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._host.release(instance_id, ballot)
@@ -184,9 +184,10 @@ class RemoteMember:
         reply = await self._client.look_at_stage(request)
         return "" if reply.runs else reply.reason or "its stage does not run"
 
-    async def status(self, instance_id: str) -> StageStatus:
+    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
         # NO_BALLOT is the ballot of no plan: the answer describes what runs there, for any plan.
-        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(NO_BALLOT))
+        nothing = ballot_to_proto(NO_BALLOT)
+        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=nothing, shows_hop=shows_hop)
         return status_from_proto(await self._client.look_at_stage(request))
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:

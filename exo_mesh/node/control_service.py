@@ -140,7 +140,7 @@ class ControlService:
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
         reason, status = await asyncio.gather(
             self._host.look(request.instance_id, ballot_from_proto(request.ballot)),
-            self._host.status(request.instance_id),
+            self._host.status(request.instance_id, request.shows_hop),
         )
         return status_to_proto(status, reason)
 

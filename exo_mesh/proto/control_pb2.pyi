@@ -929,12 +929,14 @@ class RankEndpoint(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class LookAtStageRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot")
+    __slots__ = ("instance_id", "ballot", "shows_hop")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
+    SHOWS_HOP_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+    shows_hop: bool
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., shows_hop: bool = ...) -> None: ...
 
 class LookAtStageReply(_message.Message):
     __slots__ = ("runs", "reason", "held", "usable_bytes", "linked", "rolls_back", "promised")

@@ -3,6 +3,7 @@ rests is opened to find out."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -84,17 +85,25 @@ async def test_a_hop_that_rests_is_opened_while_its_peer_is_silent(stage: Any, s
 
 
 @pytest.mark.parametrize("opens", [True, False])
-async def test_a_hop_that_rests_shows_whether_it_is_up(
-    stage: Any, opens: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rests", [True, False])
+async def test_the_hop_of_an_idle_ring_shows_whether_it_is_up(
+    stage: Any, opens: bool, rests: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also one that is just opening or closing. It has until a given time."""
     monkeypatch.setattr(module, "SHOW_STEP_S", 0.01)
-    stage.beat, stage.opens = Heartbeat(linked=True, hop_rests=True), opens
-    assert await is_up(stage) is opens
+    stage.beat, stage.opens = Heartbeat(linked=rests, hop_rests=rests, is_idle=True), opens
+    begin = asyncio.get_running_loop().time()
+    assert await is_up(stage, begin + 0.1) is opens
     assert stage.num_opened == 1
 
 
-async def test_a_hop_that_is_open_is_not_opened_to_show_that(stage: Any) -> None:
-    assert await is_up(stage)
-    stage.beat = Heartbeat(linked=False)
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_a_hop_is_not_opened_to_show_what_is_known(stage: Any, is_idle: bool) -> None:
+    later = asyncio.get_running_loop().time() + 60
+    stage.beat.is_idle = is_idle
+    assert await is_up(stage, later)
+    stage.beat = Heartbeat(linked=False, is_idle=is_idle)
+    assert not await is_up(stage, later if not is_idle else 0.0), "nobody asks for more than what is known"
+    stage.beat = Heartbeat(linked=True, hop_rests=True, is_idle=True)
     assert not await is_up(stage)
     assert stage.num_opened == 0

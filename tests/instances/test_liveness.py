@@ -44,7 +44,8 @@ class Others:
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return ""
 
-    async def status(self, instance_id: str) -> StageStatus:
+    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
+        assert shows_hop
         return StageStatus(range(1), 0, linked=self.linked)
 
     async def connects(self, address: str, timeout_s: float) -> bool:

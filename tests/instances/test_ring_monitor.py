@@ -43,7 +43,7 @@ class Stage:
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         self.held.release(instance_id, ballot)
 
-    async def status(self, instance_id: str) -> StageStatus:
+    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
         return StageStatus(range(1), 0, linked=False)
 
     async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
