@@ -125,6 +125,7 @@ class RequestRun:
         """Whether no ring has accepted it, so that it queues as any new request."""
         self._is_queued = False
         self._num_moves = 0
+        self._wants_move = False
         self._look_at = 0.0
         self._leg: LegTimes | None = None
         self._prefill_total = 0
@@ -175,17 +176,25 @@ class RequestRun:
             self._call.interrupt(error)
         elif self._is_queued and self._moves(now):
             self._call.interrupt(_BetterElsewhereError())
-        return min(self._ends_at, self._call.deadline)
+        return min(self._ends_at, self._call.deadline, now if self._wants_move else math.inf)
 
     def _moves(self, now: float) -> bool:
-        """Whether this request, which waits in a queue, should move to another instance. All waiting requests have
-        their turn to be compared."""
+        """Whether this request, which waits in a queue, moves to another instance now. All waiting requests have their
+        turn to be compared.
+
+        It moves one check after a better instance was found, if it still waits: after a stall of the event loop it may
+        have its turn already, and the message that says so is read before the next check.
+        """
+        if self._wants_move:
+            self._wants_move = False
+            return True
         if self._instance is None or self._num_moves >= MOST_MOVES or now < self._look_at:
             return False
         found = self._rings.moves(self._entry, self._instance, self._full)
         if found is not None:
             self._look_at = now + LOOK_AGAIN_S
-        return bool(found)
+        self._wants_move = bool(found)
+        return False
 
     async def aclose(self) -> None:
         """Free what the request holds in any state: its call to a driver, its part in a placement."""
@@ -229,6 +238,7 @@ class RequestRun:
         """Read one message of the driver. After a broken stream the same ring is called again as long as it is healthy:
         other requests on it continue, and nothing is loaded again."""
         assert self._call is not None and self._redial is not None and self._leg is not None
+        assert self._instance is not None
         try:
             event = await self._call.read()
         except DriverStreamError as exc:
@@ -236,9 +246,10 @@ class RequestRun:
             return [Progress("recovering")]
         self._redial.heard()
         self._entry.prefix = self._call.prefix or self._entry.prefix
-        self._is_queued = False
+        self._is_queued = isinstance(event, Queued) and bool(event.place) and not self._entry.emitted
+        if self._wants_move and not self._is_queued:
+            self._wants_move, self._entry.instance_id = False, self._instance.plan.instance_id
         if isinstance(event, Queued):
-            self._is_queued = bool(event.place) and not self._entry.emitted
             if not event.place:
                 self._leg.turn()
             return [Progress("queued", event.place, event.length, event.wait_s)]
@@ -307,7 +318,8 @@ class RequestRun:
         if self._num_calls:  # a driver may not have noticed yet that an earlier stream broke, and takes no id twice
             request_id = f"{request.request_id}~{self._num_calls}"
             request = replace(request, request_id=request_id, resumed=not self._is_new)
-        self._num_calls, self._is_new, self._is_queued = self._num_calls + 1, False, False
+        self._num_calls, self._is_new = self._num_calls + 1, False
+        self._is_queued = self._wants_move = False
         wanted = len(request.prompt_ids) + request.max_tokens
         if wanted > plan.context_limit:
             raise ContextLengthError(
@@ -331,10 +343,10 @@ class RequestRun:
         return self._rings.has_room_besides(self._entry, self._full | {self._instance.plan.instance_id})
 
     async def _ask_another(self, why: str) -> None:
-        """Send a request without a token to another instance: there it is a new request."""
+        """Send a request to another instance; without a token it is a new request there."""
         _log.info("request %s: %s; asking another instance", self._entry.request.request_id, why)
         await self._let_go()
-        self._is_new, self._is_queued = True, False
+        self._is_new, self._is_queued = not self._entry.emitted, False
         self._go(RunState.PLACING)
 
     async def _look_elsewhere(self, refusal: MemoryPressureError) -> None:

@@ -313,13 +313,30 @@ async def test_a_waiting_request_moves_to_an_instance_that_has_room() -> None:
     run.check(1.0)
     waiting = asyncio.create_task(run.step())
     rings.better = True
-    run.check(5.0)
+    assert run.check(5.0) == 5.0 and not waiting.done(), "it moves with the next check"
+    run.check(5.05)
     assert await waiting == []
     rings.better = False
     states, events, error = await follow(run)
     assert states == [RunState.PLACING, RunState.ON_RING, RunState.ENDED] and error is None
     assert ids(events) == [100, 101] and rings.full == set() and rings.calls[0].closed
     assert [one.resumed for one in rings.asked] == [False, False], "it queues there as any other"
+
+
+async def test_a_waiting_request_whose_turn_has_come_unread_stays() -> None:
+    """The loop stood still: the message with its turn is there, but the check runs first. The driver has begun."""
+    rings = ScriptedRings([[Queued(1, 1), Queued(0), tokens(0, 2, end=True)]])
+    run, entry = begin(rings)
+    while not run._is_queued:
+        await run.step()
+    rings.better = True
+    run.check(5.0)
+    await run.step()
+    assert entry.instance_id == "m-1", "it counts here again"
+    run.check(5.05)
+    states, events, error = await follow(run)
+    assert states == [RunState.ON_RING, RunState.ENDED] and error is None and ids(events) == [100, 101]
+    assert len(rings.asked) == 1
 
 
 async def test_a_request_measures_its_instance() -> None:
