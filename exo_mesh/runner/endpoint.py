@@ -41,6 +41,10 @@ makes the plan may first have to notice that the owner of the instance has died.
 HOP_SHOWN_S = 3.0
 """Seconds for which a hop that its node wants to see stays open: the node looks at two heartbeats per second."""
 
+FRAME_FOLLOWS_S = 1.0
+"""Seconds for which a hop stays open because a frame will probably come: it comes right after a dial, over a link that
+may be slow."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -124,7 +128,7 @@ class Endpoint:
         if hello.wants_lap:
             self.want_lap()
         elif not self._setup.is_last and not self._setup.follows:
-            self._link.open()
+            self._link.open(FRAME_FOLLOWS_S)
 
     def change(self, change: Change) -> None:
         """Continue under another plan, in which this stage has the same layers. Frames and requests of the old plan are

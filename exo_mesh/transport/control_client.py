@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -105,7 +105,7 @@ class ControlClient:
         self._metadata = ((NAMESPACE_KEY, namespace),)
         self._open()
         self._old_channels: list[grpc.aio.Channel] = []
-        self._quiet_channel: grpc.aio.Channel | None = None
+        self._quiet_channels: set[grpc.aio.Channel] = set()
         self._is_closed = False
         self._loud_calls = 0
         self._last_call_at = math.inf
@@ -125,8 +125,8 @@ class ControlClient:
         self._is_closed = True
         await self._channel.close()
         await self._close_old()
-        if self._quiet_channel is not None:
-            await self._quiet_channel.close()
+        for channel in list(self._quiet_channels):
+            await channel.close()
 
     async def connects(self, timeout_s: float) -> bool:
         """Whether a process of this mesh accepts connections at the address. Makes no call."""
@@ -332,20 +332,29 @@ class ControlClient:
         self._reports += 1
         self._no_report.clear()
         try:
-            stub = self._quiet_stub() if quiet else self._stub
-            async for item in self._items(stub.Commit, request, None, quiet=quiet):
-                yield item
+            async with (
+                self._quiet_stub() if quiet else nullcontext(self._stub) as stub,
+                aclosing(self._items(stub.Commit, request, None, quiet=quiet)) as items,
+            ):
+                async for item in items:
+                    yield item
         finally:
             self._reports -= 1
             if not self._reports:
                 self._no_report.set()
 
-    def _quiet_stub(self) -> Any:
-        """The calls over a connection of their own, with few pings."""
-        if self._quiet_channel is None:
-            options = [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS]
-            self._quiet_channel = open_channel(self.address, self._credentials, options)
-        return rpc.ControlStub(_CarefulChannel(self._quiet_channel))  # type: ignore[no-untyped-call]
+    @asynccontextmanager
+    async def _quiet_stub(self) -> AsyncIterator[Any]:
+        """The calls over a channel of their own, with few pings. It is closed at the end, for the reason of RENEW_S."""
+        if self._is_closed:
+            raise TransportError(f"the connection to {self.address} is closed")
+        channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS])
+        self._quiet_channels.add(channel)
+        try:
+            yield rpc.ControlStub(_CarefulChannel(channel))  # type: ignore[no-untyped-call]
+        finally:
+            self._quiet_channels.discard(channel)
+            await channel.close()
 
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
@@ -406,7 +415,8 @@ class ControlClient:
         try:
             await self._close_old()
             call = method(request, timeout=timeout_s, metadata=self._metadata)
-            async for item in call:
+            # not `async for`, whose iterator would keep the call, and so its connection, until a collection
+            while (item := await call.read()) is not grpc.aio.EOF:
                 yield _unless_error(item)
         except _FAILURES as exc:
             if isinstance(exc, asyncio.CancelledError) and was_cancelled():

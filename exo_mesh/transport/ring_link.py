@@ -39,7 +39,7 @@ LOST_AFTER_S = 5.0
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.02, 0.5
 
 REST_LOOK_S = 0.5
-"""Time between two looks whether the hop may rest, and so the shortest time that a hop stays open."""
+"""Time between two looks whether the hop may rest."""
 
 REST_S = 2.0
 """How long the receiver may take to acknowledge the last frames of a hop that is going to rest. Without that the hop is

@@ -20,6 +20,7 @@ from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.engine.whole import WholeLoadRequest
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.runner.ring_rest import IDLE_AFTER_S
 from exo_mesh.runner.whole.driver import WholeDriver, text_request
 from exo_mesh.transport.driver_codec import event_from_proto
 
@@ -106,6 +107,23 @@ async def test_a_second_request_waits_with_its_place_until_the_first_has_ended()
         assert said(await first) == "ab"
         rest = [message async for message in second]
     assert rest[0].HasField("queued") and rest[0].queued == 0 and said(rest) == "ab"
+
+
+async def test_an_instance_is_idle_some_time_after_its_last_request() -> None:
+    now, engine, uses = 0.0, Words(["a"] * 3), list[float]()
+    driver = WholeDriver(PLAN, engine, 10, lambda: now)
+    driver.rest.on_use = lambda: uses.append(now)
+    now = IDLE_AFTER_S
+    assert driver.rest.is_idle
+    await collect(driver, request())
+    assert uses == [now] and not driver.rest.is_idle
+    running = driver.answer(request())
+    await anext(running)
+    now += 10 * IDLE_AFTER_S
+    assert not driver.rest.is_idle, "an answer is under way"
+    await running.aclose()
+    now += IDLE_AFTER_S
+    assert driver.rest.is_idle
 
 
 async def test_a_caller_that_leaves_stops_the_engine_and_frees_the_slot() -> None:

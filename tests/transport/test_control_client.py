@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import psutil
 import pytest
@@ -104,6 +105,20 @@ async def test_quiet_reports_have_a_connection_of_their_own_that_ends_with_the_c
     await client.close()
     with pytest.raises(TransportError):
         await following
+
+
+async def test_the_connection_of_quiet_reports_ends_with_them(client: ControlClient) -> None:
+    before = connections()
+    for _ in range(3):
+        async with aclosing(client.commit(pb.CommitRequest(), quiet=True)) as reports:
+            assert (await anext(reports)).HasField("loading")
+            assert connections() - before
+        assert client.is_idle and not client._quiet_channels
+        await until(lambda: not connections() - before)
+    await client.close()
+    with pytest.raises(TransportError, match="is closed"):
+        await anext(client.commit(pb.CommitRequest(), quiet=True))
+    assert not client._quiet_channels
 
 
 async def test_a_call_after_a_pause_leaves_running_calls_alone(

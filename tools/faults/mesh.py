@@ -361,7 +361,8 @@ def mesh_of(root: Path, engines: Sequence[Sequence[str]], *flags: str) -> Iterat
     finally:
         mesh.close()
     for node in mesh.nodes:
-        assert "Traceback (most recent call last)" not in node.log, node.log[-4000:]
+        _before, found, behind = node.log.partition("Traceback (most recent call last)")
+        assert not found, f"{node.name}: {_before[-400:]}{found}{behind[:4000]}"
 
 
 MAX_USES = 2

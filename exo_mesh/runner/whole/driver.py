@@ -22,6 +22,7 @@ from exo_mesh.errors import EngineError, InputError, MeshError, SupersededError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.generation import error_events, prefill_events, queue_events
 from exo_mesh.runner.replays import Replays, replay_messages
+from exo_mesh.runner.ring_rest import RingRest
 from exo_mesh.runner.whole.slots import Slots, Waiter
 from exo_mesh.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.driver_codec import event_to_proto
@@ -62,6 +63,8 @@ class WholeDriver:
         self._engine = engine
         self._now = now
         self.slots = Slots(engine.slots, max_queued, now)
+        self.rest = RingRest(self._is_busy, now=now)
+        """When the last request came."""
         self._on_keys: dict[bytes, asyncio.Event] = {}
         """For each key that is worked on: set when another call takes the answer over."""
 
@@ -117,6 +120,7 @@ class WholeDriver:
         taken_over: asyncio.Event | None,
     ) -> AsyncGenerator[pb.GenerateEvents]:
         """Wait for a slot, and pass the engine's answer on. taken_over: ends the call with SupersededError once set."""
+        self.rest.used()
         turn = self.slots.enter(request.client, request.priority, resumed=request.resumed)
         try:
             async for message in self._wait(turn):
@@ -139,6 +143,9 @@ class WholeDriver:
                     yield pb.GenerateEvents(ballot=self._ballot, events=[event_to_proto(token)])
         finally:
             self.slots.leave(turn)
+
+    def _is_busy(self) -> bool:
+        return self.slots.num_waiting + self.slots.num_running > 0
 
     async def _wait(self, turn: Waiter) -> AsyncIterator[pb.GenerateEvents]:
         """Yield the place in the queue whenever it changes, until the request has a slot."""

@@ -167,6 +167,7 @@ class WholeRunner:
         beat.memory_bytes = engine.memory_bytes()
         beat.queued, beat.running, beat.oldest_wait_s = slots.num_waiting, slots.num_running, slots.oldest_wait_s
         beat.sequences, beat.slots = slots.num_running, slots.num_slots
+        beat.is_idle = driver.rest.is_idle
         _write(beat.queue_waits, driver.queue_waits)
         return beat
 
@@ -181,7 +182,9 @@ async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
         await runner.load()
         port = await runner.listen()
         link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
-        assert runner.engine is not None, "loaded"
+        assert runner.engine is not None and runner.driver is not None, "loaded"
+        # as for a ring: the node then probes its peers by calls from the first request on
+        runner.driver.rest.on_use = link.beat_soon
         ready = pb.Ready(memory_bytes=runner.engine.memory_bytes(), load_s=runner.load_s, rolls_back=True)
         link.report(pb.FromRunner(ready=ready))
         await runner.watch()
