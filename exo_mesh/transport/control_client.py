@@ -323,8 +323,9 @@ class ControlClient:
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model, takes_image_files=True)
-        async for item in self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S):
-            yield item
+        async with aclosing(self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S)) as items:
+            async for item in items:
+                yield item
 
     async def commit(self, request: pb.CommitRequest, *, quiet: bool = False) -> AsyncIterator[pb.StageStatus]:
         """Yields reports as long as the stage lives. Without a deadline: the receiver watches the time between
