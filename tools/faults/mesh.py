@@ -361,8 +361,8 @@ def mesh_of(root: Path, engines: Sequence[Sequence[str]], *flags: str) -> Iterat
     finally:
         mesh.close()
     for node in mesh.nodes:
-        _before, found, behind = node.log.partition("Traceback (most recent call last)")
-        assert not found, f"{node.name}: {_before[-400:]}{found}{behind[:4000]}"
+        before, found, behind = node.log.partition("Traceback (most recent call last)")
+        assert not found, f"n{node.number}: {before[-400:]}{found}{behind[:4000]}"
 
 
 MAX_USES = 2
