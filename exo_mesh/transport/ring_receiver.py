@@ -28,6 +28,9 @@ number of messages."""
 LAST_ACK_S = 2.0
 """Deadline for the acknowledgement with which a stream ends whose sender is going to rest."""
 
+_BREAKS = (grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What reading and writing raise after the connection has broken."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -149,7 +152,7 @@ class RingReceiver:
 
     async def _acknowledge_all(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Acknowledge every frame at the end of a stream: its sender keeps the others for the next one."""
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError):  # it broke
+        with contextlib.suppress(*_BREAKS, TimeoutError):
             async with asyncio.timeout(LAST_ACK_S):
                 await context.write(self._ack())
 
@@ -192,11 +195,15 @@ class RingReceiver:
 
 
 async def _to_its_end(reading: asyncio.Task[None]) -> None:
-    """Wait for the reader, which ends by itself on a broken connection. Raises what it raised."""
+    """Wait for the reader, which ends by itself on a broken connection. Raises what it raised; if this is cancelled,
+    because the connection has broken, logs an error that the break does not explain."""
     try:
         await asyncio.shield(reading)
     except asyncio.CancelledError:
         await asyncio.wait({reading})
+        error = None if reading.cancelled() else reading.exception()
+        if error is not None and not isinstance(error, (*_BREAKS, TransportError)):
+            _log.error("reading a ring stream failed: %s", error, exc_info=error)
         raise
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -12,14 +14,14 @@ import pytest
 from exo_mesh.domain.frame import HIDDEN, Frame, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
-from exo_mesh.errors import StageLostError
+from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.protocol import SPOKEN
 from exo_mesh.transport.channel_options import SERVER_OPTIONS
 from exo_mesh.transport.codec import encode_frame, encode_hello
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import FRAMES_METHOD, RingLink
-from exo_mesh.transport.ring_receiver import ACK_EVERY_FRAMES, RingReceiver
+from exo_mesh.transport.ring_receiver import ACK_EVERY_FRAMES, RingReceiver, _to_its_end
 
 BALLOT = Ballot(2, "me")
 
@@ -306,3 +308,35 @@ async def test_a_frame_whose_acknowledgement_cannot_be_written_is_delivered_befo
     await asyncio.wait((first, second))
     assert [arrived.step for arrived in receiving.frames] == [1, 2]
     assert isinstance(first.exception(), ConnectionError) and second.exception() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "logged"),
+    [
+        (grpc.aio.BaseError, []),
+        (asyncio.InvalidStateError, []),
+        (TransportError, []),
+        (RuntimeError, ["reading a ring stream failed: no"]),
+    ],
+)
+async def test_a_reader_whose_connection_breaks_says_only_what_that_does_not_explain(
+    kind: type[Exception], logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """grpc cancels the handler, and the acknowledgement that was being written fails."""
+    breaks = asyncio.Event()
+
+    async def read() -> None:
+        await breaks.wait()
+        raise kind("no")
+
+    handler = asyncio.create_task(_to_its_end(asyncio.create_task(read())))
+    await asyncio.sleep(0)
+    handler.cancel()
+    await asyncio.sleep(0)
+    breaks.set()
+    with caplog.at_level(logging.ERROR):
+        await asyncio.wait([handler])
+        assert handler.cancelled()
+        del handler
+        gc.collect()  # asyncio logs the error of a task that nobody has asked for
+    assert [record.getMessage() for record in caplog.records] == logged
