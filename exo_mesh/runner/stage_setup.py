@@ -50,6 +50,12 @@ class StageSetup:
         return len(self.plan.stages)
 
     @property
+    def has_group(self) -> bool:
+        """Whether some stage of the ring is a tensor group. Its ranks tell their leader with each frame how much memory
+        they have, and none can ask for a frame."""
+        return any(stage.group is not None for stage in self.plan.stages)
+
+    @property
     def is_last(self) -> bool:
         return self.index == self.num_stages - 1
 

@@ -109,7 +109,6 @@ class Worker:
         self._budget: KvBudget | None = None
         self._cuts_back = True
         self._looked_at = self._lap_wanted_at = 0.0
-        self._has_group = any(stage.group is not None for stage in setup.plan.stages)
         self.rest = RingRest(self._is_busy)
         self.on_shortage: Callable[[], None] = lambda: None
         """Called when this machine is short of memory while the ring is idle and something is kept here; in the thread
@@ -217,12 +216,8 @@ class Worker:
 
     @property
     def idle_lap_s(self) -> float:
-        """Time between two frames of this ring while stages keep sequences and no request runs. From any thread.
-
-        The ranks of a tensor group tell their leader with each frame how much memory they have, and none can ask for a
-        frame. So a ring with such a group never waits long for one.
-        """
-        return CALM_LAP_S if self.rest.is_idle and not self._has_group else IDLE_LAP_S
+        """Time between two frames of this ring while stages keep sequences and no request runs. From any thread."""
+        return CALM_LAP_S if self.rest.is_idle and not self._setup.has_group else IDLE_LAP_S
 
     def send_lap(self) -> None:
         """Let the driver find out soon whether some machine needs the memory of what is kept; see `look`."""
