@@ -189,7 +189,7 @@ class Endpoint:
             hop = asyncio.create_task(self._link.run(), name="hop")
             try:
                 await asyncio.wait((hop, changed), return_when=asyncio.FIRST_COMPLETED)
-                if not changed.done():
+                if hop.done():
                     await self._without_hop(hop, changed)
             finally:
                 for task in (hop, changed):
@@ -197,13 +197,17 @@ class Endpoint:
                 await asyncio.wait((hop, changed))
 
     async def _without_hop(self, hop: asyncio.Task[None], changed: asyncio.Task[bool]) -> None:
-        """Wait for another plan after the hop was lost. Raises the error of the hop if no plan comes."""
+        """Wait for another plan after the hop was lost. Raises the error of the hop if no plan comes, or if it is not a
+        loss."""
         error = hop.exception()
         if isinstance(error, StageLostError):
-            _log.warning("%s; waiting for another plan", error)
-            self._on_hop_lost(str(error))
-            await asyncio.wait((changed,), timeout=HOP_LOST_S)
-        if error is not None and not changed.done():
+            if not changed.done():
+                _log.warning("%s; waiting for another plan", error)
+                self._on_hop_lost(str(error))
+                await asyncio.wait((changed,), timeout=HOP_LOST_S)
+            if changed.done():
+                return
+        if error is not None:
             raise error
 
     async def close(self) -> None:

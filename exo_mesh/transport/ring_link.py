@@ -300,7 +300,8 @@ def _reason(exc: BaseException) -> str:
 
 
 async def _first_to_end(*parts: Coroutine[Any, Any, object]) -> None:
-    """Run coroutines together until one ends or raises; cancel the others and wait for them."""
+    """Run coroutines together until one ends or raises; cancel the others and wait for them. A cancellation that comes
+    while they end is not lost: the hop would go on for ever, and a change of plan would wait for it."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -309,6 +310,7 @@ async def _first_to_end(*parts: Coroutine[Any, Any, object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks)
         for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError, *_BREAKS):
-                await task
+            if not task.cancelled() and not isinstance(task.exception(), _BREAKS):
+                task.result()

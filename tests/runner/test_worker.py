@@ -12,7 +12,7 @@ from exo_mesh.domain.frame import Frame, Insert, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
-from exo_mesh.errors import RankLostError
+from exo_mesh.errors import RankLostError, StageLostError
 from exo_mesh.runner.driver import CALM_LAP_S, IDLE_LAP_S
 from exo_mesh.runner.endpoint import Endpoint
 from exo_mesh.runner.ring_rest import IDLE_AFTER_S
@@ -100,3 +100,43 @@ def test_only_a_stage_that_keeps_something_asks_an_idle_ring_for_a_frame() -> No
     worker.press(1, 0)
     worker.press(1, 0)
     assert asked == ["lap"], "one is on its way"
+
+
+async def test_a_hop_that_is_lost_while_another_plan_comes_is_no_error() -> None:
+    worker = worker_of(TinyEngine(True, False))
+    losses, new_hop = list[str](), asyncio.Event()
+    endpoint = Endpoint(worker._setup, worker, on_hop_lost=losses.append)
+
+    class Hop:
+        async def run(self) -> None:
+            endpoint._link = NextHop()  # type: ignore[assignment]
+            endpoint._changed.set()
+            raise StageLostError("the next stage cannot be reached")
+
+    class NextHop:
+        async def run(self) -> None:
+            new_hop.set()
+            await asyncio.Event().wait()
+
+    endpoint._link = Hop()  # type: ignore[assignment]
+    keeping = asyncio.create_task(endpoint._keep_hop())
+    async with asyncio.timeout(5):
+        await new_hop.wait()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert not losses
+
+
+async def test_a_hop_that_ends_by_a_bug_ends_the_runner() -> None:
+    worker = worker_of(TinyEngine(True, False))
+    endpoint = Endpoint(worker._setup, worker)
+
+    class Hop:
+        async def run(self) -> None:
+            endpoint._changed.set()
+            raise RuntimeError("a bug")
+
+    endpoint._link = Hop()  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with asyncio.timeout(5):
+            await endpoint._keep_hop()

@@ -20,7 +20,7 @@ from exo_mesh.protocol import SPOKEN
 from exo_mesh.transport.channel_options import SERVER_OPTIONS
 from exo_mesh.transport.codec import encode_frame, encode_hello
 from exo_mesh.transport.plan_codec import ballot_to_proto
-from exo_mesh.transport.ring_link import FRAMES_METHOD, RingLink
+from exo_mesh.transport.ring_link import FRAMES_METHOD, RingLink, _first_to_end
 from exo_mesh.transport.ring_receiver import ACK_EVERY_FRAMES, RingReceiver, _to_its_end
 
 BALLOT = Ballot(2, "me")
@@ -340,3 +340,27 @@ async def test_a_reader_whose_connection_breaks_says_only_what_that_does_not_exp
         del handler
         gc.collect()  # asyncio logs the error of a task that nobody has asked for
     assert [record.getMessage() for record in caplog.records] == logged
+
+
+async def test_a_hop_that_is_cancelled_while_its_parts_end_does_not_go_on() -> None:
+    """A change of plan comes while a broken stream is cleaned up. The next hop waits for the end of this one."""
+    ending, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await goes_on.wait()
+
+    async def breaks() -> None:
+        await asyncio.sleep(0)
+        raise TransportError("it broke")
+
+    hop = asyncio.create_task(_first_to_end(slow_to_end(), breaks()))
+    async with asyncio.timeout(5):
+        await ending.wait()
+        hop.cancel()
+        goes_on.set()
+        await asyncio.wait([hop])
+    assert hop.cancelled()
