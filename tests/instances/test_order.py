@@ -156,7 +156,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
         (survivor,) = instances(nodes[1])
         assert Ballot(*survivor["ballot"]) > Ballot(*placed["ballot"])
         await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
-        assert sum(len(node._owning.owned_rings.monitors) for node in nodes) == 1
+        await until(lambda: sum(len(node._owning.owned_rings.monitors) for node in nodes) == 1)
 
 
 @pytest.mark.extended
