@@ -140,7 +140,7 @@ def test_an_instance_that_is_missed_much_later_is_given_back_after_the_usual_tim
     assert first(policy, low, IDLE_S, 4000) == (4000 + IDLE_S, ReplicaAction.GIVE_BACK)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 999))
 @example(500148)
 @example(500287)

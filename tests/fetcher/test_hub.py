@@ -413,9 +413,9 @@ def test_an_impossible_listing_is_refused_in_words(
 
 def test_choosing_from_many_files_takes_no_longer_than_reading_their_names() -> None:
     names = [f"z{i}.json" for i in range(30_000)] + ["config.json"]
-    began = time.monotonic()
+    began = time.process_time()
     chosen = text_files({name: FileInfo(10) for name in names}, with_code=False)
-    assert time.monotonic() - began < 3  # 0.1 s; with a look at all for each, 30 s
+    assert time.process_time() - began < 5  # 0.1 s of CPU; with a look at all for each, 30 s
     assert next(iter(chosen)) == "config.json" and len(chosen) == MAX_TEXT_FILES
 
 

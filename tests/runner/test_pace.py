@@ -95,7 +95,7 @@ def share_of_the_best(ring: tuple[list[tuple[float, float]], float, int], counts
     return adaptive / max(plain)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(rings)
 @example(([(1.0, 1.0)] * 6, 0.2, 21))  # batches of 3 and 4 rows were one point of a curve
 @example(([(1.0, 1.0)] * 2, 0.2, 9))  # and here those of 5 and 6 rows

@@ -146,8 +146,9 @@ async def test_a_process_that_is_killed_is_replaced(renderer: TemplateRenderer) 
     assert await renderer.render(template(GREETING), HI) == "<user>Hi"
     await until(lambda: idle not in renderer.pids)
     (busy,) = renderer.pids
+    began = sum(psutil.Process(busy).cpu_times())
     task = asyncio.create_task(renderer.render(template(ENDLESS), HI))
-    await asyncio.sleep(0)
+    await until(lambda: sum(psutil.Process(busy).cpu_times()) > began + 0.05)
     os.kill(busy, signal.SIGKILL)
     with pytest.raises(InputError, match="signal 9"):
         await task
