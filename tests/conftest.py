@@ -26,8 +26,8 @@ NO_HUB = "http://127.0.0.1:9"
 """Nobody listens there: no test asks a hub on the internet. Those that need one start one (tests/support/hub.py)."""
 
 
-PARTS = 30
-"""Of the slow tests; `.ci/run` runs one of them, so that all of it ends within 40 minutes."""
+PARTS = 45
+"""Of the slow tests; `.ci/run` runs one of them, so that all of it ends within 30 minutes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
