@@ -37,9 +37,14 @@ LENGTH_FILE = "sentence_bert_config.json"
 
 POOLING_FILE = "1_Pooling.config.json"
 SCORE_FILE = "1_LogitScore.config.json"
-FOLDER_FILES = {"1_Pooling/config.json": POOLING_FILE, "1_LogitScore/config.json": SCORE_FILE}
-"""How hidden states become a vector, and logits a score: the only files of a model in folders that are used. Fetched
-models have them under these names, directly in the directory, as all their files."""
+TOOL_USE_FILE = "additional_chat_templates.tool_use.jinja"
+FOLDER_FILES = {
+    "1_Pooling/config.json": POOLING_FILE,
+    "1_LogitScore/config.json": SCORE_FILE,
+    "additional_chat_templates/tool_use.jinja": TOOL_USE_FILE,
+}
+"""How hidden states become a vector, and logits a score, and the chat template for tools: the only files of a model in
+folders that are used. Fetched models have them under these names, directly in the directory, as all their files."""
 
 VIEW_FILE = "exo-mesh.view"
 """A file in a directory that a node made for GGUF files elsewhere: the real paths of the files that are linked there.
@@ -54,9 +59,10 @@ HUB_DIR = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
 
 def place_of(model_dir: Path, name: str) -> Path:
     """The path of a text file of a model; of one of FOLDER_FILES in the place that it has in this directory."""
-    folder = model_dir / name.removesuffix(".config.json")
-    if name in FOLDER_FILES.values() and folder.is_dir() and not folder.is_symlink():
-        return folder / "config.json"
+    for path, flat_name in FOLDER_FILES.items():
+        folder = model_dir / path.partition("/")[0]
+        if name == flat_name and folder.is_dir() and not folder.is_symlink():
+            return model_dir / path
     return model_dir / name
 
 

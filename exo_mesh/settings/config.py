@@ -113,6 +113,7 @@ class Settings:
     preload: tuple[str, ...] = ()
     idle_unload: int = 0
     keep_agent_lines: bool = False
+    control_tokens_in_text: bool = False
     keep_responses: int = 86_400
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False

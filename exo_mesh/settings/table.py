@@ -184,6 +184,7 @@ _MODELS = (
     Setting("system_prompt", "TEXT", "system prompt for conversations that have none",
         values.matching(r"(?s:.{1,65536})", "a text")),
     _switch("keep_agent_lines", "leave agents' billing and date lines at the start of prompts (not cacheable)"),
+    _switch("control_tokens_in_text", "let texts of chats act as control tokens of the model"),
     _whole("keep_responses", "SECONDS", "keep answers of /v1/responses this long after their last use; 0 = never",
         0, 10**8),
     Setting("preload", "MODEL", "load this model when the node starts, as soon as the mesh can hold it",

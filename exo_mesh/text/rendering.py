@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Template, TemplateError
 
 from exo_mesh.errors import InputError, ModelError
+from exo_mesh.random_hex import random_digits
 from exo_mesh.text.sandbox import compile_template, strftime, time_limit
 from exo_mesh.text.template import MAX_LENGTH, RENDER_LIMIT_S, Message
 
@@ -58,13 +59,16 @@ class CompiledTemplate:
     ) -> str:
         """Render the messages to a prompt. It may take limit_s, or longer if the sandbox has a gap.
 
+        continue_final_message: end the prompt inside the last message, so that the model continues that message.
+
         Raises InputError if the template refuses the messages, runs too long or makes a value that is too large.
         """
+        mark = random_digits() if continue_final_message else ""
         names = {
             "tools": None,
             "documents": None,
             **(variables or {}),
-            "messages": list(messages),
+            "messages": _with_marked_end(messages, mark) if mark else list(messages),
             "add_generation_prompt": add_generation_prompt,
             "strftime_now": strftime(now),
         }
@@ -87,18 +91,29 @@ class CompiledTemplate:
         except MemoryError as exc:
             raise InputError("the model's chat template needs too much memory", param="messages") from exc
         text = "".join(pieces)
-        return _cut_after_final_message(text, messages) if continue_final_message else text
+        return _cut_at(mark, text, messages[-1]) if mark else text
 
 
-def _cut_after_final_message(text: str, messages: Sequence[Message]) -> str:
-    """Cut the prompt after the last message's content, so that the model continues that message. Raises InputError."""
-    content = str(messages[-1].get("content") or "")
-    start = text.rfind(content.strip()) if content.strip() else -1
-    if start < 0:
+def _with_marked_end(messages: Sequence[Message], mark: str) -> list[Message]:
+    """The messages with a mark and a space at the end of the last one's text."""
+    content = messages[-1].get("content") or ""
+    if isinstance(content, str):
+        marked: Any = f"{content}{mark} "
+    else:
+        marked = [*content[:-1], {**content[-1], "text": f"{content[-1].get('text', '')}{mark} "}]
+    return [*messages[:-1], {**messages[-1], "content": marked}]
+
+
+def _cut_at(mark: str, text: str, last: Message) -> str:
+    """Cut the prompt at the mark. Where the template strips a message, its white space before the mark is cut as well.
+    Raises InputError."""
+    end = text.rfind(mark)
+    if end < 0:
         raise InputError(
-            "the chat template changes the text of the last message, so it cannot be continued",
+            "the chat template does not show the text of the last message, so it cannot be continued",
             param="continue_final_message",
         )
-    whole = content.lstrip()
-    kept = whole if text.startswith(whole, start) else content.strip()
-    return text[: start + len(kept)]
+    content = last.get("content") or ""
+    said = content if isinstance(content, str) else str(content[-1].get("text", ""))
+    is_stripped = not text.startswith(" ", end + len(mark))
+    return text[:end].removesuffix(said[len(said.rstrip()) :]) if is_stripped else text[:end]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
 from exo_mesh.text.built_in_templates import built_in_template
+from exo_mesh.text.control_text import ChatPrompt, ControlTexts, TextGuard
 from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
@@ -58,6 +60,8 @@ class TextModel:
     """How the model marks thoughts and tool calls."""
     vision: VisionSpec | str = NO_VISION
     """How its prompts take images, or the reason why they do not."""
+    controls: ControlTexts | None = None
+    """Its control tokens; None if it has no chat template."""
 
     @classmethod
     def open(cls, directory: Path) -> TextModel:
@@ -73,7 +77,7 @@ class TextModel:
         architecture = str(read_json(directory / "config.json").get("model_type", ""))
         template = find_template(directory, config) or built_in_template(architecture)
         markers = {token.content: token_id for token_id, token in added.items()}
-        return cls(
+        made = cls(
             name=directory.name,
             tokenizer=tokenizer,
             template=template,
@@ -82,9 +86,15 @@ class TextModel:
             hidden_ids=frozenset(token_id for token_id, token in added.items() if token.special),
             defaults=_sampling_defaults(generation, directory / "generation_config.json"),
             byte_of_character=_byte_of_character() if _decodes_bytes(tokenizer) else None,
-            output=format_of(template.source if template else None, architecture, markers),
+            output=format_of(template.sources if template else None, architecture, markers),
             vision=read_vision(directory, tokenizer.id_to_token),
         )
+        return made if template is None else made.with_template(template)
+
+    def with_template(self, template: ChatTemplate) -> TextModel:
+        """The same with a template that was tried: what it writes shows which tokens are control tokens."""
+        markers = {token for token, _ in self.output.tokens}
+        return replace(self, template=template, controls=ControlTexts(self.tokenizer, markers, template.written))
 
     @classmethod
     def without_vocabulary(cls, name: str) -> TextModel:
@@ -117,23 +127,29 @@ class TextModel:
         """Encode a prompt from a chat template, which already has its special tokens. It blocks. Raises InputError."""
         return self._encode(prompt, add_special_tokens=False)
 
+    def guard(self) -> TextGuard:
+        """A guard for the texts of one request: see control_text."""
+        allowed = () if self.output.is_harmony else self.output.markers(has_tools=True)
+        return TextGuard(self.controls, allowed)
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Encode a prompt in which control tokens that texts spell are marked. It blocks. Raises InputError."""
+        if not prompt.mark or self.controls is None:
+            return self.encode_prompt(prompt.marked)
+        with _encoding_errors():
+            return self.controls.encode(prompt)
+
     def encode_for_vector(self, text: str, pair: str | None = None, limit: int | None = None) -> tuple[list[int], int]:
         """(tokens, where the second text begins) of a text or a pair of texts, with the special tokens around them; the
         second number is 0 if the model does not mark second texts. limit: cut the longer text until so many tokens are
         left; None: cut nothing. It blocks. Raises InputError."""
-        try:
+        with _encoding_errors("input"):
             first = self.tokenizer.encode(text, add_special_tokens=False)
             second = None if pair is None else self.tokenizer.encode(pair, add_special_tokens=False)
             if limit is not None:
                 room = max(1, limit - self.tokenizer.num_special_tokens_to_add(second is not None))
                 _cut(first, second, room)
             whole = self.tokenizer.post_process(first, second, add_special_tokens=True)
-        except UnicodeEncodeError as exc:
-            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="input") from exc
-        except BaseException as exc:
-            if not is_panic(exc):
-                raise
-            raise InputError("the model's tokenizer cannot encode this text", param="input") from exc
         types = whole.type_ids
         return list(whole.ids), types.index(1) if pair is not None and 1 in types else 0
 
@@ -156,14 +172,8 @@ class TextModel:
                 )
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
+        with _encoding_errors():
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError as exc:
-            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
-        except BaseException as exc:
-            if not is_panic(exc):
-                raise
-            raise InputError("the model's tokenizer cannot encode this text", param="messages") from exc
 
     def detokenizer(self, shown: Collection[str] = ()) -> Detokenizer:
         """A new detokenizer for one output. shown: special tokens to decode as text, for an output parser."""
@@ -200,6 +210,19 @@ class TextModel:
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return token.replace("▁", " ").encode()
+
+
+@contextmanager
+def _encoding_errors(param: str = "messages") -> Iterator[None]:
+    """Turns the errors of the tokenizers library into an InputError. param: the field of the text."""
+    try:
+        yield
+    except UnicodeEncodeError as exc:
+        raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param=param) from exc
+    except BaseException as exc:
+        if not is_panic(exc):
+            raise
+        raise InputError("the model's tokenizer cannot encode this text", param=param) from exc
 
 
 def _cut(first: Any, second: Any, room: int) -> None:

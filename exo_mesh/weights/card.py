@@ -23,6 +23,7 @@ from exo_mesh.model_files import (
     POOLING_FILE,
     PROMPTS_FILE,
     SCORE_FILE,
+    TOOL_USE_FILE,
     exists,
     label,
     named,
@@ -51,6 +52,7 @@ TEXT_FILES = (
     SCORE_FILE,
     PROMPTS_FILE,
     LENGTH_FILE,
+    TOOL_USE_FILE,
 )
 """The files that a peer needs to turn text into ids and back; they are small, and fetched from any peer that has the
 model."""

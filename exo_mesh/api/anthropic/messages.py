@@ -58,13 +58,7 @@ def _add(turns: list[Turn], turn: Turn) -> None:
     if last is None or last.role != turn.role or turn.role not in ("user", "assistant"):
         turns.append(turn)
         return
-    thoughts = [one for one in (last.reasoning, turn.reasoning) if one is not None]
-    turns[-1] = replace(
-        joined_turns(last, turn),
-        tool_calls=last.tool_calls + turn.tool_calls,
-        reasoning="\n".join(thoughts) if thoughts else None,
-        has_cache_marks=last.has_cache_marks or turn.has_cache_marks,
-    )
+    turns[-1] = joined_turns(last, turn)
 
 
 def _turns(message: MessageBody, where: str, tools: dict[str, str]) -> list[Turn]:

@@ -10,6 +10,7 @@ from exo_mesh.api.anthropic.messages import turns_of
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody
 from exo_mesh.api.core.cache_rules import cache_wish
 from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.conversation import without_empty_ending
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
     Conversation,
@@ -54,12 +55,14 @@ def neutral_conversation(body: CountTokensBody) -> Conversation:
         raise InputError("messages is empty; at least one message is required", param="messages")
     check_num_tools(body.tools or ())
     tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
-    turns = turns_of(body)
+    turns = without_empty_ending(turns_of(body))
     if any(tool.get("cache_control") is not None for tool in body.tools or ()):
         turns = (_marked(turns[0]), *turns[1:])  # templates put the tools into the first turn
     continues_last = turns[-1].role == "assistant"
-    if continues_last:
-        _check_prefill(turns[-1])
+    if continues_last and turns[-1].tool_calls:
+        where = turns[-1].where
+        message = f"{where}: the last message has tool calls, so no answer can continue it; send their results"
+        raise InputError(message, param=where)
     choice = body.tool_choice
     return Conversation(
         turns,
@@ -68,7 +71,6 @@ def neutral_conversation(body: CountTokensBody) -> Conversation:
         not (choice is not None and choice.disable_parallel_tool_use),
         thinking_of(body),
         continues_last=continues_last,
-        late_system_as_user=True,
     )
 
 
@@ -84,16 +86,6 @@ def thinking_of(body: CountTokensBody) -> Thinking:
 
 def _marked(turn: Turn) -> Turn:
     return replace(turn, has_cache_marks=True)
-
-
-def _check_prefill(last: Turn) -> None:
-    """The answer continues the last message, if that is the assistant's."""
-    if last.tool_calls:
-        message = f"{last.where}: the last message has tool calls, so no answer can continue it; send their results"
-        raise InputError(message, param=last.where)
-    if not last.text.strip():
-        message = f"{last.where}: the last message is the assistant's and has no text that an answer can continue"
-        raise InputError(message, param=last.where)
 
 
 def _tool(tool: dict[str, object], where: str) -> Tool:

@@ -13,7 +13,7 @@ from exo_mesh.api.core.bridge import AnswerBridge
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.grammar import answer_grammar
 from exo_mesh.api.core.images import decoded_images
-from exo_mesh.api.core.prompts import conversation_prompt
+from exo_mesh.api.core.prompts import PromptOptions, conversation_prompt
 from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
@@ -34,13 +34,6 @@ from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
 
 DEFAULT_MODEL = "exo-mesh-demo"
-
-
-@dataclass(frozen=True, slots=True)
-class PromptOptions:
-    """Options for making prompts. moves_agent_lines: see exo_mesh.api.core.agent_lines."""
-
-    moves_agent_lines: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +147,19 @@ async def _prepare_conversation(
     images = await decoded_images(conversation, entry.name, text, texts)
     if images is not None and asked.prompt_logprobs is not None:
         raise InputError("prompt_logprobs is not supported for prompts with images", param="prompt_logprobs")
-    prompt = await conversation_prompt(conversation, text, texts, names, moves_agent_lines=options.moves_agent_lines)
-
+    prompt = await conversation_prompt(conversation, text, texts, names, options)
     rendered_at = monotonic()
 
     def encode() -> tuple[list[int], tuple[Picture, ...]]:
-        text.check_length(prompt, limit, names.messages)
+        text.check_length(prompt.text, limit, names.messages)
         if images is None:
-            return text.encode_prompt(prompt), ()
-        return images.place(text.encode_prompt(images.spread(prompt)))
+            return text.encode_chat(prompt), ()
+        return images.place(text.encode_chat(images.spread(prompt)))
 
     ids, pictures = await texts.work(encode)
     encoded_at = monotonic()
     max_tokens = _room(asked, entry, len(ids), limit, names.messages)
-    starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
+    starts_in_reasoning = prompt_starts_reasoning(text.output, prompt.text)
     grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
     if grammar is not None:
         await texts.check_grammar(grammar, names.grammar)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.conversation import without_empty_ending
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -55,7 +56,7 @@ def neutral_chat(body: OllamaChatBody) -> NeutralRequest:
 
     A conversation that ends with the assistant's words is continued there, as Ollama does.
     """
-    turns = turns_of(body.messages or ())
+    turns = without_empty_ending(turns_of(body.messages or ()))
     check_num_tools(body.tools or ())
     last = turns[-1] if turns else None
     continues = last is not None and last.role == "assistant" and not last.tool_calls and bool(last.text)

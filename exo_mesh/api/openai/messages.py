@@ -9,13 +9,14 @@ from exo_mesh.api.core.call_arguments import object_of
 from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
+from exo_mesh.api.core.tool_results import with_calls_named
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
 
 
 def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
     """Translate the messages. Raises InputError that names the message and its field."""
-    return tuple(_turn(message, f"messages[{index}]") for index, message in enumerate(messages))
+    return with_calls_named(_turn(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def _turn(message: Message, where: str) -> Turn:

@@ -115,7 +115,6 @@ def neutral_conversation(body: InputTokensBody, items: PlacedItems) -> Conversat
         body.parallel_tool_calls is not False,
         _thinking(body),
         dict(body.chat_template_kwargs or {}),
-        late_system_as_user=True,
         drops_oldest=body.truncation == "auto",
     )
 
