@@ -16,11 +16,9 @@ standard input closes. It imports Jinja and msgspec, and no networking code of a
 from __future__ import annotations
 
 import sys
-import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -28,10 +26,8 @@ from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
-from exo_mesh.text.probes import traits_of
 from exo_mesh.text.process_limits import limit_cpu, limit_process
 from exo_mesh.text.rendering import CompiledTemplate
-from exo_mesh.text.template import Message
 from exo_mesh.text.template_wire import (
     EXIT_OUT_OF_MEMORY,
     LENGTH,
@@ -95,7 +91,9 @@ class Renderer:
             if compiled is None:
                 return TemplateUnknown()
             self._kept.move_to_end(question.digest)
-            return _try(compiled, question) if isinstance(question, TryTemplate) else _render(compiled, question)
+            if isinstance(question, TryTemplate):
+                return TemplateTried(compiled.traits(question.variables, question.limit_s))
+            return _render(compiled, question)
         except (InputError, ModelError) as exc:
             param = getattr(exc, "param", None) or "messages"
             return TemplateRefused(_short(str(exc)), param, isinstance(exc.__cause__, MemoryError))
@@ -124,23 +122,6 @@ def _render(compiled: CompiledTemplate, question: RenderTemplate) -> TemplateRen
             limit_s=question.limit_s,
         )
     )
-
-
-def _try(compiled: CompiledTemplate, question: TryTemplate) -> TemplateTried:
-    """Render the probes, all together within the limit. Raises InputError if the template takes longer."""
-    end = time.monotonic() + question.limit_s
-
-    def render(messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
-        if (left := end - time.monotonic()) <= 0:
-            raise InputError("the model's chat template takes too long for small conversations")
-        try:
-            return compiled.render(messages, variables={**question.variables, **variables}, limit_s=left)
-        except InputError as exc:
-            if isinstance(exc.__cause__, MemoryError):
-                raise
-            return None
-
-    return TemplateTried(traits_of(render))
 
 
 def _check_grammar(question: CheckGrammar) -> GrammarSound:

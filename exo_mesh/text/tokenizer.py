@@ -115,6 +115,14 @@ class TextModel:
         )
 
     @property
+    def chat_template(self) -> ChatTemplate:
+        """The template of its conversations. Raises InputError if it has none."""
+        if self.template is None:
+            text = f"the model {self.name} has no chat template; use /v1/completions with a plain prompt"
+            raise InputError(text, param="messages")
+        return self.template
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens that the tokenizer knows; the model's logits may be padded beyond it."""
         return int(self.tokenizer.get_vocab_size())

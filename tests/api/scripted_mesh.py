@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -443,6 +443,10 @@ class TemplatesRenderedHere(TemplateRenderer):
     async def compile(self, template: ChatTemplate) -> ChatTemplate:
         compiled = CompiledTemplate.compile(template.source, template.where)
         return replace(template, variables=compiled.variables)
+
+    async def try_out(self, template: ChatTemplate, variables: Mapping[str, Any]) -> ChatTemplate:
+        compiled = CompiledTemplate.compile(template.source, template.where)
+        return replace(template, traits=compiled.traits(variables))
 
     async def render(self, template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
         return CompiledTemplate.compile(template.source, template.where).render(messages, **options)

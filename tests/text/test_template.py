@@ -171,7 +171,7 @@ def test_continuing_the_final_message_ends_inside_it(content: str, end: str) -> 
 
 
 def test_continuing_a_message_that_the_template_hides_is_refused() -> None:
-    with pytest.raises(InputError, match="changes the text"):
+    with pytest.raises(InputError, match="does not show the text"):
         render("x", [{"role": "assistant", "content": "Once"}], continue_final_message=True)
 
 

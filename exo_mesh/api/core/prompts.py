@@ -41,11 +41,8 @@ async def conversation_prompt(
     conversation: Conversation, text: TextModel, texts: TextModels, names: FieldNames, options: PromptOptions
 ) -> ChatPrompt:
     """Render the prompt. Raises InputError if the template does not support a field or refuses the messages."""
-    if text.template is None:
-        message = f"the model {text.name} has no chat template; use /v1/completions with a plain prompt"
-        raise InputError(message, param=names.messages)
     turns = with_agent_lines_last(conversation.turns) if options.moves_agent_lines else conversation.turns
-    template = template_for(conversation, text.template)
+    template = template_for(conversation, text.chat_template)
     refusal: InputError | None = None
     for form in forms_of(turns, template.traits, has_tools=bool(offered_tools(conversation))):
         guard = text.guard() if options.guards_texts else TextGuard(None)

@@ -176,7 +176,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "required"),
     ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra", "does not support"),
     ({"messages": [USER, CALLS]}, "messages[1]", "tool calls"),
-    ({"messages": [USER, {"role": "assistant", "content": []}]}, "messages[1]", "no text"),
     (
         {"messages": [user({"type": "document", "source": {"type": "base64", "media_type": "application/pdf"}})]},
         "messages[0].content[0].source.type",

@@ -299,7 +299,7 @@ async def test_a_template_that_cannot_be_compiled_holds_up_no_other_model(texts:
     hostile = write_text_model(tmp_path / "hostile", LONG)
     opening = [asyncio.create_task(texts.get(hostile)) for _ in range(3)]
     text = await texts.get(write_text_model(tmp_path / "good", GREETING))
-    assert await texts.render(text, HI, variables={})
+    assert await texts.render(text, text.chat_template, HI, variables={})
     assert not [task for task in opening if task.done()]
     for task in opening:
         task.cancel()
@@ -317,7 +317,7 @@ async def test_a_template_that_takes_too_long_to_compile_makes_its_model_unusabl
 async def test_a_model_without_a_template_says_what_to_use_instead(texts: TextModels, tmp_path: Path) -> None:
     text = await texts.get(write_text_model(tmp_path, None))
     with pytest.raises(InputError, match="no chat template; use /v1/completions"):
-        await texts.render(text, HI, variables={})
+        await texts.render(text, text.chat_template, HI, variables={})
 
 
 async def until(condition: Callable[[], bool]) -> None:

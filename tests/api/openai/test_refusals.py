@@ -91,7 +91,6 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
         ({"messages": [{"role": "user", "content": "x", "shout": 1}]}, "messages[0].shout", "not support"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Bo"}]}, "messages[0].name", "template"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].image_url",
@@ -121,6 +120,8 @@ async def test_what_is_refused_is_named(api: Served, fields: dict[str, Any], par
         {"verbosity": "low", "prompt_cache_key": "k", "safety_identifier": "s", "reasoning_effort": "none"},
         {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "n": 1, "stop": []},
         {"stream_options": None, "temperature": None, "tools": None, "logit_bias": {}, "top_k": -1, "seed": 0},
+        {"messages": [{"role": "system", "content": "x", "name": "boss"}, {**USER, "name": "Bo"}]},
+        {"messages": [USER, {"role": "assistant", "content": "a", "name": "agent"}, USER]},
         {"chat_template_kwargs": {"enable_thinking": False}, "logprobs": False, "seed": -(2**63)},
         {"messages": [USER, {"role": "assistant", "content": "a", "refusal": None, "annotations": []}, USER]},
     ],
