@@ -56,7 +56,7 @@ class ControlTexts:
     def __init__(self, tokenizer: Tokenizer, markers: Collection[str], written: str) -> None:
         """markers: added tokens that the output format uses; written: what the chat template writes. An added token
         that is not special is a control token if it is in one of these, or begins like one. Any other is vocabulary,
-        such as runs of spaces, words, or tags of HTML in Gemma."""
+        such as runs of spaces, words, or tags of HTML in Gemma, and so is a single character."""
         self._tokenizer = tokenizer
         self._added: Mapping[int, AddedToken] = {
             token_id: token for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.content
@@ -64,10 +64,13 @@ class ControlTexts:
         self._controls = {
             token_id: token.content
             for token_id, token in self._added.items()
-            if token.special
-            or token.content in markers
-            or token.content.startswith(_OPENINGS)
-            or (_MARKER.fullmatch(token.content) and token.content in written)
+            if len(token.content) > 1
+            and (
+                token.special
+                or token.content in markers
+                or token.content.startswith(_OPENINGS)
+                or (_MARKER.fullmatch(token.content) and token.content in written)
+            )
         }
         contents = self._controls.values()
         self._longest = max(map(len, contents), default=0)
@@ -89,11 +92,7 @@ class ControlTexts:
         places: set[int] = set()
         for start in range(0, len(text), SLICE_LENGTH):
             part = text[start : start + SLICE_LENGTH + self._longest]
-            places.update(
-                start + place + (1 if len(content) > 1 else 0)
-                for place, content in self._found(part)
-                if content not in allowed
-            )
+            places.update(start + place.start + 1 for place, content in self._found(part) if content not in allowed)
         pieces, end = [], 0
         for place in sorted(places):
             pieces += [text[end:place], mark]
@@ -107,26 +106,20 @@ class ControlTexts:
                 self._apart = _Apart(self._tokenizer, self._added, self._controls)
         pieces, end, num_found = [], 0, 0
         for place, content in self._found(prompt.marked):
-            if prompt.marked.endswith(prompt.mark, 0, place):
-                continue  # of a text, and too short to have the mark inside
-            pieces += [prompt.marked[end:place], self._apart.secrets[content]]
-            end, num_found = place + len(content), num_found + 1
+            pieces += [prompt.marked[end : place.start], self._apart.secrets[content]]
+            end, num_found = place.stop, num_found + 1
         return self._apart.encode("".join([*pieces, prompt.marked[end:]]), prompt.mark, num_found)
 
-    def _found(self, text: str) -> Iterator[tuple[int, str]]:
-        """The control tokens in a text as the tokenizer finds them: the place of each, and its content. A normalizer
-        may find one that is written in another way, which only texts have; its place is where it begins."""
+    def _found(self, text: str) -> Iterator[tuple[range, str]]:
+        """The control tokens in a text as the tokenizer finds them: the place of each, without white space around it,
+        and its content. A tokenizer with a normalizer finds some that are written in another way."""
         finder, controls = self._ready_finder()
         encoding = finder.encode(text, add_special_tokens=False)
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if (content := controls.get(token_id)) is None:
-                continue
-            place = text.find(content, start, stop)
-            if place >= 0:
-                yield place, content
-            else:
+            if (content := controls.get(token_id)) is not None:
                 span = text[start:stop]
-                yield start + len(span) - len(span.lstrip()), span.strip()
+                first = start + len(span) - len(span.lstrip())
+                yield range(first, first + len(span.strip())), content
 
     def _ready_finder(self) -> tuple[Tokenizer, dict[int, str]]:
         """A tokenizer that makes one token of all text between added tokens, and the control tokens by its ids."""

@@ -24,10 +24,8 @@ def traits(source: str) -> TemplateTraits:
     [
         ("chatml", PLAIN),
         ("trims", PLAIN),
-        (
-            "parts",
-            {**PLAIN, "part_roles": {"user", "system", "assistant", "tool"}, "takes_image_parts": True, "judges": False},
-        ),
+        ("parts", {**PLAIN, "part_roles": {"user", "system", "assistant", "tool"}, "takes_image_parts": True,
+                   "judges": False}),
         ("parts of the user", {**PLAIN, "part_roles": {"user"}}),
         ("no system", {**PLAIN, "shows_system": False, "shows_late_system": False, "shows_results": False,
                        "judges": False}),
