@@ -73,4 +73,4 @@ def facts_in(directory: Path) -> TemplateFacts | None:
         template = find_template(directory, read_json(directory / "tokenizer_config.json"))
     except (ModelError, OSError):
         return None
-    return None if template is None else TemplateFacts.of(template.source)
+    return None if template is None else TemplateFacts.of(template.sources)
