@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exo_mesh.errors import InputError
 from exo_mesh.random_hex import random_digits
@@ -75,6 +75,7 @@ class ControlTexts:
         contents = self._controls.values()
         self._longest = max(map(len, contents), default=0)
         self._openings = frozenset(content[:2] for content in contents)
+        self._endings = frozenset(content[-2:] for content in contents)
         self._sorted = sorted(content for content in contents if len(content) <= MAX_EDGE)
         self._reversed = sorted(content[::-1] for content in self._sorted)
         self._any_form = tokenizer.normalizer is not None and any(
@@ -136,12 +137,14 @@ class ControlTexts:
             return self._finder
 
     def _with_marked_ends(self, text: str, mark: str) -> str:
-        if len(text) > 1:
-            head, tail = text[:MAX_EDGE], text[-MAX_EDGE:]
-            if any(_begins_one(self._reversed, head[:size][::-1]) for size in range(2, len(head) + 1)):
-                text = mark + text
-            if any(_begins_one(self._sorted, tail[-size:]) for size in range(2, len(tail) + 1)):
-                text += mark
+        head, tail = text[:MAX_EDGE], text[-MAX_EDGE:]
+        sizes = range(2, len(head) + 1)
+        ends = ((head, self._endings), (tail, self._openings))
+        may_end, may_begin = (any(map(part.__contains__, pairs)) for part, pairs in ends)
+        if may_end and any(_begins_one(self._reversed, head[:size][::-1]) for size in sizes):
+            text = mark + text
+        if may_begin and any(_begins_one(self._sorted, tail[-size:]) for size in sizes):
+            text += mark
         return text
 
 
@@ -190,38 +193,6 @@ class _Apart:
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-class TextGuard:
-    """Marks the texts of one request. mark: see ChatPrompt; "" until a text needed it."""
-
-    def __init__(self, controls: ControlTexts | None, allowed: Collection[str] = ()) -> None:
-        """controls: None to leave all texts as they are. allowed: markers that a message of the assistant may have,
-        because the model writes them itself."""
-        self._controls = controls
-        self._allowed = allowed
-        self._mark = random_digits()
-        self.mark = ""
-
-    def text(self, text: str, *, is_assistant: bool = False) -> str:
-        """The text, marked where that is necessary. Raises InputError for a lone surrogate."""
-        if self._controls is None or not text:
-            return text
-        try:
-            made = self._controls.marked(text, self._mark, self._allowed if is_assistant else ())
-        except UnicodeEncodeError as exc:
-            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
-        if made != text:
-            self.mark = self._mark
-        return made
-
-    def value(self, value: Any) -> Any:
-        """A JSON value with all its texts marked, also the names of its fields."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.value(name): self.value(item) for name, item in value.items()}
-        return [self.value(item) for item in value] if isinstance(value, list) else value
 
 
 def _id_in(tokenizer: Tokenizer, content: str) -> int:

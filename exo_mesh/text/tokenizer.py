@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
+from exo_mesh.random_hex import random_digits
 from exo_mesh.text.built_in_templates import built_in_template
-from exo_mesh.text.control_text import ChatPrompt, ControlTexts, TextGuard
+from exo_mesh.text.control_text import ChatPrompt, ControlTexts
 from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
+from exo_mesh.text.text_guard import TextGuard
 from exo_mesh.text.vision import VisionSpec, read_vision
 
 if TYPE_CHECKING:
@@ -137,8 +139,10 @@ class TextModel:
 
     def guard(self) -> TextGuard:
         """A guard for the texts of one request: see control_text."""
+        if self.controls is None:
+            return TextGuard()
         allowed = () if self.output.is_harmony else self.output.markers(has_tools=True)
-        return TextGuard(self.controls, allowed)
+        return TextGuard(self.controls.marked, random_digits(), allowed)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Encode a prompt in which control tokens that texts spell are marked. It blocks. Raises InputError."""

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from exo_mesh.errors import InputError
-from exo_mesh.text.control_text import ChatPrompt, ControlTexts, TextGuard
+from exo_mesh.random_hex import random_digits
+from exo_mesh.text.control_text import SLICE_LENGTH, ChatPrompt, ControlTexts
 from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.text_guard import TextGuard
 from tests.text.chat_templates import TEMPLATES
 from tests.text.text_models import byte_fallback, byte_level, word_piece
 
@@ -73,6 +75,9 @@ def controls_of(name: str) -> tuple[Tokenizer, ControlTexts]:
     return tokenizer, ControlTexts(tokenizer, ("<think>", "</think>"), "")
 
 
+NEIGHBOURS = ("whole words", "byte fallback, normalized")
+"""Tokenizers in which what is beside a control token of the template can make it a text."""
+
 TEXTS = st.lists(
     st.sampled_from([*CONTROLS, "<|", "im_end", "|>", "<", ">", "</", "s", "a", " ", "  ", "\n\n", "word", "<b>", "§",
                      "[IN", "ST]", "Hello, world", "é", "🙂", "<|IM_END|>", "＜|im_end|＞", "1"])
@@ -97,15 +102,18 @@ def check_a_conversation(name: str, template: str, texts: list[str]) -> None:
     tokenizer, controls = controls_of(name)
     ids = {tokenizer.token_to_id(content) for content in CONTROLS}
     try:
-        marked, mark = rendered(template, texts, TextGuard(controls))
-        plain, _ = rendered(template, texts, TextGuard(None))
+        marked, mark = rendered(template, texts, TextGuard(controls.marked, random_digits()))
+        plain, _ = rendered(template, texts, TextGuard())
     except InputError:
         return
     prompt = ChatPrompt(marked, mark)
     whole = tokenizer.encode(plain, add_special_tokens=False).ids
     made = controls.encode(prompt) if mark else whole
-    without, _ = rendered(template, ["x"] * len(texts), TextGuard(None))
+    without, _ = rendered(template, ["x"] * len(texts), TextGuard())
     written = tokenizer.encode(without, add_special_tokens=False).ids
+    if name in NEIGHBOURS:
+        assert sum(one in ids for one in made) <= sum(without.count(content) for content in CONTROLS)
+        return
     assert [one for one in made if one in ids] == [one for one in written if one in ids]
     is_same = prompt.text == plain  # else the template looked for a marker in the text
     if is_same and [one for one in whole if one in ids] == [one for one in written if one in ids]:
@@ -129,7 +137,7 @@ def test_a_text_without_marks_has_the_ids_of_the_first_tokenizer(name: str, text
     check_equal_without_marks(name, text)
 
 
-@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "whole words"])
+@pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=15, deadline=None)
 @given(template=st.sampled_from(sorted(TEMPLATES)), texts=st.lists(TEXTS, min_size=1, max_size=3))
 def test_only_the_template_writes_control_tokens(name: str, template: str, texts: list[str]) -> None:
@@ -138,9 +146,37 @@ def test_only_the_template_writes_control_tokens(name: str, template: str, texts
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(text=TEXTS, template=st.sampled_from(sorted(TEMPLATES)), texts=st.lists(TEXTS, min_size=1, max_size=3))
 def test_the_same_for_many_texts(name: str, text: str, template: str, texts: list[str]) -> None:
     check_equal_without_marks(name, text)
-    if name != "whole words":  # where letters beside a control token of the template make it a text
-        check_a_conversation(name, template, texts)
+    check_a_conversation(name, template, texts)
+
+
+def test_a_control_token_that_two_texts_spell_together_is_a_text() -> None:
+    tokenizer, controls = controls_of("byte level")
+    for cut in range(2, len("<|im_end|>") - 1):
+        guard = TextGuard(controls.marked, MARK)
+        prompt = ChatPrompt(guard.text("hi <|im_end|>"[: 3 + cut]) + guard.text("<|im_end|> you"[cut:]), guard.mark)
+        assert prompt.text == "hi <|im_end|> you"
+        assert tokenizer.token_to_id("<|im_end|>") not in controls.encode(prompt)
+
+
+def test_control_tokens_are_found_wherever_they_are_in_a_long_text() -> None:
+    _, controls = controls_of("byte level")
+    for place in range(SLICE_LENGTH - 12, SLICE_LENGTH + 3):
+        text = "x" * place + "<|im_end|>" + "y" * SLICE_LENGTH
+        assert controls.marked(text, MARK) == text.replace("<|im", f"<{MARK}|im")
+
+
+def test_words_spaces_and_tags_that_were_added_to_the_vocabulary_are_no_control_tokens() -> None:
+    _, controls = controls_of("byte level")
+    text = "a word   with\n\nspaces and <b>tags</b>"
+    assert controls.marked(text, MARK) == text
+
+
+@pytest.mark.parametrize(("written", "number"), [("", 0), ("user\n<end_of_turn>\n", 1)])
+def test_an_added_token_that_the_template_writes_is_a_control_token(written: str, number: int) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["<end_of_turn>", "user", "\n"])
+    assert ControlTexts(tokenizer, (), written).marked("user\n<end_of_turn>", MARK).count(MARK) == number

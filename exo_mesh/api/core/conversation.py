@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from exo_mesh.api.core.call_arguments import numbered_id
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
-from exo_mesh.api.core.tool_results import numbered_id
 from exo_mesh.errors import InputError
-from exo_mesh.text.control_text import TextGuard
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.template import RESERVED, ChatTemplate, TemplateTraits
+from exo_mesh.text.text_guard import TextGuard
 
 _TOGGLES = ("enable_thinking", "thinking")
 """Variables of templates that turn thinking on and off: the first of Qwen and GLM, the second of DeepSeek and

@@ -18,8 +18,9 @@ from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.request import Conversation, FieldNames, Turn
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError
-from exo_mesh.text.control_text import ChatPrompt, TextGuard
+from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.template import ChatTemplate
+from exo_mesh.text.text_guard import TextGuard
 from exo_mesh.text.tokenizer import TextModel
 from exo_mesh.text.vision import VisionSpec
 
@@ -45,7 +46,7 @@ async def conversation_prompt(
     template = template_for(conversation, text.chat_template)
     refusal: InputError | None = None
     for form in forms_of(turns, template.traits, has_tools=bool(offered_tools(conversation))):
-        guard = text.guard() if options.guards_texts else TextGuard(None)
+        guard = text.guard() if options.guards_texts else TextGuard()
         try:
             return await _rendered(form, conversation, text, template, texts, names, guard)
         except InputError as exc:

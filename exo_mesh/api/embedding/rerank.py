@@ -20,7 +20,8 @@ from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.embedding.tasks import RERANK
 from exo_mesh.errors import InputError
-from exo_mesh.text.control_text import ChatPrompt, TextGuard
+from exo_mesh.text.control_text import ChatPrompt
+from exo_mesh.text.text_guard import TextGuard
 
 NEUTRAL: NeutralTable = {
     "max_chunks_per_doc": ANY,
@@ -104,7 +105,7 @@ class RerankRoutes:
         leaves_texts = self._context.options.defaults().control_tokens_in_text
 
         async def prompt_of(document: str) -> ChatPrompt:
-            guard = TextGuard(None) if leaves_texts else model.text.guard()
+            guard = TextGuard() if leaves_texts else model.text.guard()
             said = [*before, ("document", document)]
             messages = [{"role": role, "content": guard.text(text)} for role, text in said]
             rendered = await self._context.texts.render(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.call_arguments import object_of, with_calls_named
 from exo_mesh.api.core.image_inputs import image_of_base64, image_of_url
 from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
-from exo_mesh.api.core.tool_results import with_calls_named
 from exo_mesh.api.ollama.schema import OllamaMessage
 from exo_mesh.errors import InputError
 

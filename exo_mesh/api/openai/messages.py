@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.call_arguments import object_of, with_calls_named
 from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
-from exo_mesh.api.core.tool_results import with_calls_named
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
 

@@ -20,8 +20,8 @@ from exo_mesh.api.openai.messages import turns_of as of_openai
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.api.responses.turns import turns_of as of_responses
 from exo_mesh.errors import InputError
-from exo_mesh.text.control_text import TextGuard
 from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.text_guard import TextGuard
 
 DATA = base64.b64encode(b"an image").decode()
 URL = f"data:image/png;base64,{DATA}"
@@ -145,5 +145,5 @@ BOTH = [{"type": "image"}, {"type": "text", "text": "b"}]
 def test_a_template_gets_images_in_the_way_that_it_reads(source: str, with_images: Any, without: Any) -> None:
     turns = [Turn("user", "a", ""), Turn("user", "b", "", parts=(ImageInput(b"an image", "x"), "b"))]
     traits = CompiledTemplate.compile(source, "here").traits({})
-    messages = template_messages(turns, traits, TextGuard(None), "<mark>")
+    messages = template_messages(turns, traits, TextGuard(), "<mark>")
     assert [message["content"] for message in messages] == [without, with_images]
