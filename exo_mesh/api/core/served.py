@@ -56,7 +56,8 @@ def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInpu
     if conversation.images:
         raise _refusal(conversation.images[0].where, "images through exo-mesh yet; text is supported")
     if conversation.continues_last:
-        turns, begun = turns[:-1], (TextPiece("text", turns[-1].text),)
+        said = turns[-1].text
+        turns, begun = turns[:-1], (TextPiece("text", said),) if said else ()
     body: dict[str, Any] = {"messages": [_message(turn) for turn in turns]}
     if tools := offered_tools(conversation):
         body["tools"] = [tool.as_function() for tool in tools]

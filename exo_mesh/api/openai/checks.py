@@ -126,6 +126,9 @@ def _check_chat(body: ChatBody) -> None:
             f"not {body.messages[-1].role}",
             param="continue_final_message",
         )
+    if body.messages[-1].tool_calls:
+        text = "continue_final_message is true, but the last message has tool calls, so no answer can continue it"
+        raise InputError(text, param="continue_final_message")
 
 
 def _check_thinking(body: ChatBody) -> None:

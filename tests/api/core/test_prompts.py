@@ -86,6 +86,18 @@ async def test_a_late_system_message_that_would_be_lost_is_said_by_the_user(
     assert "<system>\nBe brief.\n</system>\nHi" in prompt
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_messages_of_one_role_in_a_row_become_one_where_a_template_wants_turns(
+    tmp_path: Path, dialect: str
+) -> None:
+    said = {"role": "assistant", "content": "Yes?"}
+    async with asking(tmp_path, ALTERNATING) as ask:
+        path, body = in_dialect(dialect, [USER, USER, said, said, USER])
+        status, prompt = await ask(path, **body)
+    assert status == 200, prompt
+    assert "user\nHi\nHi<|im_end|>\n<|im_start|>model\nYes?\nYes?<|im_end|>" in prompt
+
+
 async def test_a_developer_is_the_system_for_templates_that_do_not_know_the_role(tmp_path: Path) -> None:
     said = [{"role": "developer", "content": "Be brief."}, USER]
     for name, role in (("chatml", "system"), ("developer", "developer"), ("no system", "user")):

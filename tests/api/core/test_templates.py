@@ -21,7 +21,7 @@ from exo_mesh.api.core.templates import IDLE_S, NUM_PROCESSES, TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError, ModelError, NotReadyError
 from exo_mesh.tasks import Watchdog
-from exo_mesh.text.template import ChatTemplate
+from exo_mesh.text.template import ChatTemplate, TemplateTraits
 from exo_mesh.text.template_wire import CompileTemplate, RenderTemplate, TemplateCompiled, frame
 from tests.text.text_models import write_text_model
 
@@ -304,6 +304,20 @@ async def test_a_template_that_cannot_be_compiled_holds_up_no_other_model(texts:
     for task in opening:
         task.cancel()
     await asyncio.gather(*opening, return_exceptions=True)
+
+
+async def test_what_a_template_can_do_is_found_in_a_process(renderer: TemplateRenderer) -> None:
+    found = await renderer.try_out(await renderer.compile(template(GREETING)), {"bos_token": "<s>"})
+    assert (found.traits.shows_system, found.traits.shows_tools) == (True, False)
+    assert "<user>" in found.traits.written
+
+
+async def test_a_template_that_cannot_be_tried_is_taken_as_one_that_can_do_all() -> None:
+    renderer = TemplateRenderer(limit_s=0.3)
+    for source in (ENDLESS, HOSTILE["percent"]):
+        assert (await renderer.try_out(template(source), {})).traits == TemplateTraits()
+    assert (await renderer.try_out(template(GREETING), {})).traits.written
+    await renderer.close()
 
 
 @pytest.mark.extended

@@ -100,6 +100,11 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
         ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages[1].tool_calls", "template"),
         ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls", "role assistant"),
         ({"continue_final_message": True}, "continue_final_message", "assistant user"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}], "continue_final_message": True},
+            "continue_final_message",
+            "tool calls",
+        ),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "both"),
     ],
 )
