@@ -174,8 +174,11 @@ def template_variables(
 
 
 def offered_tools(conversation: Conversation) -> tuple[Tool, ...]:
-    """The tools that the model may call, in canonical form; () if the client forbids calls."""
-    return () if conversation.tool_choice.mode == "none" else tuple(map(canonical_tool, conversation.tools))
+    """The tools that the model may call, in canonical form; () if the client forbids calls. Raises InputError."""
+    try:
+        return () if conversation.tool_choice.mode == "none" else tuple(map(canonical_tool, conversation.tools))
+    except RecursionError as exc:
+        raise InputError("tools: the schema of a tool is nested too deeply", param="tools") from exc
 
 
 def canonical_tool(tool: Tool) -> Tool:

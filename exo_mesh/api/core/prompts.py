@@ -67,8 +67,12 @@ async def _rendered(
     marker = text.vision.marker if isinstance(text.vision, VisionSpec) else ""
 
     def write() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        variables = template_variables(conversation, template, names, guard, text.special_tokens)
-        return template_messages(turns, template.traits, guard, marker), variables
+        try:
+            variables = template_variables(conversation, template, names, guard, text.special_tokens)
+            return template_messages(turns, template.traits, guard, marker), variables
+        except RecursionError as exc:
+            message = f"{names.messages}: tools, arguments of calls or template variables are nested too deeply"
+            raise InputError(message, param=names.messages) from exc
 
     messages, variables = await texts.work(write)
     opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn

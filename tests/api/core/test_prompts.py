@@ -162,6 +162,27 @@ async def test_a_result_gets_the_name_of_its_call(tmp_path: Path, result: Messag
         assert "see: blue" in prompt
 
 
+@pytest.mark.parametrize("where", ["tools", "arguments", "variables"])
+async def test_values_that_are_nested_too_deeply_are_refused(tmp_path: Path, where: str) -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = {"a": deep}
+    function = {"name": "look", "arguments": deep}
+    body: dict[str, Any] = {
+        "tools": {
+            "messages": [USER],
+            "tools": [{"type": "function", "function": {"name": "look", "parameters": deep}}],
+        },
+        "arguments": {
+            "messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}, RESULT]
+        },
+        "variables": {"messages": [USER], "chat_template_kwargs": {"x": deep}},
+    }[where]
+    async with asking(tmp_path, TEMPLATES["tools"]) as ask:
+        status, text = await ask("/v1/chat/completions", **body)
+    assert status == 400 and "nested too deeply" in text
+
+
 async def test_results_that_a_template_hides_are_refused(tmp_path: Path) -> None:
     async with asking(tmp_path, TEMPLATES["hides late system"]) as ask:
         status, text = await ask("/v1/chat/completions", messages=[USER, RESULT])
