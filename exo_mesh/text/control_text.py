@@ -28,6 +28,12 @@ SLICE_LENGTH = 1 << 16
 MAX_EDGE = 64
 """Longest part of a control token that is looked for at the ends of a text."""
 
+MAX_ROUNDS = 16
+"""How often a text is searched again for tokens that appear when others are broken up; usually once."""
+
+MAX_OPENINGS = 64
+"""With more beginnings than these, a text is searched at once; the tokenizers of the hub have at most some ten."""
+
 _OPENINGS = ("<|", "<｜")
 """How added tokens begin that are control tokens although the tokenizer does not call them special, as in Qwen."""
 
@@ -78,18 +84,26 @@ class ControlTexts:
         self._endings = frozenset(content[-2:] for content in contents)
         self._sorted = sorted(content for content in contents if len(content) <= MAX_EDGE)
         self._reversed = sorted(content[::-1] for content in self._sorted)
-        self._any_form = tokenizer.normalizer is not None and any(
-            self._added[token_id].normalized for token_id in self._controls
-        )
+        has_forms = tokenizer.normalizer is not None and any(self._added[one].normalized for one in self._controls)
+        self._is_slow_to_rule_out = has_forms or len(self._openings) > MAX_OPENINGS
         self._lock = Lock()
         self._finder: tuple[Tokenizer, dict[int, str]] | None = None
         self._apart: _Apart | None = None
 
     def marked(self, text: str, mark: str, allowed: Collection[str] = ()) -> str:
         """The text with the mark in every control token that it spells, but for those allowed, and at an end where it
-        could become one together with another text. Raises UnicodeEncodeError for a lone surrogate."""
-        if not self._any_form and not any(opening in text for opening in self._openings):
-            return self._with_marked_ends(text, mark)
+        could become one together with another text. Raises the errors of the tokenizers library, and InputError if this
+        tokenizer finds the tokens in spite of the marks."""
+        for _ in range(MAX_ROUNDS):
+            made = self._with_marks(text, mark, allowed)
+            if made == text:
+                return self._with_marked_ends(text, mark)
+            text = made  # where one token is broken up, another one may appear
+        raise _inseparable()
+
+    def _with_marks(self, text: str, mark: str, allowed: Collection[str]) -> str:
+        if not self._is_slow_to_rule_out and not any(opening in text for opening in self._openings):
+            return text
         places: set[int] = set()
         for start in range(0, len(text), SLICE_LENGTH):
             part = text[start : start + SLICE_LENGTH + self._longest]
@@ -98,7 +112,7 @@ class ControlTexts:
         for place in sorted(places):
             pieces += [text[end:place], mark]
             end = place
-        return self._with_marked_ends("".join([*pieces, text[end:]]), mark)
+        return "".join([*pieces, text[end:]])
 
     def encode(self, prompt: ChatPrompt) -> list[int]:
         """Encode a prompt with marks. Raises InputError if this tokenizer cannot keep text and control tokens apart."""
@@ -119,8 +133,9 @@ class ControlTexts:
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if (content := controls.get(token_id)) is not None:
                 span = text[start:stop]
-                first = start + len(span) - len(span.lstrip())
-                yield range(first, first + len(span.strip())), content
+                found = content if content in span else span.strip()
+                first = start + span.index(found)
+                yield range(first, first + len(found)), content
 
     def _ready_finder(self) -> tuple[Tokenizer, dict[int, str]]:
         """A tokenizer that makes one token of all text between added tokens, and the control tokens by its ids."""
@@ -187,12 +202,16 @@ class _Apart:
         if not self._vocabulary_ids.isdisjoint(ids):  # the model itself made a control token of a text, as Unigram may
             ids = self._encoded(marked.replace(mark, self._seam))
         if not self._vocabulary_ids.isdisjoint(ids) or sum(map(self._renamed.__contains__, ids)) != num_controls:
-            message = "a text spells a control token, which this model's tokenizer cannot encode as text; remove it"
-            raise InputError(message, param="messages")
+            raise _inseparable()
         return [self._ids.get(token_id, token_id) for token_id in ids if token_id != self._seam_id]
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _inseparable() -> InputError:
+    message = "a text spells a control token, which this model's tokenizer cannot encode as text; remove it"
+    return InputError(message, param="messages")
 
 
 def _id_in(tokenizer: Tokenizer, content: str) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from exo_mesh.errors import InputError
-
 
 class TextGuard:
     """Marks the texts of one request. mark: what was put into them; "" while no text needed it."""
@@ -17,21 +15,18 @@ class TextGuard:
         mark: str = "",
         allowed: Collection[str] = (),
     ) -> None:
-        """marked: ControlTexts.marked; None leaves all texts as they are. mark: random digits. allowed: markers that a
-        message of the assistant may have, because the model writes them itself."""
+        """marked: see ControlTexts.marked; None leaves all texts as they are. mark: random digits. allowed: markers
+        that a message of the assistant may have, because the model writes them itself."""
         self._marked = marked
         self._mark = mark
         self._allowed = allowed
         self.mark = ""
 
     def text(self, text: str, *, is_assistant: bool = False) -> str:
-        """The text, marked where that is necessary. It blocks. Raises InputError for a lone surrogate."""
+        """The text, marked where that is necessary. It blocks. Raises the errors of `marked`."""
         if self._marked is None or not text:
             return text
-        try:
-            made = self._marked(text, self._mark, self._allowed if is_assistant else ())
-        except UnicodeEncodeError as exc:
-            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
+        made = self._marked(text, self._mark, self._allowed if is_assistant else ())
         if made != text:
             self.mark = self._mark
         return made

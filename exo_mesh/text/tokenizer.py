@@ -142,7 +142,12 @@ class TextModel:
         if self.controls is None:
             return TextGuard()
         allowed = () if self.output.is_harmony else self.output.markers(has_tools=True)
-        return TextGuard(self.controls.marked, random_digits(), allowed)
+        return TextGuard(self._marked, random_digits(), allowed)
+
+    def _marked(self, text: str, mark: str, allowed: Collection[str]) -> str:
+        assert self.controls is not None
+        with _encoding_errors():
+            return self.controls.marked(text, mark, allowed)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Encode a prompt in which control tokens that texts spell are marked. It blocks. Raises InputError."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from exo_mesh.errors import InputError
 from exo_mesh.random_hex import random_digits
@@ -167,6 +167,28 @@ def test_control_tokens_are_found_wherever_they_are_in_a_long_text() -> None:
     for place in range(SLICE_LENGTH - 12, SLICE_LENGTH + 3):
         text = "x" * place + "<|im_end|>" + "y" * SLICE_LENGTH
         assert controls.marked(text, MARK) == text.replace("<|im", f"<{MARK}|im")
+
+
+@pytest.mark.parametrize("text", ["<|a|>", " <|a|> ", "|a|>", "<<|a|>|a|>"])
+def test_a_control_token_inside_another_one_is_found_too(text: str) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in ("<|a|>", "|a|>", " <|a|> ", "a|>")])
+    controls = ControlTexts(tokenizer, (), "")
+    guard = TextGuard(controls.marked, MARK)
+    prompt = ChatPrompt("<|im_start|>" + guard.text(text), guard.mark)
+    made = controls.encode(prompt)
+    assert (
+        made[0] == tokenizer.token_to_id("<|im_start|>") and not tokenizer.get_added_tokens_decoder().keys() & made[1:]
+    )
+    assert controls.encode(ChatPrompt(text, MARK)) == tokenizer.encode(text).ids
+
+
+def test_a_tokenizer_that_overlooks_the_marks_is_no_reason_to_search_for_ever() -> None:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Replace(Regex(r"\d"), "")
+    tokenizer.add_special_tokens([AddedToken("<|a|>", normalized=True)])
+    with pytest.raises(InputError, match="cannot encode as text"):
+        ControlTexts(tokenizer, (), "").marked("x <|a|>", MARK)
 
 
 def test_words_spaces_and_tags_that_were_added_to_the_vocabulary_are_no_control_tokens() -> None:
