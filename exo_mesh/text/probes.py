@@ -34,6 +34,7 @@ class _Probes:
         self._render = render
         self._part_roles: set[str] = set()
         self._text_arguments = False
+        self._stand_alone = False
         self._long_ids = True
         self._written: dict[str, None] = {}
 
@@ -62,6 +63,7 @@ class _Probes:
             tools_need_system=with_system,
             shows_calls=shows_calls,
             shows_results=shows_results,
+            calls_stand_alone=self._stand_alone,
             takes_text_arguments=self._text_arguments,
             takes_long_ids=self._long_ids,
             reasoning_key=self._reasoning_key(),
@@ -82,27 +84,30 @@ class _Probes:
     def _find_forms_of_calls(self) -> tuple[bool, bool]:
         """Find the form of arguments and ids, and of results, with which most is shown. Returns whether calls and
         whether results are shown."""
-        best = (False, False, False)
-        for as_parts, is_long, is_text, tools in product((False, True), (True, False), (False, True), (None, _TOOLS)):
-            result: Any = [_text_part(_SAID)] if as_parts else _SAID
-            made = self._text(self._called(is_long, is_text, result), tools=tools) or ""
+        best, best_form, best_parts = (False, False, False), (False, True, False), False
+        either = (False, True)
+        for as_parts, is_alone, is_short, is_text, tools in product(either, either, either, either, (None, _TOOLS)):
+            self._stand_alone, self._long_ids, self._text_arguments = form = is_alone, not is_short, is_text
+            made = self._text(self._called([_text_part(_SAID)] if as_parts else _SAID), tools=tools) or ""
             # Python's form of an object, and a string that was quoted once more, are no JSON
             is_json = f"'{_KEY}'" not in made and f'\\"{_KEY}' not in made
             seen = (_VALUE in made, _SAID in made, _VALUE in made and is_json)
             if sum(seen) > sum(best):
-                best, self._long_ids, self._text_arguments = seen, is_long, is_text
-                self._part_roles = (self._part_roles - {"tool"}) | ({"tool"} if as_parts else set())
+                best, best_form, best_parts = seen, form, as_parts
             if all(best):
                 break
+        self._stand_alone, self._long_ids, self._text_arguments = best_form
+        self._part_roles |= {"tool"} if best_parts else set()
         return best[0], best[1]
 
-    def _called(self, is_long: bool, is_text: bool, result: Any) -> list[Message]:
-        call_id = _LONG_ID if is_long else _SHORT_ID
-        arguments: Any = f'{{"{_KEY}": "{_VALUE}"}}' if is_text else {_KEY: _VALUE}
+    def _called(self, result: Any) -> list[Message]:
+        """A call and its result, in the form that is tried."""
+        call_id = _LONG_ID if self._long_ids else _SHORT_ID
+        arguments: Any = f'{{"{_KEY}": "{_VALUE}"}}' if self._text_arguments else {_KEY: _VALUE}
         calls = [{"id": call_id, "type": "function", "function": {"name": _TOOL, "arguments": arguments}}]
         return [
             self._message("user", _ASKED),
-            {**self._message("assistant", ""), "tool_calls": calls},
+            {**self._message("assistant", ""), "tool_calls": calls, **({"content": None} if self._stand_alone else {})},
             {"role": "tool", "content": result, "tool_call_id": call_id, "name": _TOOL},
         ]
 
@@ -130,7 +135,7 @@ class _Probes:
     def _reasoning_key(self) -> str:
         """The field in which the template looks for earlier reasoning."""
         user, said = self._message("user", _ASKED), self._message("assistant", "yes")
-        called = self._called(self._long_ids, self._text_arguments, "no")
+        called = self._called("no")
         for key in REASONING_KEYS:
             histories = ([user, {**said, key: _SAID}], [called[0], {**called[1], key: _SAID}, called[2]])
             if any(self._shows(_SAID, history) for history in histories):

@@ -45,8 +45,9 @@ class TemplateTraits:
     knows_developer: it treats the role developer in another way than a role that it cannot know. judges: it shows
     messages of the roles query and document. part_roles: roles whose content it reads only as a list of parts.
     takes_image_parts: it writes something for a part that is an image. tools_need_system: it shows tools only if there
-    is a system message. takes_text_arguments: it wants the arguments of a call as JSON text. takes_long_ids: it takes
-    ids of calls that do not have nine letters and digits. written: what it wrote, to find the control tokens in it.
+    is a system message. calls_stand_alone: it shows calls only in messages whose content is null. takes_text_arguments:
+    it wants the arguments of a call as JSON text. takes_long_ids: it takes ids of calls that do not have nine letters
+    and digits. written: what it wrote, to find the control tokens in it.
     """
 
     shows_system: bool = True
@@ -59,6 +60,7 @@ class TemplateTraits:
     tools_need_system: bool = False
     shows_calls: bool = True
     shows_results: bool = True
+    calls_stand_alone: bool = False
     takes_text_arguments: bool = False
     takes_long_ids: bool = True
     reasoning_key: str = REASONING_KEYS[0]

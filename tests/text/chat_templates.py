@@ -59,6 +59,13 @@ TEMPLATES: dict[str, str] = {
     "tools": TOOLS + chatml("{{ message.content }}" + CALLS.replace("ARGUMENTS", "| tojson")),
     "text arguments": TOOLS + chatml("{{ message.content }}" + CALLS.replace("ARGUMENTS", "+ ''")),
     "prints arguments": TOOLS + chatml("{{ message.content }}" + CALLS.replace("ARGUMENTS", "")),
+    "calls stand alone": TOOLS + "{% for message in messages %}{% if message.content is none %}"
+                         + CALLS.replace("ARGUMENTS", "+ ''")
+                         + "{% else %}<|im_start|>{{ message.role + '\\n' + message.content }}<|im_end|>\n{% endif %}"
+                         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "refuses both": TOOLS + chatml("{% if message.tool_calls and message.thinking and message.content %}"
+                                   "{{ raise_exception('text or thoughts') }}{% endif %}{{ message.thinking }}"
+                                   "{{ message.content }}" + CALLS.replace("ARGUMENTS", "| tojson")),
     "tools beside system": chatml("{{ message.content }}{% if message.role == 'system' %}" + TOOLS + "{% endif %}"
                                   + CALLS.replace("ARGUMENTS", "| tojson")),
     "short ids": MISTRAL,

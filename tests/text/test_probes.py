@@ -34,6 +34,8 @@ def traits(source: str) -> TemplateTraits:
         ("tools", {}),
         ("text arguments", {"takes_text_arguments": True}),
         ("prints arguments", {"takes_text_arguments": True}),
+        ("calls stand alone", {"calls_stand_alone": True, "takes_text_arguments": True}),
+        ("refuses both", {"reasoning_key": "thinking"}),
         ("tools beside system", {"tools_need_system": True}),
         ("short ids", {"takes_long_ids": False, "shows_late_system": False, "judges": False}),
         ("needs names", {}),

@@ -48,8 +48,10 @@ def forms_of(turns: Sequence[Turn], traits: TemplateTraits, *, has_tools: bool) 
         plain.insert(0, Turn("system", SYSTEM_FOR_TOOLS, "system"))
     late, none = with_late_system_as_user(plain), with_system_as_user(plain)
     first = none if not traits.shows_system else late if not traits.shows_late_system and _has_late(plain) else plain
+    # some templates refuse a message that has calls, text and reasoning
+    silent = [replace(turn, reasoning=None) if turn.tool_calls and turn.text else turn for turn in first]
     forms: list[tuple[Turn, ...]] = []
-    for form in map(tuple, (first, late, none)):
+    for form in map(tuple, (first, silent, late, none)):
         if form not in forms:
             forms.append(form)
     return forms
@@ -66,7 +68,7 @@ def template_messages(
     """
     ids = {} if traits.takes_long_ids else _short_ids(turns)
     messages = []
-    for turn in turns:
+    for turn in _with_calls_apart(turns) if traits.calls_stand_alone else turns:
         message = _message(turn, traits, guard, ids)
         is_assistant = turn.role == "assistant"
         if turn.parts and image_marker and not traits.takes_image_parts:
@@ -74,12 +76,25 @@ def template_messages(
             message["content"] = "\n".join(texts)
         elif turn.parts and image_marker:
             message["content"] = [_part(part, guard) for part in _without_neighbours(turn.parts)]
+        elif turn.tool_calls and traits.calls_stand_alone:
+            message["content"] = None
         else:
             message["content"] = guard.text(turn.text, is_assistant=is_assistant)
         if turn.role in traits.part_roles and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
         messages.append(message)
     return messages
+
+
+def _with_calls_apart(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with calls after their text in a turn of their own."""
+    made: list[Turn] = []
+    for turn in turns:
+        if turn.tool_calls and turn.text:
+            made += [replace(turn, tool_calls=()), replace(turn, text="", parts=(), reasoning=None)]
+        else:
+            made.append(turn)
+    return made
 
 
 def _part(part: str | ImageInput, guard: TextGuard) -> dict[str, str]:

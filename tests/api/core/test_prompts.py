@@ -153,6 +153,16 @@ async def test_calls_and_results_have_the_form_that_the_template_reads(tmp_path:
     assert ("look: blue" if name == "needs names" else "blue") in prompt
 
 
+@pytest.mark.parametrize("name", ["tools", "calls stand alone", "refuses both"])
+async def test_a_message_may_have_text_reasoning_and_calls(tmp_path: Path, name: str) -> None:
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [CALL]}
+    async with asking(tmp_path, TEMPLATES[name]) as ask:
+        status, prompt = await ask("/v1/chat/completions", messages=[USER, said, RESULT])
+    assert status == 200, prompt
+    places = [prompt.find(words) for words in ("I look.", '"arguments": {"at": "sky"}', "blue")]
+    assert -1 not in places and places == sorted(places)
+
+
 @pytest.mark.parametrize("result", [RESULT, {**RESULT, "name": None}, {"role": "tool", "content": "blue"}])
 async def test_a_result_gets_the_name_of_its_call(tmp_path: Path, result: Message) -> None:
     async with asking(tmp_path, TEMPLATES["needs names"]) as ask:
