@@ -72,10 +72,30 @@ class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that must be called."""
+    """A tool by its name, which may also stand outside `function`, as in the Responses API."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: NamedFunction | None = None
+    name: str | None = None
+
+
+class AllowedFunctions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A choice among some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ChatToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that must be called, or the tools that the model may call; those may also stand outside `allowed_tools`,
+    as in the Responses API."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    name: str | None = None
+    allowed_tools: AllowedFunctions | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedTool] | None = None
 
 
 class JsonSchemaBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -193,7 +213,7 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     response_format: ResponseFormat | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -25,6 +25,7 @@ from exo_mesh.api.openai.messages import turns_of
 from exo_mesh.api.openai.replies import Delivery
 from exo_mesh.api.openai.schema import (
     ChatBody,
+    ChatToolChoice,
     CompletionBody,
     GenerationBody,
     GrammarBody,
@@ -49,10 +50,11 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's documented default for /v1/completions
 def neutral_chat(body: ChatBody) -> NeutralRequest:
     """Translate a chat body. Raises InputError that names the wrong field."""
     variables = dict(body.chat_template_kwargs or {})
+    tools, choice = _choose_tools(body, tuple(_tool(tool, index) for index, tool in enumerate(body.tools or ())))
     conversation = Conversation(
         turns_of(body.messages),
-        tuple(_tool(tool, index) for index, tool in enumerate(body.tools or ())),
-        _tool_choice(body),
+        tools,
+        choice,
         body.parallel_tool_calls is not False,
         thinking_of(body),
         variables,
@@ -183,22 +185,36 @@ def _tool(tool: ToolBody, index: int) -> Tool:
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
     if not tool.function.name:
         raise InputError(f"tools[{index}].function.name is empty", param=f"tools[{index}].function.name")
-    return Tool(tool.function.name, tool.function.description or "", parameters)
+    return Tool(tool.function.name, tool.function.description or "", parameters, f"tools[{index}].function.parameters")
 
 
-def _tool_choice(body: ChatBody) -> ToolChoice:
-    match body.tool_choice:
-        case None:
-            return ToolChoice()
-        case NamedTool(function=function):
-            if not any(tool.function.name == function.name for tool in body.tools or ()):
-                message = f"tool_choice names {show_json(function.name)}, which is not in tools"
-                raise InputError(message, param="tool_choice")
-            return ToolChoice("named", function.name)
-        case mode:
-            if mode == "required" and not body.tools:
-                raise InputError('tool_choice is "required", but there are no tools', param="tool_choice")
-            return ToolChoice(mode)
+def _choose_tools(body: ChatBody, tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """(the tools that the model may call, whether it may or must). Raises InputError."""
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise InputError('tool_choice is "required", but there are no tools', param="tool_choice")
+        return tools, ToolChoice(choice or "auto")
+    if choice.type == "function":
+        return tools, ToolChoice("named", _known_name(choice, tools, "tool_choice"))
+    allowed = choice.allowed_tools
+    listed, mode = (choice.tools, choice.mode) if allowed is None else (allowed.tools, allowed.mode)
+    where = "tool_choice" if allowed is None else "tool_choice.allowed_tools"
+    if mode is None:
+        raise InputError(f"{where}.mode: this field is required", param=f"{where}.mode")
+    if not listed:
+        raise InputError(f"{where}.tools is empty", param=f"{where}.tools")
+    names = {_known_name(tool, tools, f"{where}.tools[{index}]") for index, tool in enumerate(listed)}
+    return tuple(tool for tool in tools if tool.name in names), ToolChoice(mode)
+
+
+def _known_name(chosen: NamedTool | ChatToolChoice, tools: tuple[Tool, ...], where: str) -> str:
+    name = chosen.name if chosen.function is None else chosen.function.name
+    if name is None:
+        raise InputError(f"{where}.function: this field is required", param=f"{where}.function")
+    if not any(tool.name == name for tool in tools):
+        raise InputError(f"{where} names {show_json(name)}, which is not in tools", param=where)
+    return name
 
 
 def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tuple[GrammarSpec | None, str]:
