@@ -102,7 +102,7 @@ def _tool(tool: dict[str, object], where: str) -> Tool:
     if given.input_examples:
         examples = "\n".join(json.dumps(example, ensure_ascii=False) for example in given.input_examples)
         description = f"{description}\nExamples of input:\n{examples}".lstrip()
-    return Tool(given.name, description, given.input_schema)
+    return Tool(given.name, description, given.input_schema, f"{where}.input_schema")
 
 
 def _tool_choice(body: CountTokensBody, tools: tuple[Tool, ...]) -> ToolChoice:

@@ -12,7 +12,7 @@ from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.template import RESERVED, ChatTemplate
 
-_TOGGLES = ("enable_thinking", "thinking")
+TOGGLES = ("enable_thinking", "thinking")
 """Variables of templates that turn thinking on and off: the first of Qwen and GLM, the second of DeepSeek and
 Granite."""
 
@@ -116,7 +116,7 @@ def _thinking_variables(thinking: Thinking, known: frozenset[str]) -> Mapping[st
         made["reasoning_effort"] = thinking.effort
         enabled = (thinking.effort != NO_EFFORT) if enabled is None else enabled
     if enabled is not None:
-        made |= dict.fromkeys(_TOGGLES, enabled)
+        made |= dict.fromkeys(TOGGLES, enabled)
     if thinking.budget is not None:
         made["thinking_budget"] = thinking.budget
     return {name: value for name, value in made.items() if name in known}

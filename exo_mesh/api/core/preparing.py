@@ -11,10 +11,10 @@ from typing import Any
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.bridge import AnswerBridge
 from exo_mesh.api.core.conversation import offered_tools
-from exo_mesh.api.core.grammar import answer_grammar
+from exo_mesh.api.core.grammar import answer_grammar, forced_tools, may_think, room_for_answer, tool_alone
 from exo_mesh.api.core.images import decoded_images
 from exo_mesh.api.core.prompts import conversation_prompt
-from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
+from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.core.truncating import LEAST_SHARE, prepare_fitting
@@ -34,6 +34,11 @@ from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
 
 DEFAULT_MODEL = "exo-mesh-demo"
+
+MARKUP_TOKENS = 24
+"""Room for the markers around an answer, and for tags around its members."""
+
+ROOM_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +173,16 @@ async def _prepare_conversation(
     encoded_at = monotonic()
     max_tokens = _room(asked, entry, len(ids), limit, names.messages)
     starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
-    grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
+    known = text.template.variables if text.template else ()
+    thinks = may_think(conversation.thinking, conversation.variables, known)
+    grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning, thinks)
+    wanted = forced_tools(asked.grammar, conversation, tools)
     if grammar is not None:
-        await texts.check_grammar(grammar, names.grammar)
-    budget = _thinking_budget(conversation.thinking.budget, text, starts_in_reasoning)
+        await _check_grammar(grammar, wanted, text, names, texts)
+    most = conversation.thinking.budget
+    if grammar is not None and thinks:
+        most = _before_answer(most, max_tokens, room_for_answer(asked.grammar, wanted), text)
+    budget = _thinking_budget(most, text, starts_in_reasoning)
     prepared = _prepared(
         asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens, pictures=pictures)], grammar, budget
     )
@@ -384,6 +395,28 @@ def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Aske
         max_tokens=prompt.max_tokens,
         key_hash=b"" if key is None else key.of_prompt(index).key_hash,
     )
+
+
+async def _check_grammar(
+    grammar: GrammarSpec, wanted: Sequence[Tool], text: TextModel, names: FieldNames, texts: TextModels
+) -> None:
+    """Check that a grammar can be enforced. Raises InputError that names the tool at fault, if it is a tool."""
+    try:
+        await texts.check_grammar(grammar, names.grammar)
+    except InputError:
+        for tool in wanted:
+            if (alone := tool_alone(text.output, tool)) is not None:
+                await texts.check_grammar(alone, tool.where)
+        raise
+
+
+def _before_answer(budget: int | None, max_tokens: int, answers: Sequence[str], text: TextModel) -> int:
+    """The most tokens of a thought before an answer under a grammar. The rest is room for the shortest answer, or for
+    four times as much where that is at most a quarter of all tokens."""
+    needed = max(len(text.encode_prompt(answer)) for answer in answers) + MARKUP_TOKENS
+    room = max(needed, min(ROOM_FACTOR * needed, max_tokens // ROOM_FACTOR))
+    most = max(0, max_tokens - room)
+    return most if budget is None else min(budget, most)
 
 
 def _thinking_budget(tokens: int | None, text: TextModel, starts_in_reasoning: bool) -> ThinkingBudget | None:

@@ -173,4 +173,4 @@ def _tool(tool: OllamaTool, index: int) -> Tool:
     if not tool.function.name:
         raise InputError(f"{where} is empty", param=where)
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
-    return Tool(tool.function.name, tool.function.description or "", parameters)
+    return Tool(tool.function.name, tool.function.description or "", parameters, f"tools[{index}].function.parameters")
