@@ -9,15 +9,11 @@ NEUTRAL: NeutralTable = {
     "anthropic_version": ANY,
     "betas": ANY,
     "billing_policy": ANY,
-    "compaction": (None,),
-    "container": (None,),
     "diagnostics": ANY,  # asks why a prompt was not found in a cache; the reply says nothing of it
-    "fallback_credit_token": (None,),
     "fallbacks": ([],),
     "inference_geo": ("global",),
     "mcp_servers": ([],),
     "speed": ANY,
-    "thread": (None,),
 }
 """Fields of requests that may have no effect."""
 

@@ -9,7 +9,7 @@ from exo_mesh.api.anthropic.blocks import decode_tool
 from exo_mesh.api.anthropic.messages import turns_of
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody
 from exo_mesh.api.core.cache_rules import cache_wish
-from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, stop_strings
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
     Conversation,
@@ -34,7 +34,8 @@ def neutral_message(body: MessagesBody) -> NeutralRequest:
     check_range("temperature", body.temperature, 0, 2)
     check_range("top_p", body.top_p, 0, 1)
     check_range("top_k", body.top_k, 0, _MOST)
-    check_stops(body.stop_sequences or (), "stop_sequences")
+    stops = stop_strings(body.stop_sequences)
+    check_stops(stops, "stop_sequences")
     grammar, field = _grammar(body)
     return NeutralRequest(
         body.model,
@@ -42,7 +43,7 @@ def neutral_message(body: MessagesBody) -> NeutralRequest:
         SamplingWish(temperature=body.temperature, top_k=body.top_k, top_p=body.top_p),
         grammar,
         body.max_tokens,
-        stops=tuple(body.stop_sequences or ()),
+        stops=stops,
         cache=cache_wish(body.cache, body.prompt_cache_key),
         names=FieldNames(grammar=field),
     )

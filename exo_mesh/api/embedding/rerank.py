@@ -10,7 +10,7 @@ from aiohttp import web
 
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
-from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, without_fields
+from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.embedding.embeddings import floats
 from exo_mesh.api.embedding.schema import EmbeddingUsage, RerankBody, RerankReply, RerankResult
@@ -53,7 +53,8 @@ class RerankRoutes:
 
     async def rerank(self, request: web.Request) -> web.Response:
         """POST /v1/rerank"""
-        body = decode_body(await read_body(request, self._context.options.body_silence_s), RerankBody, _cleaned)
+        received = await read_body(request, self._context.options.body_silence_s)
+        body = decode_body(received, RerankBody, {RerankBody: NEUTRAL})
         documents = _texts_of(body)
         model = await self._vectors.model(request, body.model, RERANK)
         if not (model.settings.whole or model.settings.choice):
@@ -141,7 +142,3 @@ def _text_of(given: str | dict[str, Any], index: int) -> str:
 def _sigmoid(value: float) -> float:
     """The logistic function, exact also where exp would overflow."""
     return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
-
-
-def _cleaned(body: bytes) -> bytes:
-    return without_fields(body, NEUTRAL, RerankBody.__struct_fields__, {}, ())

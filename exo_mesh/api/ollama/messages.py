@@ -42,7 +42,7 @@ def _turn(message: OllamaMessage, where: str) -> Turn:
     if message.tool_calls and message.role != "assistant":
         text = f"{where}.tool_calls: only messages with the role assistant may have tool calls"
         raise InputError(text, param=f"{where}.tool_calls")
-    if message.tool_name is not None and message.role != "tool":
+    if message.tool_name and message.role != "tool":
         text = f"{where}.tool_name: only messages with the role tool may name a tool"
         raise InputError(text, param=f"{where}.tool_name")
     if message.images and message.role != "user":
@@ -56,9 +56,9 @@ def _turn(message: OllamaMessage, where: str) -> Turn:
         message.role,
         message.content or "",
         where,
-        message.tool_name,
+        message.tool_name or None,
         calls,
-        message.tool_call_id if message.role == "tool" else None,
+        (message.tool_call_id or None) if message.role == "tool" else None,
         message.thinking or None,
         parts=parts_of(message.content, message.images, where),
     )

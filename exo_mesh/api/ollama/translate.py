@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, stop_strings
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -37,7 +37,7 @@ MAX_TOP_LOGPROBS = 20
 
 _RANGES: dict[str, tuple[float, float]] = {
     "num_predict": (-2, 2**31 - 1),
-    "num_ctx": (1, 2**31 - 1),
+    "num_ctx": (0, 2**31 - 1),
     "temperature": (0, 2),
     "top_k": (-1, 2**31 - 1),
     "top_p": (0, 1),
@@ -105,7 +105,7 @@ def thinking_of(body: OllamaGenerationBody) -> Thinking:
 def keeps_for_s(body: OllamaGenerationBody) -> float | None:
     """How long the model stays loaded after the request; negative: for ever; None: the mesh's setting. Raises
     InputError."""
-    return keep_alive_s(None if body.keep_alive == "" else body.keep_alive, "keep_alive")
+    return keep_alive_s(body.keep_alive, "keep_alive")
 
 
 def _neutral(body: OllamaGenerationBody, subject: Conversation | Prompts, field: str) -> NeutralRequest:
@@ -115,8 +115,7 @@ def _neutral(body: OllamaGenerationBody, subject: Conversation | Prompts, field:
     check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
     if body.top_logprobs and not body.logprobs:
         raise InputError('top_logprobs is only allowed together with "logprobs": true', param="top_logprobs")
-    stops = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
-    stops = tuple(text for text in stops if text)
+    stops = stop_strings(options.stop)
     check_stops(stops, "options.stop")
     limit = options.num_predict
     return NeutralRequest(

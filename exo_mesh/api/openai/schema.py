@@ -14,7 +14,7 @@ import msgspec
 
 from exo_mesh.api.core.cache_rules import CacheRule
 from exo_mesh.api.decoding import decode_body
-from exo_mesh.api.openai.lenient import without_neutral_fields
+from exo_mesh.api.openai.lenient import IN_MESSAGES, NEUTRAL
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -222,9 +222,7 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 def decode_generation_body(body: bytes, kind: type[G]) -> G:
     """Decode the body into a struct, dropping fields without effect. Raises InputError that names the wrong field."""
-    return decode_body(
-        body, kind, lambda text: without_neutral_fields(text, kind.__struct_fields__, Message.__struct_fields__)
-    )
+    return decode_body(body, kind, {kind: NEUTRAL, Message: IN_MESSAGES})
 
 
 G = TypeVar("G", bound=GenerationBody)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.api.core.cache_rules import cache_wish
+from exo_mesh.api.core.checks import stop_strings, token_ids_of
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -20,7 +21,7 @@ from exo_mesh.api.core.request import (
     Thinking,
     ToolChoice,
 )
-from exo_mesh.api.openai.checks import MAX_CHOICES, NO_LIMIT, stop_strings
+from exo_mesh.api.openai.checks import MAX_CHOICES, NO_LIMIT
 from exo_mesh.api.openai.messages import turns_of
 from exo_mesh.api.openai.replies import Delivery
 from exo_mesh.api.openai.schema import (
@@ -146,10 +147,10 @@ def prompts_of(prompt: str | list[Any]) -> tuple[Prompt, ...]:
 
 
 def _ids(prompt: Any) -> tuple[int, ...]:
-    is_list = isinstance(prompt, list)
-    if not is_list or not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+    ids = token_ids_of(prompt)
+    if ids is None:
         raise InputError("prompt must be a string, a list of token ids, or a list of these", param="prompt")
-    return tuple(prompt)
+    return ids
 
 
 def _common(body: GenerationBody) -> dict[str, Any]:
@@ -209,10 +210,10 @@ def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tu
             (_of_response_format(response_format), "response_format"),
             (_of_grammar(body.grammar), "grammar"),
             (_of_structured(body.structured_outputs), "structured_outputs"),
-            (_guided("json_schema", body.guided_json), "guided_json"),
-            (_guided("regex", body.guided_regex), "guided_regex"),
-            (_guided("choice", body.guided_choice), "guided_choice"),
-            (_guided("lark", body.guided_grammar), "guided_grammar"),
+            (_guided("json_schema", body.guided_json or None), "guided_json"),
+            (_guided("regex", body.guided_regex or None), "guided_regex"),
+            (_guided("choice", body.guided_choice or None), "guided_choice"),
+            (_guided("lark", body.guided_grammar or None), "guided_grammar"),
         )
         if spec is not None
     ]
@@ -247,18 +248,18 @@ def _of_structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
     given = [
         spec
         for spec in (
-            _guided("json_schema", wanted.json),
-            _guided("regex", wanted.regex),
-            _guided("choice", wanted.choice),
-            _guided("lark", wanted.grammar),
+            _guided("json_schema", wanted.json or None),
+            _guided("regex", wanted.regex or None),
+            _guided("choice", wanted.choice or None),
+            _guided("lark", wanted.grammar or None),
             _guided("json_schema", {"type": "object"} if wanted.json_object else None),
         )
         if spec is not None
     ]
-    if len(given) != 1:
+    if len(given) > 1:
         message = "structured_outputs must have exactly one of json, regex, choice, grammar and json_object"
         raise InputError(message, param="structured_outputs")
-    return given[0]
+    return given[0] if given else None
 
 
 def _guided(kind: Any, value: Any) -> GrammarSpec | None:

@@ -30,9 +30,7 @@ async def gather_items(
     Raises UnknownAnswerError if the conversation is not kept, and InputError for a reference to an unknown item.
     """
     history: list[Item] = []
-    if previous_id == "":
-        raise InputError("previous_response_id is empty", param="previous_response_id")
-    if previous_id is not None:
+    if previous_id:
         for answer in reversed(await kept.chain(key_id, previous_id)):
             stored = read_stored(answer.data)
             history += [*stored.items(), *stored.output()]

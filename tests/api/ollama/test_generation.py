@@ -233,7 +233,7 @@ async def test_keep_alive_goes_with_the_request(api: Served, given: Any, seconds
         ({"options": {"typical_p": 0.5}}, "options.typical_p"),
         ({"options": {"tfs_z": 0.5}}, "options.tfs_z"),
         ({"options": {"temperature": 3}}, "options.temperature"),
-        ({"options": {"num_ctx": 100_000}}, "options.num_ctx"),
+        ({"options": {"num_ctx": -1}}, "options.num_ctx"),
         ({"options": {"num_predict": -3}}, "options.num_predict"),
         ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options.repeat_last_n"),
         ({"options": {"stop": ["x" * 2000]}}, "options.stop"),
