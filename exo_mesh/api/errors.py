@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -176,6 +177,17 @@ async def _tried(request: web.Request, handler: Handler) -> web.StreamResponse:
         return plain_error("internal_error", f"internal error ({type(error).__name__}); see the node's log")
 
 
+_BATCHES = re.compile(r"/v1/(messages/)?batches(/.*)?|/v1/files(/.*)?")
+"""Routes of other servers for files of requests."""
+
+
+def _no_route(request: web.Request) -> str:
+    text = f"no route {request.method} {request.path}; "
+    if _BATCHES.fullmatch(request.path):
+        return text + "`exo-mesh batch FILE` runs the requests of a file in OpenAI's batch format"
+    return text + "GET / lists the routes"
+
+
 def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
     code = _HTTP_CODES.get(error.status)
     if code is None:
@@ -183,7 +195,7 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamRes
             return web.Response(status=error.status, headers=error.headers)
         code = "invalid_request" if error.status < 500 else "internal_error"
     messages = {
-        404: f"no route {request.method} {request.path}; GET / lists the routes",
+        404: _no_route(request),
         405: f"{request.path} does not support {request.method}",
         408: "the rest of the request body did not arrive in time",
         413: f"the request body is larger than {request.client_max_size} bytes",

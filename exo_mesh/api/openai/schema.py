@@ -88,10 +88,11 @@ class JsonSchemaBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The form of an answer."""
+    """The form of an answer. schema: the schema itself, as llama-server, Together and Fireworks take it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = None
+    schema: dict[str, Any] | None = None
 
 
 class GrammarBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -149,7 +149,7 @@ def _sampling(body: ResponsesBody) -> SamplingWish:
 def _grammar(form: TextForm | None) -> GrammarSpec | None:
     if form is None or form.type == "text":
         return None
-    if form.type == "json_object":
+    if form.type == "json_object" and not form.schema:
         return GrammarSpec("json_schema", '{"type": "object"}')
     if form.schema is None:
         raise InputError("text.format.schema: this field is required", param="text.format.schema")
