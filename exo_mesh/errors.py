@@ -50,13 +50,17 @@ class MeshError(Exception):
 
 
 class InputError(MeshError):
-    """The caller's input is at fault. `param` names the offending field, if there is one."""
+    """The caller's input is at fault. `param` names the offending field, if there is one; details: JSON values for
+    programs."""
 
     code = "invalid_request"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, details: abc.Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(message)
         self.param = param
+        self.details = details
 
 
 class UnknownModelError(InputError):

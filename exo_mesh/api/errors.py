@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.core.failure import Failure
 from exo_mesh.api.sse import STREAM
-from exo_mesh.errors import FetchError, MeshError, OverloadError, PlacementError
+from exo_mesh.errors import FetchError, InputError, MeshError, OverloadError, PlacementError
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def error_response(error: MeshError) -> web.Response:
     if isinstance(error, FetchError) and error.is_final:
         wait_s = None  # a retry cannot succeed, so do not suggest one
     text = error.full if isinstance(error, FetchError) else str(error)
-    details = error.details if isinstance(error, PlacementError) else None
+    details = error.details if isinstance(error, PlacementError | InputError) else None
     if isinstance(error, FetchError):
         details = {"remedy": error.remedy, "is_final": error.is_final}
     headers = {"Retry-After": str(max(1, wait_s))} if wait_s else None

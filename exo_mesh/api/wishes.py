@@ -43,11 +43,12 @@ def errors_name(fields: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except MeshError as error:
-        # the word "model" is a field's name only at the start of a sentence
-        pattern = "|".join(name if "_" in name else f"^{name}(?=[ :](?!server))" for name in fields)
 
         def renamed(text: str) -> str:
-            return re.sub(pattern, lambda found: fields[found[0]], text)
+            for ours, theirs in fields.items():
+                # the word "model" is the name of a field only where a sentence is about its value
+                text = re.sub(ours if "_" in ours else f"^{ours}(?=:| is )", theirs, text)
+            return text
 
         error.args = (renamed(str(error)),)
         if isinstance(error, InputError) and error.param is not None:

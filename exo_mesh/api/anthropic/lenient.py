@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
+from exo_mesh.api.core.neutral_fields import ANY, ONLY_NULL, NeutralTable
 
 NEUTRAL: NeutralTable = {
     "anthropic_beta": ANY,  # headers of Anthropic's API that gateways put into the body
@@ -10,6 +10,7 @@ NEUTRAL: NeutralTable = {
     "betas": ANY,
     "billing_policy": ANY,
     "diagnostics": ANY,  # asks why a prompt was not found in a cache; the reply says nothing of it
+    "compaction": ONLY_NULL,
     "fallbacks": ([],),
     "inference_geo": ("global",),
     "mcp_servers": ([],),

@@ -78,6 +78,16 @@ class ContextManagement(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     edits: list[ContextEdit] | None = None
 
 
+class CreatedThread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="create"):
+    """The node holds the conversation under the id of the reply."""
+
+
+class ContinuedThread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="continue"):
+    """The conversation up to a reply comes before the messages of this request."""
+
+    previous_message_id: str
+
+
 class CountTokensBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens. null always means the same as a missing field."""
 
@@ -91,6 +101,7 @@ class CountTokensBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_format: OutputForm | None = None
     context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
+    thread: CreatedThread | ContinuedThread | None = None
 
 
 class MessagesBody(CountTokensBody, kw_only=True, forbid_unknown_fields=True):

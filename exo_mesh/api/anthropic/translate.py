@@ -28,8 +28,8 @@ _MOST = 2**31 - 1
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def neutral_message(body: MessagesBody) -> NeutralRequest:
-    """Translate and check a body. Raises InputError that names the wrong field."""
+def neutral_message(body: MessagesBody, num_held: int = 0) -> NeutralRequest:
+    """Translate and check a body. num_held: see turns_of. Raises InputError that names the wrong field."""
     check_range("max_tokens", body.max_tokens, 0, _MOST)
     check_range("temperature", body.temperature, 0, 2)
     check_range("top_p", body.top_p, 0, 1)
@@ -39,7 +39,7 @@ def neutral_message(body: MessagesBody) -> NeutralRequest:
     grammar, field = _grammar(body)
     return NeutralRequest(
         body.model,
-        neutral_conversation(body),
+        neutral_conversation(body, num_held),
         SamplingWish(temperature=body.temperature, top_k=body.top_k, top_p=body.top_p),
         grammar,
         body.max_tokens,
@@ -49,13 +49,13 @@ def neutral_message(body: MessagesBody) -> NeutralRequest:
     )
 
 
-def neutral_conversation(body: CountTokensBody) -> Conversation:
-    """Translate the conversation of a body. Raises InputError that names the wrong field."""
+def neutral_conversation(body: CountTokensBody, num_held: int = 0) -> Conversation:
+    """Translate the conversation of a body. num_held: see turns_of. Raises InputError that names the wrong field."""
     if not body.messages:
         raise InputError("messages is empty; at least one message is required", param="messages")
     check_num_tools(body.tools or ())
     tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
-    turns = turns_of(body)
+    turns = turns_of(body, num_held)
     if any(tool.get("cache_control") is not None for tool in body.tools or ()):
         turns = (_marked(turns[0]), *turns[1:])  # templates put the tools into the first turn
     continues_last = turns[-1].role == "assistant"

@@ -45,6 +45,14 @@ def token_ids_of(given: Any) -> tuple[int, ...] | None:
     return tuple(ids)
 
 
+def repetition_of(penalty: float | None, last: int | None) -> tuple[float | None, int | None]:
+    """The repetition penalty, and the number of last tokens that it looks at, from llama.cpp's `repeat_last_n`: 0 is no
+    penalty, -1 are all tokens."""
+    if last == 0:
+        return 1.0, None
+    return penalty, None if last == -1 else last
+
+
 def check_num_tools(tools: Sequence[Any]) -> None:
     """Raises InputError if a request offers too many tools."""
     if len(tools) > MAX_TOOLS:

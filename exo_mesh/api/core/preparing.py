@@ -294,12 +294,14 @@ def sampling_params(
     is drawn here once; the entry peer keeps it, so that a replay continues the same text."""
     defaults = text.defaults
     seed = draw_seed(63) if wish.seed is None else wish.seed
+    repetition = _first(wish.repetition_penalty, defaults.repetition_penalty, 1.0)
     return SamplingParams(
         temperature=_first(wish.temperature, defaults.temperature, 1.0),
         top_k=max(0, _first(wish.top_k, defaults.top_k, 0)),
         top_p=_first(wish.top_p, defaults.top_p, 1.0),
         min_p=_first(wish.min_p, defaults.min_p, 0.0),
-        repetition_penalty=_first(wish.repetition_penalty, defaults.repetition_penalty, 1.0),
+        repetition_penalty=repetition,
+        repetition_window=(wish.repetition_window or 0) if repetition != 1.0 else 0,
         presence_penalty=_first(wish.presence_penalty, 0.0),
         frequency_penalty=_first(wish.frequency_penalty, 0.0),
         logit_bias=tuple(sorted(wish.logit_bias.items())),

@@ -121,6 +121,7 @@ class SamplingWish:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repetition_window: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)

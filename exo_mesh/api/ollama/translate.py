@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, stop_strings
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, repetition_of, stop_strings
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -131,29 +131,19 @@ def _neutral(body: OllamaGenerationBody, subject: Conversation | Prompts, field:
 
 
 def _sampling(options: OllamaOptions, num_top: int | None) -> SamplingWish:
+    penalty, window = repetition_of(options.repeat_penalty, options.repeat_last_n)
     return SamplingWish(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
-        repetition_penalty=_repetition_penalty(options),
+        repetition_penalty=penalty,
+        repetition_window=window,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         seed=None if options.seed == RANDOM_SEED else options.seed,
         logprobs=num_top,
     )
-
-
-def _repetition_penalty(options: OllamaOptions) -> float | None:
-    """The penalty. Ours looks at all tokens; Ollama's at the last repeat_last_n, where 0 means none. Raises InputError
-    for another number, unless it changes nothing because there is no penalty."""
-    penalty, last = options.repeat_penalty, options.repeat_last_n
-    if last == 0:
-        return 1.0
-    if last not in (None, -1) and penalty not in (None, 1):
-        text = f"options.repeat_last_n is {last}, which is not supported with a repeat_penalty; it must be -1 or 0"
-        raise InputError(text, param="options.repeat_last_n")
-    return penalty
 
 
 def _grammar(wanted: str | dict[str, Any] | None) -> GrammarSpec | None:

@@ -25,6 +25,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 10),
     "repeat_penalty": (0.01, 10),
+    "repeat_last_n": (-1, 2**31 - 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "seed": (-_INT64, _INT64 - 1),

@@ -57,7 +57,6 @@ LLAMA_CPP_AND_OLLAMA: NeutralTable = {
     "n_probs": (0,),
     "options": ({},),
     "post_sampling_probs": (False,),
-    "repeat_last_n": (-1,),
     "response_fields": ([],),
     "return_tokens": (False,),
     "t_max_predict_ms": (0,),

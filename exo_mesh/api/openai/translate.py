@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.api.core.cache_rules import cache_wish
-from exo_mesh.api.core.checks import stop_strings, token_ids_of
+from exo_mesh.api.core.checks import repetition_of, stop_strings, token_ids_of
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -166,12 +166,14 @@ def _common(body: GenerationBody) -> dict[str, Any]:
 
 
 def _sampling(body: GenerationBody, num_top: int | None) -> SamplingWish:
+    penalty, window = repetition_of(_first(body.repetition_penalty, body.repeat_penalty), body.repeat_last_n)
     return SamplingWish(
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
         min_p=body.min_p,
-        repetition_penalty=_first(body.repetition_penalty, body.repeat_penalty),
+        repetition_penalty=penalty,
+        repetition_window=window,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=body.logit_bias or {},

@@ -64,6 +64,12 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
             "true",
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"response_format": {"type": "text", "schema": {"type": "null"}}}, "response_format.schema", "leave out"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"a": 1}, "json_schema": {}}},
+            "response_format.schema",
+            "only one",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
         ({"response_format": schema({"type": "string", "format": "shoe-size"})}, "response_format", "format"),
         ({"response_format": schema({"$ref": "https://example.com/x"})}, "response_format", "$ref"),
