@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -118,7 +118,7 @@ def plain_error(code: str, message: str, param: str | None = None) -> web.Respon
     return _reply(_failure(code, message, param))
 
 
-def _failure(code: str, message: str, param: str | None, details: dict[str, Any] | None = None) -> Failure:
+def _failure(code: str, message: str, param: str | None, details: Mapping[str, Any] | None = None) -> Failure:
     rule = _RULES.get(code, _RULES["internal_error"])
     # the message may quote a caller's text, and a lone surrogate in it cannot be encoded
     text = message.encode("utf-8", "replace").decode()

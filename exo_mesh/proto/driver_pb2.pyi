@@ -84,14 +84,16 @@ class Respelling(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., spelling: _Optional[bytes] = ..., known: _Optional[bytes] = ...) -> None: ...
 
 class TextInput(_message.Message):
-    __slots__ = ("body", "stops", "begun")
+    __slots__ = ("body", "stops", "begun", "thinking_budget")
     BODY_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    THINKING_BUDGET_FIELD_NUMBER: _ClassVar[int]
     body: bytes
     stops: _containers.RepeatedScalarFieldContainer[bytes]
     begun: _containers.RepeatedCompositeFieldContainer[TextPiece]
-    def __init__(self, body: _Optional[bytes] = ..., stops: _Optional[_Iterable[bytes]] = ..., begun: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
+    thinking_budget: int
+    def __init__(self, body: _Optional[bytes] = ..., stops: _Optional[_Iterable[bytes]] = ..., begun: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ..., thinking_budget: _Optional[int] = ...) -> None: ...
 
 class Embed(_message.Message):
     __slots__ = ("pooling", "normalise", "dimensions", "whole", "second", "choice")

@@ -65,7 +65,7 @@ def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInpu
     body |= _form(asked.grammar, asked.names)
     body |= _thinking(conversation.thinking, conversation.variables)
     body |= _seed(asked)
-    return TextInput(_json(body), asked.stops, begun)
+    return TextInput(_json(body), asked.stops, begun, conversation.thinking.budget)
 
 
 def _message(turn: Turn) -> dict[str, Any]:
@@ -101,8 +101,6 @@ def _form(grammar: GrammarSpec | None, names: FieldNames) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking, variables: Mapping[str, Any]) -> dict[str, Any]:
-    if thinking.budget is not None:
-        raise _refusal("thinking_budget", "a thinking budget")
     made: dict[str, Any] = {}
     template = dict(variables)
     if thinking.effort is not None:

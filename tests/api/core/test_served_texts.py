@@ -14,6 +14,15 @@ from exo_mesh.api.openai.translate import neutral_chat, neutral_completion
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
+def test_a_thinking_budget_turns_thinking_on_and_goes_beside_the_text() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    asked = neutral_chat(msgspec.convert({"messages": MESSAGES, "thinking": thinking}, ChatBody))
+    (made,) = text_inputs(asked)
+    body: dict[str, Any] = msgspec.json.decode(made.body)
+    assert made.thinking_budget == 1024
+    assert body["chat_template_kwargs"] == {"enable_thinking": True}
+
+
 @pytest.mark.parametrize("seed", [None, 0, 7])
 @pytest.mark.parametrize("prompt", ["chat", "completion"])
 def test_only_a_seed_that_the_client_named_is_in_the_text(seed: int | None, prompt: str) -> None:
