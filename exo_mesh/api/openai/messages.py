@@ -25,15 +25,15 @@ def _turn(message: Message, where: str) -> Turn:
     calls = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
     said = _said(message, where)
     given = (message.reasoning_content, message.reasoning, message.thinking, said.thought)
-    reasoning = next((text for text in given if text is not None), None)
+    reasoning = next((text for text in given if text), None)
     has_cache_marks = said.has_cache_marks or message.cache_control is not None
     return Turn(
         message.role,
         said.text,
         where,
-        message.name,
+        message.name or None,
         tuple(calls),
-        message.tool_call_id,
+        message.tool_call_id or None,
         reasoning,
         has_cache_marks,
         said.parts,
