@@ -184,7 +184,7 @@ _MODELS = (
     Setting("system_prompt", "TEXT", "system prompt for conversations that have none",
         values.matching(r"(?s:.{1,65536})", "a text")),
     _switch("keep_agent_lines", "leave agents' billing and date lines at the start of prompts (not cacheable)"),
-    _whole("keep_responses", "SECONDS", "keep answers of /v1/responses this long after their last use; 0 = never",
+    _whole("keep_responses", "SECONDS", "keep responses and threads this long after their last use; 0 = never",
         0, 10**8),
     Setting("preload", "MODEL", "load this model when the node starts, as soon as the mesh can hold it",
         values.matching(r"\S.{0,4095}", "the name of a model"), separator=","),

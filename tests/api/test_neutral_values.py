@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_origin
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody, decode_count_body, decode_messages_body
 from exo_mesh.api.anthropic.translate import neutral_conversation as anthropic_conversation
@@ -214,6 +217,23 @@ def test_an_empty_value_of_an_unknown_field_changes_nothing_at_any_depth(dialect
     for value in EMPTY:
         for made in _each_with(body, "x_unknown", value):
             assert decode(json.dumps(made).encode()) == plain, made
+
+
+@settings(max_examples=int(os.environ.get("NEUTRAL_CASES", "100")), deadline=None)
+@given(
+    dialect=st.sampled_from(sorted(DIALECTS)),
+    added=st.lists(st.tuples(st.integers(0, 40), st.sampled_from("abcde"), st.sampled_from(EMPTY)), max_size=12),
+    as_floats=st.booleans(),
+)
+def test_any_number_of_empty_unknown_fields_and_integral_numbers_changes_nothing(
+    dialect: str, added: list[tuple[int, str, Any]], as_floats: bool
+) -> None:
+    decode, _, body = DIALECTS[dialect]
+    made = _with_floats(body) if as_floats else copy.deepcopy(body)
+    objects = list(_objects(made))
+    for place, name, value in added:
+        objects[place % len(objects)][f"x_{name}"] = value
+    assert decode(json.dumps(made).encode()) == decode(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -102,6 +102,16 @@ async def test_a_thread_that_is_not_held_is_named_so_that_clients_send_all_again
         assert error["details"] == {"error_code": "thread_not_found"}
 
 
+async def test_a_held_message_is_no_response_of_the_other_dialect(asking: Asking) -> None:
+    first = await asking.message(messages=user("Hi"), thread=CREATE)
+    for method in ("GET", "DELETE"):
+        async with asking.api.http.request(method, f"/v1/responses/{first['id']}") as reply:
+            assert reply.status == 404
+    status, reply = await asking.post("/v1/responses", {"input": "And?", "previous_response_id": first["id"]})
+    assert (status, reply["error"]["param"]) == (404, "previous_response_id")
+    await asking.message(messages=user("And?"), thread=after(first["id"]))
+
+
 async def test_only_the_caller_who_created_a_thread_continues_it(open_asking: Asking) -> None:
     first = await open_asking.message(messages=user("Hi"), thread=CREATE)
     assert (await open_asking.message(messages=user("And?"), thread=after(first["id"])))["id"] != first["id"]
