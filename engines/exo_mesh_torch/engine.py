@@ -31,8 +31,8 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
+from exo_mesh.model_files import read_json
 from exo_mesh.pictures import PictureSpec
-from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.caches import StageCache

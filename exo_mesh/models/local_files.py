@@ -15,11 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.model_settings import text_config
 from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
+from exo_mesh.model_files import read_json
 from exo_mesh.printable import quoted
-from exo_mesh.weights.card import read_json, text_config
 from exo_mesh.weights.fetched import (
     MANIFEST_FILE,
     SCRATCH_PREFIX,

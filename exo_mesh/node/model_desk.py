@@ -26,6 +26,7 @@ from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
+from exo_mesh.model_files import read_json
 from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
@@ -38,7 +39,6 @@ from exo_mesh.models.profiles import facts_in
 from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Bound
-from exo_mesh.weights.card import read_json
 
 _log = logging.getLogger(__name__)
 

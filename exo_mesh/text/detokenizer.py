@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -91,3 +92,35 @@ class Detokenizer:
             if not is_panic(exc):
                 raise
             raise ModelError("the model's tokenizer cannot decode the tokens that the model generated") from exc
+
+
+class CleaningDetokenizer(Detokenizer):
+    """Leaves out the spaces before punctuation and English endings, for tokenizers that cut texts into words. Holds
+    back a space, and up to two characters after it, until it is certain."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
+        super().__init__(tokenizer, hidden_ids)
+        self._held = ""
+
+    def push(self, token_id: int) -> str:
+        text = self._held + super().push(token_id)
+        border = next((i for i in range(max(0, len(text) - 3), len(text)) if _may_be_left_out(text[i:])), len(text))
+        self._held = text[border:]
+        return _clean(text[:border])
+
+    def flush(self) -> str:
+        text, self._held = self._held + super().flush(), ""
+        return _clean(text)
+
+
+_LEFT_OUT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+_SPACED = re.compile(" ([.?!,]|n't|'m|'s|'ve|'re)| ' ")
+
+
+def _may_be_left_out(text: str) -> bool:
+    """Whether a text may become one of those whose space is left out."""
+    return any(one.startswith(text) and one != text for one in _LEFT_OUT)
+
+
+def _clean(text: str) -> str:
+    return _SPACED.sub(lambda found: found[1] or "'", text)

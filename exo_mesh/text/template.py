@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import exists, named, read_json_text, read_model_file, shown
+from exo_mesh.model_files import as_text, exists, named, read_json_if_there, read_model_file, shown
 
 Message = dict[str, Any]
 
@@ -60,11 +58,11 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatT
     jinja = directory / "chat_template.jinja"
     if exists(jinja):
         try:
-            return ChatTemplate.found(read_model_file(jinja, MAX_SOURCE_BYTES).decode("utf-8"), named(jinja))
-        except (OSError, UnicodeDecodeError) as exc:
+            return ChatTemplate.found(as_text(jinja, read_model_file(jinja, MAX_SOURCE_BYTES)), named(jinja))
+        except OSError as exc:
             raise ModelError(f"{named(jinja)}: cannot be read: {exc}") from exc
     where = directory / "chat_template.json"
-    found = read_json(where).get("chat_template")
+    found = read_json_if_there(where).get("chat_template")
     if found is None:
         where = directory / "tokenizer_config.json"
         found = tokenizer_config.get("chat_template")
@@ -79,16 +77,3 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatT
     if not isinstance(found, str):
         raise ModelError(f"{named(where)}: chat_template is {shown(found)}, not a string")
     return ChatTemplate.found(found, named(where))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; {} if the file does not exist. Raises ModelError."""
-    try:
-        value = msgspec.json.decode(read_json_text(path))
-    except FileNotFoundError:
-        return {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"{named(path)}: cannot be read: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ModelError(f"{named(path)}: is not a JSON object")
-    return value

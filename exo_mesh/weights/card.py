@@ -13,6 +13,7 @@ from typing import Any
 
 from exo_mesh.domain.embedding.tasks import find_tasks
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.model_settings import text_config, token_ids
 from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import (
@@ -29,7 +30,8 @@ from exo_mesh.model_files import (
     open_model_file,
     place_of,
     read_in_pieces,
-    read_json_text,
+    read_json,
+    read_json_if_there,
     read_steps,
     shown,
     size_of,
@@ -87,7 +89,6 @@ MAX_FIGURE = 2**31 - 1
 """Largest width, length or token id in config.json: what messages between peers can carry."""
 
 MAX_KV_BYTES = 2**48
-MAX_EOS_IDS = 1000
 _MAX_ARCHITECTURE = 100
 _ROWS = 4096
 _SAMPLED_TENSORS = 32
@@ -150,31 +151,12 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         tied=tied,
         kv_bytes_per_token=_kv_bytes(model_dir, text, hidden_size, dtype),
         dtype=dtype,
-        eos_ids=_eos_ids(model_dir, config, text),
+        eos_ids=_eos_ids(model_dir, config),
         legal_cuts=tuple(range(1, num_layers)),
         digest=_digest(config, table),
         text_digest=_text_digest(model_dir),
         tasks=find_tasks(config, read_steps(model_dir)),
     )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises ModelError if the file is missing or holds no JSON object."""
-    try:
-        value = json.loads(read_json_text(file))
-    except FileNotFoundError as exc:
-        raise ModelError(f"{named(file)} cannot be read: there is no such file") from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{named(file)} is not valid JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ModelError(f"{named(file)} is not a JSON object")
-    return value
-
-
-def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the language model: those of a nested `text_config` override those beside it."""
-    nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
 
 def _architecture(model_dir: Path, config: Mapping[str, Any]) -> str:
@@ -214,8 +196,13 @@ def _num_layers(model_dir: Path, text: Mapping[str, Any]) -> int:
 
 
 def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
+    """The most positions of config.json; without any, as for models without attention, the length that the tokenizer's
+    settings give."""
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
-    return _find_size(text, *keys) or _require_size(model_dir, text, *keys)
+    found = _find_size(text, *keys)
+    if found is None:
+        found = _find_size(read_json_if_there(model_dir / "tokenizer_config.json"), "model_max_length")
+    return found or _require_size(model_dir, text, *keys)
 
 
 def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
@@ -316,16 +303,11 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
     return tuple(layers), embed_bytes, head_bytes, not has_head
 
 
-def _eos_ids(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json overrides config.json; an int or a list of ints."""
-    generation_file = model_dir / "generation_config.json"
-    generation = read_json(generation_file) if exists(generation_file) else {}
-    candidates = (generation.get("eos_token_id"), config.get("eos_token_id"), text.get("eos_token_id"))
-    eos: Any = next((value for value in candidates if value is not None), [])
-    ids = eos if isinstance(eos, list) else [eos]
-    if len(ids) > MAX_EOS_IDS or not all(isinstance(value, int) and abs(value) <= MAX_FIGURE for value in ids):
-        raise ModelError(f"{label(model_dir)}: eos_token_id is {shown(eos)}, not an integer or a list of integers")
-    return tuple(ids)
+def _eos_ids(model_dir: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    try:
+        return token_ids("eos_token_id", read_json_if_there(model_dir / "generation_config.json"), config)
+    except ValueError as exc:
+        raise ModelError(f"{label(model_dir)}: {exc}") from exc
 
 
 def _digest(config: Mapping[str, Any], table: TensorTable) -> str:

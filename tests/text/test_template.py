@@ -193,5 +193,5 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("from jinja")
     assert found({"chat_template": "plain"}) == "from jinja"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="not UTF-8 text"):
         found({})

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from exo_mesh.domain.embedding.tasks import GENERATION
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.model_settings import text_config
 from exo_mesh.models.cards.profile import TemplateFacts
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import Capability, Task, TomlCard
-from exo_mesh.weights.card import text_config
 
 
 def card_from_checkpoint(
