@@ -10,23 +10,12 @@ from pathlib import Path
 import torch
 
 from exo_mesh.errors import InputError
+from exo_mesh_torch.options import SHORT_DTYPES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"}
-
-OPTIONS = ("device", "dtype", "threads", "batching", "packed", "quantised")
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags of x86 and Arm for native bfloat16 multiplication. Without it, torch widens weights each time."""
-
-
-def check_options(options: Mapping[str, str]) -> None:
-    """Raises InputError naming an unknown option."""
-    unknown = sorted(set(options) - set(OPTIONS))
-    if unknown:
-        raise InputError(
-            f"the torch engine has no option {json.dumps(unknown[0])}; it has {', '.join(OPTIONS)}", param=unknown[0]
-        )
 
 
 def choose_device(options: Mapping[str, str]) -> torch.device:
@@ -50,7 +39,7 @@ def choose_dtype(options: Mapping[str, str], checkpoint_dtype: str, device: torc
     1.3 times as fast as float32. float16 prefills a ninth as fast as bfloat16.
     """
     wanted = options.get("dtype", "auto")
-    wanted = _SHORT.get(wanted, wanted)
+    wanted = SHORT_DTYPES.get(wanted, wanted)
     if wanted != "auto":
         if wanted not in DTYPES:
             raise InputError(

@@ -34,6 +34,7 @@ _SERVER = "server_error"
 _RULES: dict[str, _Rule] = {
     "invalid_request": _Rule(400, _CALLER),
     "context_length_exceeded": _Rule(400, _CALLER),
+    "model_unusable": _Rule(400, _CALLER),
     "invalid_api_key": _Rule(401, _CALLER),
     "insufficient_permissions": _Rule(403, "permission_error"),
     "cross_site_refused": _Rule(403, "permission_error"),
@@ -55,7 +56,6 @@ _RULES: dict[str, _Rule] = {
     "internal_error": _Rule(500, _SERVER),
     "not_implemented": _Rule(501, _SERVER),
     "engine_error": _Rule(500, _SERVER),
-    "model_unusable": _Rule(500, _SERVER),
     "canary_failed": _Rule(503, _SERVER, 10),
     "fetch_failed": _Rule(503, _SERVER, 10),
     "no_store": _Rule(503, _SERVER),

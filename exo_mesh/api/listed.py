@@ -24,7 +24,7 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "num_layers": entry.num_layers,
         "quantization": entry.quantization,
         "dtype": entry.dtype,
-        "status": "loaded" if entry.instance_ids else "downloaded" if entry.served is None else "served",
+        "status": status_of(entry),
         "peers": list(entry.peers),
         "instance_ids": list(entry.instance_ids),
         "aliases": list(entry.aliases),
@@ -32,6 +32,15 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "served_by": [_server(one) for one in (entry.served, *entry.stand_ins) if one is not None],
         "capabilities": None if entry.profile is None else {**entry.profile.to_json(), "schema": SCHEMA},
     }
+
+
+def status_of(entry: ModelEntry) -> str:
+    """loaded, served by a model server, downloaded, or partial: peers have its headers, maybe some of its weights."""
+    if entry.instance_ids:
+        return "loaded"
+    if entry.served is not None:
+        return "served"
+    return "partial" if entry.is_partial else "downloaded"
 
 
 def _server(model: ServedModel) -> dict[str, Any]:

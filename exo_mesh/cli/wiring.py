@@ -25,7 +25,7 @@ from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.floors import OTHER_ENGINES, mlx_obstacle_here, too_old, upgrade
 from exo_mesh.engine.registry import Registry, load_registry
-from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.errors import InputError, MeshError, TransportError
 from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.node.node import Node
@@ -78,7 +78,7 @@ class RunningNode:
     async def start(self) -> None:
         """Binds the API's port, starts the node, serves. Raises ConfigError, AddressInUseError or another MeshError."""
         settings = self._settings
-        _check_engine(self._registry, settings.engine)
+        _check_engine(self._registry, settings.engine, settings.engine_options)
         _check_model_engines(self._registry, settings.model_engines)
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
@@ -295,12 +295,18 @@ def _api_tls(certificate: Path, key: Path) -> ApiTls:
         raise ConfigError(f"--tls-cert, --tls-key: {exc}", param="tls_cert") from exc
 
 
-def _check_engine(registry: Registry, name: str) -> None:
-    """Raises ConfigError if a named engine cannot run. With "auto" a node needs no engine: it can be an entry peer."""
-    if name != "auto":
-        try:
-            registry.choose(name)
-        except MeshError as exc:
+def _check_engine(registry: Registry, name: str, options: Mapping[str, str]) -> None:
+    """Raises ConfigError if a named engine cannot run, or does not take the engine options. With "auto" a node needs no
+    engine: it can be an entry peer."""
+    try:
+        registry.check_options(name, options)
+    except InputError as exc:
+        chosen = (
+            f"--engine {_chosen(registry, name)[0]}, the best that runs here" if name == "auto" else f"--engine {name}"
+        )
+        raise ConfigError(f"{chosen}: {exc}") from exc
+    except MeshError as exc:
+        if name != "auto":
             raise ConfigError(f"--engine {name}: {exc}") from exc
 
 

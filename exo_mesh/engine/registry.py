@@ -6,9 +6,10 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 
-from exo_mesh.engine.contract import Availability, Configurable, EngineProvider
+from exo_mesh.engine.contract import Availability, ChecksOptions, Configurable, EngineProvider
 from exo_mesh.errors import EngineError, InputError
 
 GROUP = "exo_mesh.engines"
@@ -43,6 +44,13 @@ class Registry:
             for name, provider in self.providers.items()
         }
         return Registry(found, self.broken)
+
+    def check_options(self, engine: str, options: Mapping[str, str]) -> None:
+        """Raises InputError for options that the engine of this preference does not take, and EngineError if there is
+        none."""
+        chosen = self.choose(engine)
+        if options and isinstance(chosen, ChecksOptions):
+            chosen.check_options(options)
 
     def choose(self, preference: str = "auto") -> EngineProvider:
         """The engine named, which must be available; or with "auto" the available one with the highest preference.
@@ -83,6 +91,12 @@ def load_registry(entry_points: Iterable[metadata.EntryPoint] | None = None) -> 
             logger.warning("engine plugin %s does not import: %s", entry_point.name, exc)
             broken[entry_point.name] = f"{type(exc).__name__}: {exc}"
     return Registry(found, broken)
+
+
+@cache
+def installed_names() -> frozenset[str]:
+    """The names of all engines installed, whether they can run here or not. Imports none of them."""
+    return frozenset(entry_point.name for entry_point in metadata.entry_points(group=GROUP))
 
 
 def providers() -> dict[str, EngineProvider]:

@@ -15,6 +15,7 @@ from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
 from exo_mesh.domain.tensor_group import sharded
+from exo_mesh.engine.registry import installed_names
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.spec import InstanceSpec
@@ -27,7 +28,8 @@ _PEER_ID = re.compile(r"[0-9a-f]{16,64}")
 
 def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec:
     """The spec with peer ids instead of names. Raises InputError for a name that no peer has, or that several peers
-    have."""
+    have, and for an engine that does not exist."""
+    _check_engines(spec, peers)
     return replace(
         spec,
         exclude_peers=tuple(_peer_id(name, peers, "exclude_peers") for name in spec.exclude_peers),
@@ -41,6 +43,27 @@ def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec
         ),
         groups=tuple(tuple(_peer_id(name, peers, "groups") for name in group) for group in spec.groups),
     )
+
+
+def _check_engines(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> None:
+    """Raises InputError for an engine that no peer has, and for a preference that names no engine at all. A preference
+    for an engine that only other machines have is no mistake."""
+    here = {engine for peer in peers for engine in peer.engines}
+    pinned = [("stages", pin.engine) for pin in spec.pins if pin.engine]
+    for param, engine in [("engine", spec.engine), *pinned]:
+        if engine and engine not in here:
+            listed = ", ".join(sorted(here)) or "none"
+            raise InputError(
+                f"no peer has an engine {_quoted(engine[:80])}; engines of the mesh: {listed}", param=param
+            )
+    known = here | {tag for peer in peers for tag in peer.tags} | installed_names()
+    for wanted in spec.engine_preference:
+        if not {wanted, wanted.partition("-")[0]} & known:
+            raise InputError(
+                f"engine_preference: there is no engine {_quoted(wanted[:80])}; engines: {', '.join(sorted(here))}, "
+                "also with their build, as in torch-cuda",
+                param="engine_preference",
+            )
 
 
 def _peer_id(name: str, peers: Sequence[PeerInfo], param: str) -> str:

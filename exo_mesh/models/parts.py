@@ -29,6 +29,7 @@ from exo_mesh.models.surveys import Surveys
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
+from exo_mesh.text.text_files import check_text_files
 from exo_mesh.weights.store import ModelStore
 
 LOOK_EVERY_S = 10.0
@@ -98,7 +99,9 @@ class ModelParts:
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
         served = ServedModels(registry, membership, server_options(settings, registry), on_reports)
         views = None if settings.llama_server else home / "gguf"  # else the llama-server has the GGUF files
-        catalogue = Catalogue(ModelStore(tuple(places), views_dir=views), membership, shelf, served)
+        catalogue = Catalogue(
+            ModelStore(tuple(places), views_dir=views, check=check_text_files), membership, shelf, served
+        )
         exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes, root)
         files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk, is_store=store.is_here)
         rules = FetchRules(

@@ -81,13 +81,19 @@ class ModelDesk:
         try:
             return await self._catalogue.card(name)
         except UnknownModelError as exc:
+            unknown = exc
             meant = await self._catalogue.reference(name)
             if not meant.repo or not self._may_resolve(is_asked_for):
                 raise
             if not may_download:
                 raise NotFetchedError(str(exc), param="model") from exc
         repo = f"{meant.repo}:{meant.quant}" if meant.quant else meant.repo
-        await self._resolve(meant.in_mesh, repo, meant.revision or MAIN)
+        try:
+            await self._resolve(meant.in_mesh, repo, meant.revision or MAIN)
+        except (UnknownModelError, FetchError) as of_hub:
+            if "/" in meant.repo:
+                raise
+            raise UnknownModelError(f"{unknown}; at the hub: {of_hub}", param="model") from of_hub
         try:
             return await self._catalogue.card(meant.in_mesh)
         except UnknownModelError as exc:

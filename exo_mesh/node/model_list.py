@@ -60,4 +60,5 @@ class ModelList:
             served=served.find(name) if card.architecture == SERVED_ARCHITECTURE else None,
             stand_ins=tuple(one for other in served.standing_for(name) if (one := served.find(other)) is not None),
             tasks=self._models.shelf.tasks_of(card),
+            is_partial=self._models.catalogue.is_partial(name),
         )

@@ -114,7 +114,7 @@ class Node:
         )
         phases.done("engines")
         await self._models.exchange.start(self._hosting.host.is_in_use)
-        await self._models.catalogue.rescan()
+        await self._models.catalogue.rescan(is_first=True)
         model_engines = await asyncio.to_thread(self._parts.engines.of_local_models)
         phases.done("models")
         self.membership.start(

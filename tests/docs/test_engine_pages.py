@@ -7,7 +7,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from exo_mesh_dummy.engine import DummyOptions
+from exo_mesh_dummy.options import DummyOptions
 from exo_mesh_llamacpp.options import OPTIONS as LLAMACPP_OPTIONS
 from exo_mesh_mlx.options import MlxOptions
 from exo_mesh_numpy.options import NumpyOptions
