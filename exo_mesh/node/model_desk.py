@@ -86,6 +86,8 @@ class ModelDesk:
             if not meant.repo or not self._may_resolve(is_asked_for):
                 raise
             if not may_download:
+                if "/" not in meant.repo:  # more likely a mistyped name than a model of the hub
+                    raise
                 raise NotFetchedError(str(exc), param="model") from exc
         repo = f"{meant.repo}:{meant.quant}" if meant.quant else meant.repo
         try:
