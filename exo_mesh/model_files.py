@@ -229,9 +229,7 @@ def _parse_json(file: Path, data: bytes) -> Any:
     except json.JSONDecodeError as exc:
         raise ModelError(f"{named(file)} is not valid JSON: {_fault(text, exc)}") from exc
     except UnicodeEncodeError as exc:
-        raise ModelError(
-            f"{named(file)} is not valid JSON: it has half of a surrogate pair (\\ud800 to \\udfff)"
-        ) from exc
+        raise ModelError(f"{named(file)} is not valid JSON: it contains a lone surrogate (U+D800 to U+DFFF)") from exc
     except (ValueError, RecursionError) as exc:
         raise ModelError(f"{named(file)} is not valid JSON: {exc}") from exc
     return value

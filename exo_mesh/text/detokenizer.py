@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -96,7 +95,7 @@ class Detokenizer:
 
 class CleaningDetokenizer(Detokenizer):
     """Leaves out the spaces before punctuation and English endings, for tokenizers that cut texts into words. Holds
-    back a space, and up to two characters after it, until it is certain."""
+    back the last word until it is certain where its space stays."""
 
     def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
         super().__init__(tokenizer, hidden_ids)
@@ -104,7 +103,7 @@ class CleaningDetokenizer(Detokenizer):
 
     def push(self, token_id: int) -> str:
         text = self._held + super().push(token_id)
-        border = next((i for i in range(max(0, len(text) - 3), len(text)) if _may_be_left_out(text[i:])), len(text))
+        border = _certain(text)
         self._held = text[border:]
         return _clean(text[:border])
 
@@ -114,13 +113,21 @@ class CleaningDetokenizer(Detokenizer):
 
 
 _LEFT_OUT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-_SPACED = re.compile(" ([.?!,]|n't|'m|'s|'ve|'re)| ' ")
+"""Texts without some of their spaces, in the order of transformers: " n ' t" becomes " n't", and that "n't"."""
+
+_LONGEST = len(" n ' t")
+_MOST_HELD = 64
 
 
-def _may_be_left_out(text: str) -> bool:
-    """Whether a text may become one of those whose space is left out."""
-    return any(one.startswith(text) and one != text for one in _LEFT_OUT)
+def _certain(text: str) -> int:
+    """The length of the beginning that no further text changes."""
+    if " " not in text[-_LONGEST:] or len(text) > _MOST_HELD:
+        return len(text)
+    spaces = (at for at in range(len(text) - 2, 0, -1) if text[at] == " ")
+    return next((at for at in spaces if text[at + 1] != "'" and text[at - 1] != "'"), 0)
 
 
 def _clean(text: str) -> str:
-    return _SPACED.sub(lambda found: found[1] or "'", text)
+    for one in _LEFT_OUT:
+        text = text.replace(one, one.strip())
+    return text

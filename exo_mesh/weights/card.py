@@ -88,6 +88,9 @@ model."""
 MAX_FIGURE = 2**31 - 1
 """Largest width, length or token id in config.json: what messages between peers can carry."""
 
+NO_LIMIT = 2**20
+"""Context length of a model that has no limit of its own, because it has a state in place of positions."""
+
 MAX_KV_BYTES = 2**48
 _MAX_ARCHITECTURE = 100
 _ROWS = 4096
@@ -199,10 +202,12 @@ def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
     """The most positions of config.json; without any, as for models without attention, the length that the tokenizer's
     settings give."""
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
-    found = _find_size(text, *keys)
-    if found is None:
-        found = _find_size(read_json_if_there(model_dir / "tokenizer_config.json"), "model_max_length")
-    return found or _require_size(model_dir, text, *keys)
+    if (found := _find_size(text, *keys)) is not None:
+        return found
+    of_tokenizer = read_json_if_there(model_dir / "tokenizer_config.json").get("model_max_length")
+    if isinstance(of_tokenizer, int | float) and of_tokenizer > MAX_FIGURE:
+        return NO_LIMIT  # transformers writes 10^30 where there is no limit
+    return _find_size({"model_max_length": of_tokenizer}, "model_max_length") or _require_size(model_dir, text, *keys)
 
 
 def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
