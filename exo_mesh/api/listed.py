@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from exo_mesh.domain.whole.served import ServedModel
+from exo_mesh.models.cards.estimate import estimated_bytes
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
 
@@ -49,7 +50,8 @@ def _server(model: ServedModel) -> dict[str, Any]:
 
 
 def known_object(card: TomlCard, created: int) -> dict[str, Any]:
-    """A model that no peer has, as its card describes it; numbers that the card does not give are 0."""
+    """A model that no peer has, as its card describes it; numbers that the card does not give are 0. estimated_bytes:
+    about the size of the weights, by the parameters that the card or its id names."""
     return {
         "id": card.id,
         "object": "model",
@@ -57,6 +59,7 @@ def known_object(card: TomlCard, created: int) -> dict[str, Any]:
         "owned_by": "exo-mesh",
         "context_length": card.context_length or 0,
         "num_bytes": card.storage_size or 0,
+        "estimated_bytes": estimated_bytes(card),
         "num_layers": card.n_layers or 0,
         "quantization": card.quantization or "",
         "dtype": "",

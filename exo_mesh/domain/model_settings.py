@@ -50,3 +50,19 @@ def token_ids(name: str, generation: Mapping[str, Any], config: Mapping[str, Any
 def _is_id(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) <= MAX_TOKEN_ID and value == int(value)
+
+
+def quantization_of(config: Mapping[str, Any]) -> str | None:
+    """The quantisation: `4bit` in MLX's format, else the `quant_method` of other formats, with its bits."""
+    ours, others = config.get("quantization"), text_config(config).get("quantization_config")
+    if isinstance(ours, dict) and (bits := _bits(ours)):
+        return f"{bits}bit"
+    method = others.get("quant_method") if isinstance(others, dict) else None
+    if not isinstance(others, dict) or not isinstance(method, str) or not method.isprintable() or len(method) > 32:
+        return None
+    return f"{method}-{bits}bit" if (bits := _bits(others)) else method
+
+
+def _bits(settings: Mapping[str, Any]) -> int | None:
+    bits = settings.get("bits")
+    return bits if type(bits) is int and 0 < bits <= 64 else None

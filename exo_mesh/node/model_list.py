@@ -54,7 +54,7 @@ class ModelList:
             profile,
             num_bytes=card.total_bytes,
             num_layers=card.num_layers,
-            quantization=(about.quantization if about is not None else None) or "",
+            quantization=card.quantization or (about.quantization if about is not None else None) or "",
             dtype=card.dtype,
             digest=card.digest.removeprefix(SERVED_DIGEST),
             served=served.find(name) if card.architecture == SERVED_ARCHITECTURE else None,

@@ -13,7 +13,7 @@ from typing import Any
 
 from exo_mesh.domain.embedding.tasks import find_tasks
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.model_settings import text_config, token_ids
+from exo_mesh.domain.model_settings import quantization_of, text_config, token_ids
 from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import (
@@ -37,6 +37,7 @@ from exo_mesh.model_files import (
     size_of,
 )
 from exo_mesh.weights.gguf import BLOCK_SIZES
+from exo_mesh.weights.gguf_config import QUANT_METHOD
 from exo_mesh.weights.safetensors import DTYPE_BITS, PART, TensorInfo, TensorTable, on_disk
 from exo_mesh.weights.tensors import read_tensor_table
 
@@ -159,6 +160,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         digest=_digest(config, table),
         text_digest=_text_digest(model_dir),
         tasks=find_tasks(config, read_steps(model_dir)),
+        quantization=_quantization(config, table),
     )
 
 
@@ -258,6 +260,18 @@ def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype:
     if kv_bytes > MAX_KV_BYTES:
         raise ModelError(f"{_config_of(model_dir)}: {kv_heads} heads of {head_dim} would take {kv_bytes} bytes a token")
     return kv_bytes
+
+
+def _quantization(config: Mapping[str, Any], table: TensorTable) -> str:
+    """As the config says it; of a GGUF file, whose config was made here, the type of most bytes of the layers."""
+    found = quantization_of(config) or ""
+    if found != QUANT_METHOD:
+        return found
+    sizes: Counter[str] = Counter()
+    for name, info in table.items():
+        if layer_of(name) is not None:
+            sizes[info.dtype] += info.num_bytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default=found)
 
 
 def _activation_dtype(text: Mapping[str, Any], table: TensorTable) -> str:

@@ -18,8 +18,11 @@ def model_path(name: str) -> str:
     return urllib.parse.quote(name, safe="/:@")
 
 
-def size_text(num_bytes: int) -> str:
-    return human_bytes(num_bytes) if num_bytes else "?"
+def size_text(num_bytes: int, estimated_bytes: int = 0) -> str:
+    """The size; with `~` if only an estimate is known, `?` if nothing is."""
+    if num_bytes:
+        return human_bytes(num_bytes)
+    return f"~{human_bytes(estimated_bytes)}" if estimated_bytes else "?"
 
 
 def context_text(model: Mapping[str, Any]) -> str:
@@ -47,7 +50,7 @@ def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: I
         if entry["model"] == model["id"] and entry["layers"][1] > entry["layers"][0] and entry["state"] != "failed"
     }
     if partial.isdisjoint(model["peers"]):
-        return "all" if model["peers"] else "-"
+        return "all" if model["peers"] else f"0 of {model['num_layers']}" if model.get("num_layers") else "-"
     parts = [(peer, layers.get(peer, "a part") if peer in partial else "all") for peer in model["peers"]]
     return ", ".join(f"{names.get(peer, peer[:8])} {part}" for peer, part in parts)
 

@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = {instance["model"] for instance in state["view"]["instances"]}
     for model in models:
         model["used_at"] = stored.get(model["id"], {}).get("used_at")
-        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(model["num_bytes"], state)
+        num_bytes = model["num_bytes"] or model.get("estimated_bytes", 0)
+        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(num_bytes, state)
     if args.json:
         print_json([*models, *unusable])
         return exit_codes.OK
@@ -47,7 +48,7 @@ def _row(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str,
     names = peer_names(state)
     return [
         model["id"],
-        facts.size_text(model["num_bytes"]),
+        facts.size_text(model["num_bytes"], model.get("estimated_bytes", 0)),
         facts.quantisation(model),
         facts.context_text(model),
         facts.holders(model, names),
