@@ -43,7 +43,8 @@ class ModelListRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance,
-        `?status=downloaded` those of which some peer has all files, `?status=partial` the others.
+        `?status=downloaded` those of which some peer has all files, `?status=partial` the others. is_reading: this node
+        is still reading its disk, so that more may follow.
 
         `?status=unusable` instead lists models on this node's disk that cannot be used, each with the reason;
         `?status=known` lists models that have a card but that no peer has.
@@ -68,7 +69,8 @@ class ModelListRoutes:
             case other:
                 message = f"status is {quoted(other)}; it must be downloaded, partial, loaded, known or unusable"
                 return plain_error("invalid_request", message, "status")
-        return json_response({"object": "list", "data": [model_object(entry, self._started_at) for entry in entries]})
+        found = [model_object(entry, self._started_at) for entry in entries]
+        return json_response({"object": "list", "data": found, "is_reading": self._service.is_reading_models()})
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}: one model; hub ids contain a slash."""

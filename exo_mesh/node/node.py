@@ -250,6 +250,9 @@ class Node:
     def unusable_models(self) -> dict[str, str]:
         return self._models.catalogue.unusable
 
+    def is_reading_models(self) -> bool:
+        return self._models.catalogue.is_reading
+
     async def text_files(self, name: str) -> Path:
         return await self._models.texts.directory(name)
 

@@ -166,6 +166,9 @@ class MeshService(Protocol):
     def unusable_models(self) -> dict[str, str]:
         """The models on this machine that cannot be used: reason by name."""
 
+    def is_reading_models(self) -> bool:
+        """Whether this node still reads its disk, so that models may be missing in the lists."""
+
     async def text_files(self, name: str) -> Path:
         """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs, copied
         from a peer if this one does not have the model."""

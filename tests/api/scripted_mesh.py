@@ -70,6 +70,7 @@ class ScriptedMesh:
     requests: list[GenerateRequest] = field(default_factory=list)
     specs: list[InstanceSpec] = field(default_factory=list)
     unusable: dict[str, str] = field(default_factory=dict)
+    is_reading: bool = False
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     explanations: Explanations = field(default_factory=Explanations)
     status: str = "ok"
@@ -177,6 +178,9 @@ class ScriptedMesh:
 
     def unusable_models(self) -> dict[str, str]:
         return self.unusable
+
+    def is_reading_models(self) -> bool:
+        return self.is_reading
 
     async def text_files(self, name: str) -> Path:
         return self.directory

@@ -45,10 +45,11 @@ def test_few_shipped_cards_have_no_size() -> None:
 
 
 def test_an_estimate_is_shown_as_one() -> None:
-    state: dict[str, Any] = {"view": {"peers": [{"id": "p", "name": "p"}]}, "telemetry": {"p": {"usable_bytes": 2 * 10**9}}}
+    peers = [{"id": "p", "name": "p"}]
+    state: dict[str, Any] = {"view": {"peers": peers}, "telemetry": {"p": {"usable_bytes": 2 * 10**9}}}
     model = known_object(TomlCard(id="org/m-0.5B", n_layers=24, source="a test"), 0)
     assert (model["num_bytes"], model["estimated_bytes"]) == (0, 10**9)
     assert facts.size_text(model["num_bytes"], model["estimated_bytes"]) == f"~{facts.size_text(10**9)}"
-    assert facts.held_layers(model, state, []) == "0 of 24"
+    assert facts.held_layers(model, state, []) == "0/24"
     assert facts.fit_text(model["estimated_bytes"], state) == "yes, 1 peer"
     assert facts.size_text(0) == "?"

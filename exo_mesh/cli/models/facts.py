@@ -50,7 +50,7 @@ def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: I
         if entry["model"] == model["id"] and entry["layers"][1] > entry["layers"][0] and entry["state"] != "failed"
     }
     if partial.isdisjoint(model["peers"]):
-        return "all" if model["peers"] else f"0 of {model['num_layers']}" if model.get("num_layers") else "-"
+        return "all" if model["peers"] else f"0/{model['num_layers']}" if model.get("num_layers") else "-"
     parts = [(peer, layers.get(peer, "a part") if peer in partial else "all") for peer in model["peers"]]
     return ", ".join(f"{names.get(peer, peer[:8])} {part}" for peer, part in parts)
 
