@@ -51,5 +51,6 @@ def test_an_estimate_is_shown_as_one() -> None:
     assert (model["num_bytes"], model["estimated_bytes"]) == (0, 10**9)
     assert facts.size_text(model["num_bytes"], model["estimated_bytes"]) == f"~{facts.size_text(10**9)}"
     assert facts.held_layers(model, state, []) == "0/24"
-    assert facts.fit_text(model["estimated_bytes"], state) == "yes, 1 peer"
+    assert facts.fit_text(0, state, model["estimated_bytes"]) == "yes, 1 peer"
+    assert facts.fit_text(0, state, 3 * 10**9) == "no: ~3.0 GB of weights, 2.0 GB usable"
     assert facts.size_text(0) == "?"

@@ -55,19 +55,21 @@ def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: I
     return ", ".join(f"{names.get(peer, peer[:8])} {part}" for peer, part in parts)
 
 
-def fit_text(num_bytes: int, state: Mapping[str, Any]) -> str:
-    """Whether the weights alone fit the memory that peers have free now, on how few of them; if not, the numbers.
+def fit_text(num_bytes: int, state: Mapping[str, Any], estimated_bytes: int = 0) -> str:
+    """Whether the weights alone, by their size or else an estimate, fit the memory that peers have free now, on how few
+    of them; if not, the numbers.
 
     `exo-mesh show` and `exo-mesh preview` also count KV, overhead, engines and cuts.
     """
-    if not num_bytes:
+    needed = num_bytes or estimated_bytes
+    if not needed:
         return "?"
     live = {peer["id"] for peer in state["view"]["peers"]}
     usable = sorted((r["usable_bytes"] for peer, r in state["telemetry"].items() if peer in live), reverse=True)
     for count in range(1, len(usable) + 1):
-        if sum(usable[:count]) >= num_bytes:
+        if sum(usable[:count]) >= needed:
             return f"yes, {count} peer{'s' if count > 1 else ''}"
-    return f"no: {human_bytes(num_bytes)} of weights, {human_bytes(sum(usable))} usable"
+    return f"no: {size_text(num_bytes, estimated_bytes)} of weights, {human_bytes(sum(usable))} usable"
 
 
 def previewed_fit(previews: Sequence[Mapping[str, Any]]) -> str:
