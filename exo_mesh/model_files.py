@@ -208,10 +208,15 @@ def read_tokenizer_text(file: Path) -> str:
     return as_text(file, read_model_file(file, MAX_TOKENIZER_BYTES))
 
 
+def without_mark(data: bytes) -> bytes:
+    """The content of a file without a byte-order mark."""
+    return data.removeprefix(_BYTE_ORDER_MARK)
+
+
 def as_text(file: Path, data: bytes) -> str:
     """Decodes the UTF-8 content of a file, without a byte-order mark. Raises ModelError."""
     try:
-        return data.removeprefix(_BYTE_ORDER_MARK).decode("utf-8")
+        return without_mark(data).decode("utf-8")
     except UnicodeDecodeError as exc:
         kind = "UTF-16 text" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"wrong at byte {exc.start}"
         raise ModelError(f"{named(file)} is not UTF-8 text ({kind}); save or download it again as UTF-8") from exc

@@ -11,7 +11,15 @@ import msgspec
 
 from exo_mesh.domain.model_settings import text_config, token_ids
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import named, read_json_if_there, read_tokenizer_text, shown
+from exo_mesh.model_files import (
+    MAX_TOKENIZER_BYTES,
+    as_text,
+    named,
+    read_json_if_there,
+    read_model_file,
+    shown,
+    without_mark,
+)
 from exo_mesh.text.template import ChatTemplate, find_template
 
 MAX_NUMBER = 2**31 - 1
@@ -114,12 +122,15 @@ def check_text_files(directory: Path) -> None:
     TextFiles.read(directory)
     file = directory / "tokenizer.json"
     try:
-        msgspec.json.decode(read_tokenizer_text(file), type=_TokenizerFile)
+        data = read_model_file(file, MAX_TOKENIZER_BYTES)
     except FileNotFoundError as exc:
         raise ModelError(f"{named(file)}: there is no such file") from exc
+    try:
+        msgspec.json.decode(without_mark(data), type=_TokenizerFile)  # not as a str, which would be a second copy
     except msgspec.ValidationError as exc:
         raise ModelError(f"{named(file)} is no tokenizer: {exc}") from exc
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        as_text(file, data)
         raise ModelError(f"{named(file)} is not valid JSON, or is cut short: {exc}; download it again") from exc
 
 
