@@ -10,7 +10,8 @@ from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import gigabytes, pools_to_pin, pools_to_try, roomiest_pool, stage_bytes
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import Ring, make_plan, members_of, stage_parts
+from exo_mesh.domain.on_disk import Ring
+from exo_mesh.domain.placement import make_plan, members_of, stage_parts
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from exo_mesh.domain.fitting import Goal, fastest_layers, fit_layers, latency, stage_stops, throughput
+from exo_mesh.domain.fitting import (
+    Goal,
+    StepTimes,
+    fastest_layers,
+    fit_layers,
+    latency,
+    stage_stops,
+    throughput,
+)
 from exo_mesh.domain.footprint import (
     ENGINE_OVERHEAD_BYTES,
     POOL_TOKENS,
@@ -17,6 +25,7 @@ from exo_mesh.domain.footprint import (
     stage_bytes,
 )
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.on_disk import Ring, kept_rings
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.rings import (
     NOTHING_KNOWN,
@@ -28,7 +37,7 @@ from exo_mesh.domain.rings import (
     rings_by_speed,
     rings_to_try,
 )
-from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.errors import PlacementError
 
 MIN_USEFUL_CONTEXT = 512
@@ -38,6 +47,10 @@ POLICIES = ("memory", "latency", "throughput")
 throughput: the peers and cuts with the fastest step, or the most steps per second; this needs the measured speed of
 every peer in a ring. Until speeds are known, latency works like memory, and throughput takes all peers that fit and
 cuts as if their speed were in proportion to their memory."""
+
+NEARLY_AS_FAST = 1.25
+"""A ring whose KV is on disks is kept if its steps take at most this many times as long as those of the fastest ring:
+two measurements of one machine differ by as much, and computing a prompt again takes as long as many steps."""
 
 _GOALS: Mapping[str, Goal] = {"latency": latency, "throughput": throughput}
 
@@ -61,7 +74,8 @@ def solve(
 ) -> Plan:
     """Chooses peers and cuts the layers. Equal arguments give an equal plan on every machine.
 
-    The proposer of the ballot comes first if it takes part, then the others by memory. A ring has one engine if such a
+    The proposer of the ballot comes first if it takes part, then the others by memory; but a ring that finds its KV or
+    its weights on disks is kept, see _kept_ring. A ring has one engine if such a
     ring fits, or follows `mixing` (one of MIXING). The KV pool is max(POOL_TOKENS, context_limit) tokens, two to eight
     times as many where that is cheap, or one context where only that fits. Raises PlacementError with what is needed,
     what is available, and what would help.
@@ -75,9 +89,9 @@ def solve(
         choose = _fastest_ring if policy in _GOALS and measured and not around.even else _first_ring
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
-            ring, pool_tokens = found
+            ring, pool_tokens = _kept_ring(card, groups, found[0], policy, context_limit, around) or found
             pool_tokens = roomiest_pool(stage_parts(card, ring, around), pool_tokens)
-            inputs = PlanInputs(members_of(ordered), policy, min_peers)
+            inputs = PlanInputs(members_of(ordered), policy, min_peers, _on_disk_of(ordered, around))
             return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
     raise _refusal(card, ordered, min_peers, context_limit, around, mixing)
 
@@ -163,10 +177,6 @@ def refuse_too_few(card: ModelCard, candidates: Sequence[Candidate], min_peers: 
         )  # fmt: skip
 
 
-Ring = list[tuple[Candidate, range]]
-"""Peers in ring order with their layers."""
-
-
 def make_plan(
     card: ModelCard,
     ring: Ring,
@@ -210,11 +220,7 @@ def stage_parts(card: ModelCard, ring: Ring, around: Surroundings) -> list[tuple
 
 def members_of(candidates: Iterable[Candidate]) -> tuple[tuple[str, int], ...]:
     """Returns (peer, usable bytes) of every candidate, with the ranks of a group listed one by one."""
-    return tuple(
-        (peer_id, one.usable_bytes)
-        for one in candidates
-        for peer_id in (one.group.peers if one.group else (one.peer_id,))
-    )
+    return tuple((peer_id, one.usable_bytes) for one in candidates for peer_id in one.members)
 
 
 def _in_preference(candidates: Iterable[Candidate], proposer: str) -> list[Candidate]:
@@ -273,6 +279,41 @@ def _fastest_ring(
     return None
 
 
+def _kept_ring(
+    card: ModelCard, groups: Sequence[Group], chosen: Ring, policy: str, context_limit: int, around: Surroundings
+) -> tuple[Ring, int] | None:
+    """Returns the ring that uses most of what is on disks, with its KV pool; None if none is as good as the chosen one.
+
+    It has the same number of stages and holds the same context. With measured speeds and a policy that wants speed, it
+    is at most NEARLY_AS_FAST times as slow; with even layers it has the same cuts.
+    """
+    goal = _GOALS.get(policy)
+    limit = None if goal is None else _step_times(card, chosen, around)
+    for ring, pool_tokens in kept_rings(card, groups, len(chosen), context_limit, around):
+        if around.even and [layers for _, layers in ring] != [layers for _, layers in chosen]:
+            continue
+        times = None if limit is None else _step_times(card, ring, around)
+        if goal is None or limit is None or (times is not None and goal(times)[0] <= NEARLY_AS_FAST * goal(limit)[0]):
+            return ring, pool_tokens
+    return None
+
+
+def _step_times(card: ModelCard, ring: Ring, around: Surroundings) -> StepTimes | None:
+    """The times of a step of a ring; None unless each of its peers was measured."""
+    if not all(peer.s_per_gb for peer, _ in ring):
+        return None
+    stages = [(peer.s_per_gb or 0.0) * card.step_bytes(layers.start, layers.stop) / 1e9 for peer, layers in ring]
+    return StepTimes(sum(stages), max(stages)).then(around.ring_hops([peer.peer_id for peer, _ in ring]))
+
+
+def _on_disk_of(
+    candidates: Iterable[Candidate], around: Surroundings
+) -> tuple[tuple[str, tuple[KeptLayers, ...]], ...]:
+    """What the candidates have on their disks, as the plan carries it."""
+    members = sorted({peer_id for one in candidates for peer_id in one.members})
+    return tuple((peer_id, tuple(around.on_disk[peer_id])) for peer_id in members if around.on_disk.get(peer_id))
+
+
 def _refusal(
     card: ModelCard,
     ordered: Sequence[Candidate],
@@ -301,7 +342,7 @@ def _refusal(
 
 def _name(candidate: Candidate) -> str:
     """Names a candidate for people: `0a1b2c3d`, or a group `0a1b2c3d+4e5f6071`."""
-    return "+".join(peer_id[:8] for peer_id in (candidate.group.peers if candidate.group else (candidate.peer_id,)))
+    return "+".join(peer_id[:8] for peer_id in candidate.members)
 
 
 def _what_would_help(
