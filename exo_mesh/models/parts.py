@@ -18,6 +18,7 @@ from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.engine_speeds import EngineSpeeds
 from exo_mesh.models.file_exchange import FileExchange
+from exo_mesh.models.kept_here import KeptHere
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.models.mixing import Mixing
@@ -55,6 +56,7 @@ class ModelParts:
     profiles: Profiles
     served: ServedModels
     speeds: EngineSpeeds
+    kept: KeptHere
 
     def server_options(self, model: ServedModel) -> dict[str, str]:
         """The settings of a whole-model engine for a model that it serves here, with what the model's card says."""
@@ -116,6 +118,7 @@ class ModelParts:
         profiles = Profiles(catalogue, shelf, texts)
         is_on = settings.measure_engines == "on"
         speeds = EngineSpeeds(registry, catalogue, home / "speeds", disk, options, is_on=is_on)
+        kept = KeptHere(settings, membership, catalogue, files)
         return ModelParts(
-            catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served, speeds
+            catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served, speeds, kept
         )
