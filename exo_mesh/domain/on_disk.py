@@ -125,14 +125,16 @@ def _common(peer: Candidate, kept: Mapping[str, Sequence[KeptLayers]]) -> Iterat
          if (one.rank, one.size) == (rank, peer.size)}
         for rank, peer_id in enumerate(peer.members)
     ]  # fmt: skip
-    for key, one in shares[0].items():
+    for key in shares[0]:
         if all(key in share for share in shares):
-            yield min((share[key] for share in shares), key=lambda share: share.tokens) if shares else one
+            yield min((share[key] for share in shares), key=lambda share: share.tokens)
 
 
 def _has_weights(peer: Candidate, start: int, stop: int, kept: Mapping[str, Sequence[KeptLayers]]) -> bool:
-    return peer.has_files or any(
-        not one.tokens and one.start <= start and stop <= one.stop for one in kept.get(peer.peer_id, ())
+    """Whether no member of a candidate would have to fetch files for these layers."""
+    return peer.has_files or all(
+        any(not one.tokens and one.start <= start and stop <= one.stop for one in kept.get(peer_id, ()))
+        for peer_id in peer.members
     )
 
 

@@ -48,6 +48,10 @@ throughput: the peers and cuts with the fastest step, or the most steps per seco
 every peer in a ring. Until speeds are known, latency works like memory, and throughput takes all peers that fit and
 cuts as if their speed were in proportion to their memory."""
 
+STABLE_SHARE = 0.9
+"""Share of the free memory that is still free at the next start: fewer peers than before are chosen only if they hold
+the model with this share too."""
+
 NEARLY_AS_FAST = 1.25
 """A ring whose KV is on disks is kept if its steps take at most this many times as long as those of the fastest ring:
 two measurements of one machine differ by as much, and computing a prompt again takes as long as many steps."""
@@ -89,7 +93,13 @@ def solve(
         choose = _fastest_ring if policy in _GOALS and measured and not around.even else _first_ring
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
-            ring, pool_tokens = _kept_ring(card, groups, found[0], policy, context_limit, around) or found
+            num_stages = len(found[0])
+            if around.on_disk:
+                tight = choose(
+                    card, [_less_memory(group) for group in groups], policy, min_peers, context_limit, around
+                )
+                num_stages = num_stages if tight is None else max(num_stages, len(tight[0]))
+            ring, pool_tokens = _kept_ring(card, groups, found[0], num_stages, policy, context_limit, around) or found
             pool_tokens = roomiest_pool(stage_parts(card, ring, around), pool_tokens)
             inputs = PlanInputs(members_of(ordered), policy, min_peers, _on_disk_of(ordered, around))
             return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
@@ -279,17 +289,30 @@ def _fastest_ring(
     return None
 
 
+def _less_memory(group: Group) -> Group:
+    """The peers as if each had a little less memory: a ring that fits only just now may not fit after the next start."""
+    return [replace(peer, usable_bytes=int(STABLE_SHARE * peer.usable_bytes)) for peer in group]
+
+
 def _kept_ring(
-    card: ModelCard, groups: Sequence[Group], chosen: Ring, policy: str, context_limit: int, around: Surroundings
+    card: ModelCard,
+    groups: Sequence[Group],
+    chosen: Ring,
+    most_stages: int,
+    policy: str,
+    context_limit: int,
+    around: Surroundings,
 ) -> tuple[Ring, int] | None:
     """Returns the ring that uses most of what is on disks, with its KV pool; None if none is as good as the chosen one.
 
-    It has the same number of stages and holds the same context. With measured speeds and a policy that wants speed, it
+    It holds the same context and has as many stages as the chosen one, or up to `most_stages`. With measured speeds and a policy that wants speed, it
     is at most NEARLY_AS_FAST times as slow; with even layers it has the same cuts.
     """
     goal = _GOALS.get(policy)
     limit = None if goal is None else _step_times(card, chosen, around)
-    for ring, pool_tokens in kept_rings(card, groups, len(chosen), context_limit, around):
+    sizes = range(len(chosen), most_stages + 1)
+    found = (one for size in sizes for one in kept_rings(card, groups, size, context_limit, around))
+    for ring, pool_tokens in found:
         if around.even and [layers for _, layers in ring] != [layers for _, layers in chosen]:
             continue
         times = None if limit is None else _step_times(card, ring, around)
