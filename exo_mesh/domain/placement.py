@@ -93,13 +93,9 @@ def solve(
         choose = _fastest_ring if policy in _GOALS and measured and not around.even else _first_ring
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
-            num_stages = len(found[0])
-            if around.on_disk:
-                tight = choose(
-                    card, [_less_memory(group) for group in groups], policy, min_peers, context_limit, around
-                )
-                num_stages = num_stages if tight is None else max(num_stages, len(tight[0]))
-            ring, pool_tokens = _kept_ring(card, groups, found[0], num_stages, policy, context_limit, around) or found
+            tight = choose(card, _tighter(groups), policy, min_peers, context_limit, around) if around.on_disk else None
+            most_stages = max(len(one[0]) for one in (found, tight) if one is not None)
+            ring, pool_tokens = _kept_ring(card, groups, found[0], most_stages, policy, context_limit, around) or found
             pool_tokens = roomiest_pool(stage_parts(card, ring, around), pool_tokens)
             inputs = PlanInputs(members_of(ordered), policy, min_peers, _on_disk_of(ordered, around))
             return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
@@ -289,9 +285,9 @@ def _fastest_ring(
     return None
 
 
-def _less_memory(group: Group) -> Group:
-    """The peers as if each had a little less memory: a ring that fits only just now may not fit after the next start."""
-    return [replace(peer, usable_bytes=int(STABLE_SHARE * peer.usable_bytes)) for peer in group]
+def _tighter(groups: Sequence[Group]) -> list[Group]:
+    """The peers as if each had a little less memory: a ring that only just fits may not fit after the next start."""
+    return [[replace(one, usable_bytes=int(STABLE_SHARE * one.usable_bytes)) for one in group] for group in groups]
 
 
 def _kept_ring(
@@ -305,8 +301,8 @@ def _kept_ring(
 ) -> tuple[Ring, int] | None:
     """Returns the ring that uses most of what is on disks, with its KV pool; None if none is as good as the chosen one.
 
-    It holds the same context and has as many stages as the chosen one, or up to `most_stages`. With measured speeds and a policy that wants speed, it
-    is at most NEARLY_AS_FAST times as slow; with even layers it has the same cuts.
+    It holds the same context and has as many stages as the chosen one, or up to `most_stages`. With measured speeds and
+    a policy that wants speed, it is at most NEARLY_AS_FAST times as slow; with even layers it has the same cuts.
     """
     goal = _GOALS.get(policy)
     limit = None if goal is None else _step_times(card, chosen, around)
