@@ -1,4 +1,4 @@
-"""Sets the number of threads of the BLAS library that comes with NumPy's wheels."""
+"""Sets the number of threads of the BLAS library that comes with NumPy's wheels, and changes it with the load."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exo_mesh.engine.free_cores import FreeCores
 from exo_mesh.errors import InputError
 
 MAX_THREADS = 1024
@@ -39,6 +40,27 @@ def set_threads(wanted: str) -> int | None:
             )
         library[1](int(wanted))
     return None if library is None else int(library[0]())
+
+
+class BlasThreads:
+    """The threads of this process' OpenBLAS: a fixed number, or as many as other programs leave cores free."""
+
+    def __init__(self, wanted: str) -> None:
+        """Raises InputError, see set_threads."""
+        self._most = set_threads(wanted) or 1
+        self._free = FreeCores(self._most) if wanted == "auto" and self._most > 1 else None
+
+    def adapt(self) -> None:
+        """Follow the load of the machine. Between two products only; takes less than a microsecond most times."""
+        if self._free is not None and self._free.is_due():
+            before = self._free.threads
+            if self._free.follow() != before:
+                set_threads(str(self._free.threads))
+
+    def close(self) -> None:
+        """Leave the library as it was."""
+        if self._free is not None and self._free.threads != self._most:
+            set_threads(str(self._most))
 
 
 @cache
