@@ -7,12 +7,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.replay import Kept, Output, ReplayStore, output_of
-from exo_mesh.domain.request import GenerateRequest, PrefixReport, PromptLogprobs, TextBridge, TokenEvent
+from exo_mesh.domain.request import FLEX_PRIORITY, GenerateRequest, PrefixReport, PromptLogprobs, TextBridge, TokenEvent
 from exo_mesh.domain.whole.text_pieces import Respelling, TextPiece, TextUsage, rest_of
 from exo_mesh.errors import (
     CancelledRequestError,
@@ -362,6 +362,19 @@ class Journal:
         if not share_id:
             return set()
         return {entry.instance_id for entry in self._live.values() if entry.request.share_id == share_id}
+
+    def place_in_line(self, entry: JournalEntry) -> int:
+        """How many live requests of its model and kind (flex or not) have come before a request and still wait for
+        their first instance. All choices of a request are one."""
+        before = takewhile(lambda one: one is not entry, self._live.values())
+        waiting = {
+            one.request.share_id or one.request.request_id
+            for one in before
+            if one.model == entry.model
+            and not (one.instance_id or one.had_instance)
+            and (one.request.priority <= FLEX_PRIORITY) == (entry.request.priority <= FLEX_PRIORITY)
+        }
+        return len(waiting - {entry.request.share_id})
 
     def on_instances(self) -> dict[str, list[JournalEntry]]:
         """The live requests by instance, oldest first."""

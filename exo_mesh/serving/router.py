@@ -36,9 +36,19 @@ class Router:
         clock: Clock = monotonic,
         auto_place: bool = True,
         stand_ins: Callable[[str], list[str]] = lambda model: [],
+        max_queued: int = 2**31,
     ) -> None:
-        """auto_place, stand_ins: see Rings."""
-        self._rings = Rings(instances, members, drivers, journal, clock, auto_place=auto_place, stand_ins=stand_ins)
+        """auto_place, stand_ins, max_queued: see Rings."""
+        self._rings = Rings(
+            instances,
+            members,
+            drivers,
+            journal,
+            clock,
+            auto_place=auto_place,
+            stand_ins=stand_ins,
+            max_queued=max_queued,
+        )
         self._journal = journal
         self._live = live or LiveStreams()
         self._metrics = metrics
