@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exo_mesh.engine.free_cores import FreeCores
+from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.errors import InputError
 
 MAX_THREADS = 1024
@@ -42,25 +42,13 @@ def set_threads(wanted: str) -> int | None:
     return None if library is None else int(library[0]())
 
 
-class BlasThreads:
-    """The threads of this process' OpenBLAS: a fixed number, or as many as other programs leave cores free."""
-
-    def __init__(self, wanted: str) -> None:
-        """Raises InputError, see set_threads."""
-        self._most = set_threads(wanted) or 1
-        self._free = FreeCores(self._most) if wanted == "auto" and self._most > 1 else None
-
-    def adapt(self) -> None:
-        """Follow the load of the machine. Between two products only; takes less than a microsecond most times."""
-        if self._free is not None and self._free.is_due():
-            before = self._free.threads
-            if self._free.follow() != before:
-                set_threads(str(self._free.threads))
-
-    def close(self) -> None:
-        """Leave the library as it was."""
-        if self._free is not None and self._free.threads != self._most:
-            set_threads(str(self._most))
+def threads_by_load(wanted: str) -> ThreadsByLoad | None:
+    """Set the threads of this process' OpenBLAS, and return what lets them follow the load; None for a number that was
+    chosen, or for another library. Raises InputError, see set_threads."""
+    count = set_threads(wanted)
+    if wanted != "auto" or count is None:
+        return None
+    return ThreadsByLoad(count, lambda number: set_threads(str(number)))
 
 
 @cache

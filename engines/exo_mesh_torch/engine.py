@@ -29,6 +29,7 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
 from exo_mesh.pictures import PictureSpec
@@ -66,6 +67,7 @@ class TorchStage:
 
     def __init__(self) -> None:
         self._encoder: TorchEncoder | None = None
+        self._threads: ThreadsByLoad | None = None
         self._model: StageModel | None = None
         self._batches: Batches | None = None
         self._max_tokens: dict[int, int] = {}
@@ -79,7 +81,9 @@ class TorchStage:
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
-        set_threads(request.options)
+        count = set_threads(request.options)
+        if request.options.get("threads", "auto") == "auto":
+            self._threads = ThreadsByLoad(count, torch.set_num_threads)
         device, shard = choose_device(request.options), request.shard
         packs, keeps_codes = wants_packing(request.options, device), wants_small_weights(request.options, device)
         if is_encoder(read_json(request.model_dir / "config.json")):
@@ -139,6 +143,8 @@ class TorchStage:
             self._max_tokens[sequence] = max_tokens
 
     def forward(self, stage_input: StageInput) -> StageOutput:
+        if self._threads is not None:
+            self._threads.adapt()
         if self._encoder is not None:
             return self._encoder.forward(stage_input)
         model, _ = self._loaded()
@@ -186,6 +192,8 @@ class TorchStage:
         return LibraryMemory("torch", active, reserved - active, torch.cuda.max_memory_allocated(device))
 
     def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None

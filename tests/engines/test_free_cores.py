@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exo_mesh_numpy import threads
 from exo_mesh_numpy.provider import NumpyProvider
-from exo_mesh_numpy.threads import BlasThreads, set_threads
+from exo_mesh_numpy.threads import set_threads, threads_by_load
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.engine.free_cores import CpuReading, FreeCores, read_cpu, threads_for
+from exo_mesh.engine import free_cores
+from exo_mesh.engine.free_cores import CpuReading, FreeCores, ThreadsByLoad, read_cpu, threads_for
 from exo_mesh.engine.measure import open_loop
 from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
 
@@ -87,10 +87,11 @@ def test_blas_follows_the_load_and_is_left_as_it_was(monkeypatch: pytest.MonkeyP
         def is_due(self) -> bool:
             return True
 
-    monkeypatch.setattr(threads, "FreeCores", Following)
+    monkeypatch.setattr(free_cores, "FreeCores", Following)
     try:
         set_threads("2")
-        blas = BlasThreads("auto")
+        blas = threads_by_load("auto")
+        assert blas is not None
         machine.later(2.0)
         blas.adapt()
         assert set_threads("auto") == 1
@@ -101,17 +102,14 @@ def test_blas_follows_the_load_and_is_left_as_it_was(monkeypatch: pytest.MonkeyP
         blas.adapt()
         blas.close()
         assert set_threads("auto") == 2
-        fixed = BlasThreads("2")
-        machine.later(2.0)
-        fixed.adapt()
-        assert set_threads("auto") == 2, "a number that somebody chose stays"
+        assert threads_by_load("2") is None, "a number that somebody chose stays"
     finally:
         set_threads(str(before))
 
 
 def test_each_layer_of_a_stage_follows_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(BlasThreads, "adapt", lambda self: calls.append(1))
+    monkeypatch.setattr(ThreadsByLoad, "adapt", lambda self: calls.append(1))
     loop, engine = open_loop(NumpyProvider(), write_checkpoint(tmp_path, TinyModel(layers=3)), {})
     loop([1, 2, 3], 1)
     engine.close()
