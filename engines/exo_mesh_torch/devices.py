@@ -77,6 +77,12 @@ def set_threads(options: Mapping[str, str]) -> int:
     return count
 
 
+def follows_load(options: Mapping[str, str], device: torch.device) -> bool:
+    """Whether the number of threads follows the load of the machine. It does not if somebody chose one, nor with
+    batching=off, because bits depend on it."""
+    return device.type == "cpu" and options.get("threads", "auto") == "auto" and wants_batching(options)
+
+
 def wants_batching(options: Mapping[str, str]) -> bool:
     """Option `batching`: on (decode rows in one forward) or off (each alone: the bits do not depend on the others)."""
     wanted = options.get("batching", "on")

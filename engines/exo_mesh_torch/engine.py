@@ -37,7 +37,7 @@ from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.caches import StageCache
-from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
+from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, follows_load, set_threads, wants_batching
 from exo_mesh_torch.encoder import TorchEncoder
 from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
@@ -82,9 +82,9 @@ class TorchStage:
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
         count = set_threads(request.options)
-        if request.options.get("threads", "auto") == "auto":
-            self._threads = ThreadsByLoad(count, torch.set_num_threads)
         device, shard = choose_device(request.options), request.shard
+        if follows_load(request.options, device):
+            self._threads = ThreadsByLoad(count, torch.set_num_threads)
         packs, keeps_codes = wants_packing(request.options, device), wants_small_weights(request.options, device)
         if is_encoder(read_json(request.model_dir / "config.json")):
             self._encoder = TorchEncoder(request, progress)
