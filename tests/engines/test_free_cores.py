@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from exo_mesh_numpy.provider import NumpyProvider
 from exo_mesh_numpy.threads import set_threads, threads_by_load
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_mesh.domain.frame import Row
 from exo_mesh.engine import free_cores
 from exo_mesh.engine.free_cores import CpuReading, FreeCores, ThreadsByLoad, read_cpu, threads_for
-from exo_mesh.engine.measure import open_loop
+from exo_mesh.engine.registry import providers
 from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
+from tests.support.ring import Ring
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,35 @@ def test_blas_follows_the_load_and_is_left_as_it_was(monkeypatch: pytest.MonkeyP
         set_threads(str(before))
 
 
-def test_each_layer_of_a_stage_follows_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def logits_of(provider: Any, directory: Path, **options: str) -> np.ndarray:
+    ring = Ring(provider, directory, 3, (), **options)
+    ring.insert(1)
+    return np.asarray(ring.forward([Row(1, 0, 3, 3)], np.array([1, 2, 3], np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_calls"), [("numpy", 3), pytest.param("torch", 1, marks=pytest.mark.extended), ("llamacpp", 1)]
+)
+def test_the_threads_of_a_stage_follow_the_load_unless_somebody_chose_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, num_calls: int
+) -> None:
+    provider = providers()[engine]
+    if not provider.availability().available or (engine == "numpy" and set_threads("auto") is None):
+        pytest.skip(f"{engine} cannot run here, or chooses its threads itself")
     calls: list[int] = []
-    monkeypatch.setattr(ThreadsByLoad, "adapt", lambda self: calls.append(1))
-    loop, engine = open_loop(NumpyProvider(), write_checkpoint(tmp_path, TinyModel(layers=3)), {})
-    loop([1, 2, 3], 1)
-    engine.close()
-    assert len(calls) == 3 * 2
+
+    def adapt(self: ThreadsByLoad) -> None:
+        self._apply(1 + len(calls) % 2)
+        calls.append(1)
+
+    monkeypatch.setattr(ThreadsByLoad, "adapt", adapt)
+    directory = write_checkpoint(tmp_path, TinyModel(layers=3))
+    fixed = logits_of(provider, directory, threads="1")
+    assert not calls
+    following = logits_of(provider, directory)
+    assert len(calls) >= num_calls
+    np.testing.assert_allclose(following, fixed, rtol=0, atol=1e-4)
+    if engine == "torch":
+        calls.clear()
+        logits_of(provider, directory, batching="off")
+        assert not calls, "the bits would depend on the load"
