@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.errors import InputError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,9 +63,9 @@ def choose_dtype(options: Mapping[str, str], checkpoint_dtype: str, device: torc
     return torch.bfloat16 if checkpoint_dtype == "bfloat16" and has_fast_bfloat16(cpu_flags()) else torch.float32
 
 
-def set_threads(options: Mapping[str, str]) -> int:
-    """Set torch's threads by option `threads`, else to the cores that this process may use. Raises InputError. Returns
-    the number."""
+def set_threads(options: Mapping[str, str], device: torch.device) -> ThreadsByLoad:
+    """Set torch's threads by option `threads`, else to the cores that this process may use; these follow the load of
+    the machine, but not with batching=off, because bits depend on them. Raises InputError."""
     wanted = options.get("threads", "auto")
     if wanted == "auto":
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -74,13 +75,8 @@ def set_threads(options: Mapping[str, str]) -> int:
     else:
         raise InputError(f"option threads={json.dumps(wanted)} is not a number from 1 to 1024", param="threads")
     torch.set_num_threads(count)
-    return count
-
-
-def follows_load(options: Mapping[str, str], device: torch.device) -> bool:
-    """Whether the number of threads follows the load of the machine. It does not if somebody chose one, nor with
-    batching=off, because bits depend on it."""
-    return device.type == "cpu" and options.get("threads", "auto") == "auto" and wants_batching(options)
+    follows = device.type == "cpu" and wanted == "auto" and wants_batching(options)
+    return ThreadsByLoad(count if follows else 1, torch.set_num_threads)
 
 
 def wants_batching(options: Mapping[str, str]) -> bool:

@@ -37,7 +37,7 @@ from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.caches import StageCache
-from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, follows_load, set_threads, wants_batching
+from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
 from exo_mesh_torch.encoder import TorchEncoder
 from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
@@ -67,7 +67,7 @@ class TorchStage:
 
     def __init__(self) -> None:
         self._encoder: TorchEncoder | None = None
-        self._threads: ThreadsByLoad | None = None
+        self._threads = ThreadsByLoad(1, torch.set_num_threads)
         self._model: StageModel | None = None
         self._batches: Batches | None = None
         self._max_tokens: dict[int, int] = {}
@@ -81,10 +81,8 @@ class TorchStage:
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
-        count = set_threads(request.options)
         device, shard = choose_device(request.options), request.shard
-        if follows_load(request.options, device):
-            self._threads = ThreadsByLoad(count, torch.set_num_threads)
+        self._threads = set_threads(request.options, device)
         packs, keeps_codes = wants_packing(request.options, device), wants_small_weights(request.options, device)
         if is_encoder(read_json(request.model_dir / "config.json")):
             self._encoder = TorchEncoder(request, progress)
@@ -143,8 +141,7 @@ class TorchStage:
             self._max_tokens[sequence] = max_tokens
 
     def forward(self, stage_input: StageInput) -> StageOutput:
-        if self._threads is not None:
-            self._threads.adapt()
+        self._threads.adapt()
         if self._encoder is not None:
             return self._encoder.forward(stage_input)
         model, _ = self._loaded()
@@ -192,8 +189,7 @@ class TorchStage:
         return LibraryMemory("torch", active, reserved - active, torch.cuda.max_memory_allocated(device))
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.close()
+        self._threads.close()
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None
