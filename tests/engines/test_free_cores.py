@@ -127,8 +127,9 @@ def test_the_threads_of_a_stage_follow_the_load_unless_somebody_chose_them(
     calls: list[int] = []
 
     def adapt(self: ThreadsByLoad) -> None:
-        self._apply(1 + len(calls) % 2)
-        calls.append(1)
+        if self._most > 1 or engine == "llamacpp":  # whose default is one thread on two cores
+            self._apply(1 + len(calls) % 2)
+            calls.append(1)
 
     monkeypatch.setattr(ThreadsByLoad, "adapt", adapt)
     directory = write_checkpoint(tmp_path, TinyModel(layers=3))
