@@ -43,7 +43,7 @@ class KeptHere:
         self._weights: dict[str, tuple[int, tuple[str, list[KeptLayers]]]] = {}
         """By model: the time of its manifest, and what that led to."""
         if settings.prefix_disk is not None and settings.prefix_cache_bytes != 0:
-            self._kv = KeptKv(settings.prefix_disk, _key(settings), self._is_usable)
+            self._kv = KeptKv(settings.prefix_disk, _key(settings), self._is_usable, settings.prefix_disk_days)
 
     def read(self) -> OnDisk:
         """What is on disk now. Blocking."""

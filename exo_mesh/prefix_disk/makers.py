@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.prefix_disk import file_format
 from exo_mesh.prefix_disk.file_format import StoredPrefixError
-from exo_mesh.prefix_disk.folder import StoredFile, stored_files
+from exo_mesh.prefix_disk.folder import DAY_S, StoredFile, stored_files
 
 MOST_FOLDERS = 256
 """Most folders of stages that are looked at: those with the files that were used last."""
@@ -71,20 +73,41 @@ def maker_from(text: str) -> KvMaker:
 
 @dataclass(slots=True)
 class KeptKv:
-    """The KV of all stages below a root. is_usable: whether a stage of today could use the files of a maker. secret: of
-    the files; None in an open mesh."""
+    """The KV of all stages below a root. is_usable: whether a stage of today could use the files of a maker. days:
+    after which a file that was not used expires. secret: of the files; None in an open mesh."""
 
     root: Path
     secret: bytes | None
     is_usable: Callable[[KvMaker], bool]
+    days: float
+    now: Callable[[], float] = time.time
+    _state: dict[str, int] | None = None
+    """When each folder was changed at the last look."""
+    _found: dict[str, list[KeptLayers]] = field(default_factory=dict)
     _makers: dict[str, KvMaker | None] = field(default_factory=dict)
     """By folder; None for files that cannot be used. The name of a folder depends on the maker."""
 
     def read(self) -> dict[str, list[KeptLayers]]:
-        """What there is, by model digest, what was used last first. Blocking."""
+        """What there is, by model digest, what was used last first. Blocking. Files are listed only if a folder has
+        changed."""
+        state = self._look()
+        if state != self._state:
+            self._state, self._found = state, self._list()
+        return {digest: list(kept) for digest, kept in self._found.items()}
+
+    def _look(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for folder in self.root.glob("*/*/*"):  # model, stage, rank
+            with contextlib.suppress(OSError):
+                found[str(folder)] = folder.stat().st_mtime_ns
+        return found
+
+    def _list(self) -> dict[str, list[KeptLayers]]:
         by_folder: dict[str, list[StoredFile]] = {}
+        oldest_s = self.now() - self.days * DAY_S
         for one in sorted(stored_files(self.root), key=lambda one: -one.used_at):
-            by_folder.setdefault(one.stage, []).append(one)
+            if one.pinned or one.used_at >= oldest_s:
+                by_folder.setdefault(one.stage, []).append(one)
         known, self._makers = self._makers, {}
         found: dict[str, list[KeptLayers]] = {}
         for folder, files in list(by_folder.items())[:MOST_FOLDERS]:

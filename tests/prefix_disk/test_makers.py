@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def write(root: Path, name: str, maker: KvMaker, *lengths: int, secret: bytes | 
 
 
 def read(root: Path, secret: bytes | None = None, version: tuple[str, str, str] = VERSION) -> object:
-    return KeptKv(root, secret, lambda maker: maker.version == version).read()
+    return KeptKv(root, secret, lambda maker: maker.version == version, 7).read()
 
 
 def test_a_maker_is_read_as_it_was_written_also_by_an_older_version() -> None:
@@ -67,10 +68,21 @@ def test_files_that_no_stage_could_use_do_not_count(tmp_path: Path) -> None:
     assert read(tmp_path) == {}
 
 
+def test_files_that_have_expired_do_not_count_unless_they_are_pinned(tmp_path: Path) -> None:
+    write(tmp_path, "m/first/rank-0", MAKER, 600, 70)
+    old, other = sorted(tmp_path.rglob("*.kv"), key=lambda file: "600" not in file.name)
+    os.utime(old, (1, 1))
+    assert read(tmp_path) == {"digest": [KeptLayers("numpy", 0, 4, 64)]}
+    os.utime(other, (1, 1))
+    assert read(tmp_path) == {}
+    old.with_name(f"{old.name.split('-')[0]}.pin").touch()
+    assert read(tmp_path) == {"digest": [KeptLayers("numpy", 0, 4, 512)]}
+
+
 def test_a_folder_is_opened_once(tmp_path: Path) -> None:
     write(tmp_path, "m/first/rank-0", MAKER, 600)
     asked: list[KvMaker] = []
-    kept = KeptKv(tmp_path, None, lambda maker: not asked.append(maker))  # type: ignore[func-returns-value]
+    kept = KeptKv(tmp_path, None, lambda maker: not asked.append(maker), 7)  # type: ignore[func-returns-value]
     before = kept.read()
     write(tmp_path, "m/first/rank-0", MAKER, 700)
     after = kept.read()
