@@ -31,9 +31,7 @@ class LocalClient(ApiClient):
     """A client that sends the local token even if EXO_MESH_API_KEY is set: invitations accept a key on private
     connections only."""
 
-    def credentials(self) -> dict[str, str]:
-        token = self.local_token()
-        return {"Authorization": f"Bearer {token}"} if token else super().credentials()
+    prefers_token = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

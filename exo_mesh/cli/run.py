@@ -127,7 +127,7 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     flags = node_flags(args)
     named = args.api_url or os.environ.get("EXO_MESH_API_URL")
     own = load_settings(flags, os.environ).settings  # raises for a wrong flag even if a node runs already
-    client = ApiClient(args.api_url, own.home, own.tls_cert)
+    client = ApiClient(args.api_url, flags["home"][-1] if "home" in flags else None, own.tls_cert)
     try:
         client.get("/healthz")
     except NoNodeError:

@@ -33,10 +33,11 @@ from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
-from exo_mesh.security.local_token import ListeningMark, take_token
+from exo_mesh.security.local_token import take_token
+from exo_mesh.security.own_nodes import ListeningMark
 from exo_mesh.security.secret import exposure
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
-from exo_mesh.settings.places import models_dirs
+from exo_mesh.settings.places import models_dirs, own_nodes_dir
 from exo_mesh.telemetry.node_logs import LoneLogs, NodeLogs
 from exo_mesh.telemetry.start_phases import StartPhases
 
@@ -252,7 +253,15 @@ class RunningNode:
     def _mark_listening(self, bound: socket.socket) -> None:
         """Writes the file that shows the command line of this machine where it may send the local token."""
         try:
-            self._mark = ListeningMark(self._settings.home, self._settings.host, bound.getsockname()[1])
+            host, port = bound.getsockname()[:2]
+            self._mark = ListeningMark(
+                self._settings.home,
+                host,
+                port,
+                name=self._settings.host,
+                certificate=self._settings.tls_cert if self._tls else None,
+                registry=own_nodes_dir(),
+            )
         except OSError as exc:
             self._notes.append(f"commands on this machine cannot use the local token: {exc.strerror or exc}")
 

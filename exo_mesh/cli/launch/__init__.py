@@ -24,7 +24,6 @@ from exo_mesh.cli.launch.running import run_agent, unwinding
 from exo_mesh.cli.launch.workspace import Workspace, remove_abandoned
 from exo_mesh.cli.parser import Parser, add_api_flags
 from exo_mesh.client.api_client import ApiClient, NoNodeError
-from exo_mesh.client.trust import certificate_of
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.settings.config import home_of
 from exo_mesh.settings.loading import load_settings
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(agent, client, model)
         workspace = Workspace.create(root)
         try:
-            if bundle := certificates(client.url, args.home):
+            if bundle := certificates(client):
                 workspace.write({_BUNDLE: bundle})
             return _run_once(agent, program, client, model, workspace, args.arguments)
         finally:
@@ -155,11 +154,11 @@ def _tell(agent: Agent, client: ApiClient, model: LaunchModel) -> None:
         )
 
 
-def certificates(url: str, home: str | None) -> str:
+def certificates(client: ApiClient) -> str:
     """Certificates in PEM form that the agent is to trust: the system's and the node's; "" if the node has no own."""
-    if not url.startswith("https:"):
+    if not client.url.startswith("https:"):
         return ""
-    own = os.environ.get("EXO_MESH_API_CA") or certificate_of(home)
+    own = os.environ.get("EXO_MESH_API_CA") or client.certificate
     if not own:
         return ""
     system = ssl.get_default_verify_paths().cafile
