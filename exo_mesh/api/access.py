@@ -197,8 +197,8 @@ def _not_allowed(request: web.Request, role: Role | None, caller: Caller) -> web
     message = (
         f"{call} changes an open mesh, where callers without local rights may only read and chat. "
         "Use exo-mesh on the node's own machine as the node's user: it sends the token in the file local_token of the "
-        "node's home; or send a key (`exo-mesh key new --role admin` on the node makes one; then all calls need a key); "
-        "or start the node with --open-admin"
+        "node's home; or send a key (`exo-mesh key new --role admin` on the node makes one; then all calls need a "
+        "key); or start the node with --open-admin"
     )
     return plain_error("insufficient_permissions", message)
 

@@ -20,11 +20,12 @@ VERBS = {
     "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
     "demo": "start a small mesh on this machine, ask the demo model a question, keep serving",
     "run": "ask a model or chat with it; a model that no peer has is downloaded first",
+    "chat": "the same as run",
     "launch": "start a coding agent that uses the mesh: claude, codex, opencode, aider, …",
     "batch": "run a file of requests in OpenAI's batch format at low priority",
     "status": "health of this node, its peers and its models",
     "topology": "peers and links, and which peer holds which layers",
-    "preview": "how a model could be placed: peers, layers, memory",
+    "preview": "how a model could be placed: numbered plans for `load`",
     "ps": "list the models that are loaded",
     "top": "live view of the mesh: peers, models, requests, memory",
     "models": "the same as list; `models add` and `models delete` make and delete model cards",
@@ -64,6 +65,7 @@ VERB_GROUPS = {
         "search",
         "models",
         "preview",
+        "load",
         "stop",
         "explain",
         "cache",
@@ -72,7 +74,8 @@ VERB_GROUPS = {
     "access": ("secret", "invite", "join", "key"),
     "this machine": ("doctor", "engines", "config", "hostfile", "completion", "version"),
 }
-"""The verbs by subject, in the order in which `exo-mesh --help` shows them; `ls` is left out, since it is `list`."""
+"""The verbs by subject, in the order in which `exo-mesh --help` shows them; `ls` and `chat` are left out, since
+they are `list` and `run`."""
 
 UNLISTED = ("complete",)
 """Verbs that only programs use, such as completion scripts."""

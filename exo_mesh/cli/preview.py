@@ -1,8 +1,12 @@
-"""Show how a model could be placed now: which peer would hold which layers, how much memory, and what stays free."""
+"""Show how a model could be placed now: which peer would hold which layers, how much memory, and what stays free.
+
+`exo-mesh load MODEL --plan N` loads the model as plan N says.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import urllib.parse
 from typing import Any
 
@@ -19,10 +23,30 @@ _HEADER = ("  PEER", "LAYERS", "ENGINE", "WEIGHTS", "KV", "OVERHEAD", "USABLE", 
 _PARTS = ("weights_bytes", "kv_bytes", "overhead_bytes", "usable_bytes", "headroom_bytes")
 
 
+_WISHES = {
+    "context_limit": "--context-limit",
+    "engine": "--engine",
+    "mixed_rings": "--mixed-rings",
+    "tensor_group": "--tensor-group",
+    "group": "--group",
+    "group_backend": "--group-backend",
+    "exclude": "--exclude",
+}
+"""The flags of add_wish_flags by the name of their argument."""
+_FIELDS = {"group": "groups", "exclude": "exclude_peers"}
+"""The names of wishes in the API, where they differ from those of the arguments."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--tensor-group`, `--group`, `--group-backend`,
-    `--exclude`, `--api-url`, `--json`."""
+    """Adds MODEL, the wishes, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
+    add_wish_flags(parser)
+    add_api_flags(parser)
+
+
+def add_wish_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the wishes for a placement that `preview` and `load` share: `--context-limit`, `--engine`, `--mixed-rings`,
+    `--tensor-group`, `--group`, `--group-backend`, `--exclude`."""
     parser.add_argument("--context-limit", type=int, metavar="N", help="tokens of prompt + output that must fit")
     parser.add_argument("--engine", metavar="NAME", help="use only this engine")
     parser.add_argument(
@@ -41,38 +65,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--group-backend", choices=("auto", "ring", "jaccl", "jaccl-ring"), help="how the peers of a group communicate"
     )
     parser.add_argument("--exclude", metavar="PEERS", help="names or ids of peers to leave out, separated by commas")
-    add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints `GET /instance/previews`; exit code 1 if no placement is possible."""
-    wish = {
-        "model": args.model,
-        "context_limit": args.context_limit,
-        "engine": args.engine,
-        "exclude_peers": args.exclude,
-        "mixed_rings": args.mixed_rings,
-        "tensor_group": args.tensor_group,
-        "groups": args.group,
-        "group_backend": args.group_backend,
-    }
-    query = urllib.parse.urlencode({name: value for name, value in wish.items() if value is not None}, doseq=True)
-    answer = ApiClient(args.api_url, args.home).get(f"/instance/previews?{query}", _DEADLINE_S)
+    answer = find_previews(ApiClient(args.api_url, args.home), args)
+    plans = plans_of(answer)
     if args.json:
         print_json(answer)
     else:
-        print("\n\n".join(describe(entry) for entry in answer["previews"]))
-    possible = any("refused" not in entry for entry in answer["previews"])
-    return exit_codes.OK if possible else exit_codes.FAILED
+        numbers = {id(plan): number for number, plan in enumerate(plans, 1)}
+        print("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
+        if plans:
+            print(f"\nTo load it so: {load_command(args, len(plans))}")
+    return exit_codes.OK if plans else exit_codes.FAILED
 
 
-def describe(entry: dict[str, Any]) -> str:
-    """The text of one preview: a head line, and a table of its stages; or why it is not possible."""
+def wishes(args: argparse.Namespace) -> dict[str, Any]:
+    """The given wishes, by the names that they have in the API."""
+    given = {name: getattr(args, name) for name in _WISHES}
+    return {_FIELDS.get(name, name): value for name, value in given.items() if value is not None}
+
+
+def find_previews(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]:
+    """The answer of `GET /instance/previews` for the model and the wishes. Raises MeshError."""
+    query = urllib.parse.urlencode({"model": args.model} | wishes(args), doseq=True)
+    answer: dict[str, Any] = client.get(f"/instance/previews?{query}", _DEADLINE_S)
+    return answer
+
+
+def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The possible placements among the previews; `--plan N` names the N-th."""
+    return [entry for entry in answer["previews"] if "refused" not in entry]
+
+
+def load_command(args: argparse.Namespace, number: int) -> str:
+    """The command that loads the model as this plan says, ready to paste."""
+    words = ["exo-mesh", "load", args.model, "--plan", str(number)]
+    for name, flag in {**_WISHES, "api_url": "--api-url", "home": "--home"}.items():
+        value = getattr(args, name)
+        for one in value if isinstance(value, list) else [] if value is None else [value]:
+            words += [flag, str(one)]
+    return shlex.join(words)
+
+
+def describe(entry: dict[str, Any], number: int = 0) -> str:
+    """The text of one preview: a head line, and a table of its stages; or why it is not possible. number: of the plan;
+    0 shows none."""
     width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
     if "refused" in entry:
         return f"{width}: not possible. {entry['refused']['message']}"
+    plan = f"plan {number}: " if number else ""
     head = (
-        f"{width} ({', '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
+        f"{plan}{width} ({', '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
         f"KV for {entry['kv_pool_tokens']} tokens on every stage"
     )
     if entry.get("activation_dtype"):

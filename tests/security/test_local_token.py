@@ -71,7 +71,13 @@ def test_it_is_for_ports_that_a_live_node_of_the_home_listens_on(tmp_path: Path)
     mark = ListeningMark(tmp_path, "0.0.0.0", 7000)
     for host in ("127.0.0.1", "localhost", "127.0.5.5"):
         assert token_for(tmp_path, host, 7000) == token
-    for host, port in (("127.0.0.1", 7001), ("::1", 7000), ("192.0.2.5", 7000), ("localhost.evil.example", 7000), ("", 80)):
+    for host, port in (
+        ("127.0.0.1", 7001),
+        ("::1", 7000),
+        ("192.0.2.5", 7000),
+        ("localhost.evil.example", 7000),
+        ("", 80),
+    ):
         assert token_for(tmp_path, host, port) == ""
     mark.close()
     assert token_for(tmp_path, "127.0.0.1", 7000) == ""

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(agent, client, model)
         workspace = Workspace.create(root)
         try:
-            if bundle := certificates(client):
+            if bundle := certificates(client.url, client.certificate):
                 workspace.write({_BUNDLE: bundle})
             return _run_once(agent, program, client, model, workspace, args.arguments)
         finally:
@@ -154,11 +154,11 @@ def _tell(agent: Agent, client: ApiClient, model: LaunchModel) -> None:
         )
 
 
-def certificates(client: ApiClient) -> str:
+def certificates(url: str, certificate: Path | None) -> str:
     """Certificates in PEM form that the agent is to trust: the system's and the node's; "" if the node has no own."""
-    if not client.url.startswith("https:"):
+    if not url.startswith("https:"):
         return ""
-    own = os.environ.get("EXO_MESH_API_CA") or client.certificate
+    own = os.environ.get("EXO_MESH_API_CA") or certificate
     if not own:
         return ""
     system = ssl.get_default_verify_paths().cafile

@@ -315,10 +315,10 @@ def test_an_agent_trusts_the_certificate_of_the_node_besides_the_systems(
     own = tmp_path / "own.pem"
     own.write_text("-----BEGIN CERTIFICATE-----\nown\n")
     monkeypatch.setenv("EXO_MESH_API_CA", str(own))
-    assert certificates(ApiClient("https://node:52415")).endswith(own.read_text())
-    assert certificates(ApiClient("http://node:52415")) == ""
+    assert certificates("https://node:52415", None).endswith(own.read_text())
+    assert certificates("http://node:52415", None) == ""
     monkeypatch.delenv("EXO_MESH_API_CA")
-    assert certificates(ApiClient("https://node:52415", tmp_path)) == "", "the system's authorities are enough"
+    assert certificates("https://node:52415", None) == "", "the system's authorities are enough"
 
 
 class Listing:
