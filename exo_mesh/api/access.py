@@ -1,4 +1,4 @@
-"""Decides who may call the HTTP API: keys and their roles, the local token, and the rights of web pages.
+"""Decides who may call the HTTP API: keys and their roles, the local token, sessions, and the rights of web pages.
 
 An open mesh has neither a secret nor a key. Everybody may read and chat there; changes need the local token or
 `--open-admin`. On a closed mesh every call needs a key or the local token, except for the open paths, which load
@@ -20,6 +20,7 @@ from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import RouteRoles
 from exo_mesh.security.api_keys import KeyFile, Role
 from exo_mesh.security.local_token import is_token
+from exo_mesh.security.sessions import PageSessions
 
 HEALTH_PATHS = frozenset({"/health", "/healthcheck", "/healthz", "/readyz"})
 METRICS_PATHS = frozenset({"/metrics"})
@@ -35,7 +36,8 @@ _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. key_id: the id of the caller's key, "local" for the local token, "" without either.
+    """The caller of a request. key_id: the id of the caller's key or session, "local" for the local token, "" without
+    either.
 
     role: None for callers without a key on a closed mesh, who may call only the open paths.
     """
@@ -80,9 +82,9 @@ STRANGER = Caller("", None)
 class AccessPolicy:
     """The access rules of one node. The origin or host "*" means all of them.
 
-    keys: None if the node keeps no keys. needs_key: callers need a key even if none is configured yet. local_token: ""
-    if there is none. open_admin: everybody may change an open mesh. closed_paths: open paths that nevertheless need a
-    key on a closed mesh.
+    keys: None if the node keeps no keys. sessions: None in a mesh without a secret. needs_key: callers need a key even
+    if none is configured yet. local_token: "" if there is none. open_admin: everybody may change an open mesh.
+    closed_paths: open paths that nevertheless need a key on a closed mesh.
     cors_origins: web origins that may call from a browser, besides those of localhost; in lower case. member_origins:
     the current origins of the live members, because the page of one member switches to another when its node dies.
     allowed_hosts: names of this node in Host headers, besides local names; in lower case.
@@ -96,6 +98,7 @@ class AccessPolicy:
     cors_origins: frozenset[str] = field(default_factory=frozenset)
     member_origins: Callable[[], Set[str]] = frozenset
     allowed_hosts: frozenset[str] = field(default_factory=frozenset)
+    sessions: PageSessions | None = None
 
     @property
     def is_open(self) -> bool:
@@ -170,6 +173,8 @@ def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
         text = given.strip()
         if is_token(text, policy.local_token):
             return LOCAL
+        if session := policy.sessions.check(text) if policy.sessions else None:
+            return Caller(session.id, Role.ADMIN)
         if key := policy.keys.check(text) if policy.keys else None:
             return Caller(key.id, key.role)
     if not policy.is_open:

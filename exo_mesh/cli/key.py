@@ -17,6 +17,7 @@ from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.local_token import read_token
+from exo_mesh.security.sessions import number_of
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.telemetry.tables import columns
@@ -70,6 +71,9 @@ def _list(file: KeyFile, args: argparse.Namespace) -> int:
 
 
 def _remove(file: KeyFile, args: argparse.Namespace) -> int:
-    if not file.remove(args.id, datetime.datetime.now(datetime.UTC)):
+    now = datetime.datetime.now(datetime.UTC)
+    if number := number_of(args.id):
+        file.refuse(number, now)
+    elif not file.remove(args.id, now):
         raise ConfigError(f"no key {args.id}; see exo-mesh key list")
     return exit_codes.OK

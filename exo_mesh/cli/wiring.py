@@ -33,9 +33,11 @@ from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
+from exo_mesh.security.keys import session_key
 from exo_mesh.security.local_token import take_token
 from exo_mesh.security.own_nodes import ListeningMark
 from exo_mesh.security.secret import exposure
+from exo_mesh.security.sessions import PageSessions
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
 from exo_mesh.settings.places import models_dirs, own_nodes_dir
 from exo_mesh.telemetry.node_logs import LoneLogs, NodeLogs
@@ -242,6 +244,7 @@ class RunningNode:
             cors_origins=frozenset(settings.cors_origins),
             member_origins=lambda: _member_origins(node),
             allowed_hosts=frozenset({*settings.allowed_hosts, platform.node().lower()} - {""}),
+            sessions=PageSessions(session_key(settings.secret), node.keys.file) if settings.secret else None,
         )
 
     def _invitations(self, node: Node) -> Invitations:
