@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,6 +24,7 @@ from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.places import DEFAULT_API_URL
 
 READ_DEADLINE_S = 10.0
+SESSION_RETRY_S = 60.0
 STREAM_SILENCE_S = 120.0
 """The API sends a keep-alive comment at least every 10 s; after this much silence the client treats it as gone."""
 
@@ -44,6 +46,16 @@ class HttpAnswer:
     status: int
     body: Any
     retry_after_s: float | None = None
+
+
+@dataclass(slots=True)
+class MeshSession:
+    """The session that a client and those made from it send instead of the local token; text: "" without one.
+    renew_at: by the monotonic clock."""
+
+    text: str = ""
+    id: str | None = None
+    renew_at: float = 0.0
 
 
 class ApiClient:
@@ -71,6 +83,8 @@ class ApiClient:
         self._home = home
         self._own_certificate = own_certificate
         self._shows_key = True
+        self._session = MeshSession()
+        self._is_member = False
         self.certificate: Path | None = None
         # no proxy from the environment: it could not reach a node on this machine
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
@@ -82,7 +96,7 @@ class ApiClient:
         self._opener = urllib.request.build_opener(*handlers)
 
     def credentials(self) -> dict[str, str]:
-        """The Authorization header with EXO_MESH_API_KEY, else with the home's local token; {} without either."""
+        """The Authorization header with EXO_MESH_API_KEY, else with the session or the local token; {} without."""
         return self._rights()[0]
 
     def local_token(self) -> str:
@@ -96,15 +110,18 @@ class ApiClient:
 
     def _rights(self) -> tuple[dict[str, str], str]:
         """(the Authorization header, the address to dial). The local token goes only to the address that its node is
-        bound to, also if the host is a name that has several."""
+        bound to, also if the host is a name that has several. A session goes there, and to other members."""
         key = os.environ.get("EXO_MESH_API_KEY", "") if self._shows_key else ""
         base = self.url
-        if (not key or self.prefers_token) and (node := self._own_node()) and (token := read_token(node.home)):
-            key, (host, port) = token, self._address
+        if (not key or self.prefers_token) and (node := self._own_node()):
+            key = ("" if self.prefers_token else self._session.text) or read_token(node.home) or key
+            host, port = self._address
             dialled = node.address_for(host)
             if dialled != host and self._parts.scheme == "http":
                 netloc = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
                 base = self._parts._replace(netloc=netloc).geturl().rstrip("/")
+        elif not key and self._is_member:
+            key = self._session.text
         return {"Authorization": f"Bearer {key}"} if key else {}, base
 
     def _no_rights(self) -> str:
@@ -159,7 +176,22 @@ class ApiClient:
         ConfigError for an invalid address."""
         other = ApiClient(url, self._home, self._own_certificate)
         other._shows_key = with_key
+        if with_key:
+            other._session, other._is_member = self._session, True
         return other
+
+    def open_session(self) -> None:
+        """Exchanges the local token for a session, which every member of a closed mesh accepts also after this node has
+        died. Renews it after half of its time. Does nothing without local rights, or if this client sends a key."""
+        session = self._session
+        if time.monotonic() < session.renew_at or os.environ.get("EXO_MESH_API_KEY") or not (own := self.local_token()):
+            return
+        session.renew_at = time.monotonic() + SESSION_RETRY_S
+        headers = {"Authorization": f"Bearer {own}"}
+        made = self.exchange("/v1/session", {"id": session.id}, READ_DEADLINE_S, headers).body
+        if made.get("key"):  # a node of an older version has none
+            session.id, session.text = str(made["id"]), str(made["key"])
+            session.renew_at = time.monotonic() + float(made["valid_s"]) / 2
 
     def stream(
         self,
