@@ -1,6 +1,7 @@
 """Start a small mesh on this machine, ask the demo model a question, and keep serving until Ctrl-C.
 
-The peers are real nodes, each with a home of its own (see local_mesh).
+The peers are real nodes. Their homes are temporary and are deleted at the end, so there is no --home; other verbs find
+the first peer by themselves.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ _POLL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--peers`, `--question`, `--once`, `--engine`."""
+    """Adds `--peers`, `--question`, `--once`, `--engine`, `--api-port`."""
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="how many peers (2)")
     parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"the question ({FIRST_QUESTION})")
     parser.add_argument("--once", action="store_true", help="stop after the answer")
     parser.add_argument(
         "--engine", default="auto", metavar="NAME", help="engine of every peer (by default the best one here)"
+    )
+    parser.add_argument(
+        "--api-port", type=int, metavar="PORT", help="API port of the first peer; 0 = any free one (52415, or the next)"
     )
 
 
@@ -47,7 +51,10 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
     if not 1 <= args.peers <= 8:
         raise ConfigError(f"--peers {args.peers}: a whole number from 1 to 8 is needed")
     args.engine = _usable_engine(args.engine)
-    with _termination_as_interrupt(), local_mesh(args.peers, ["--engine", args.engine], "demo") as mesh:
+    if args.api_port is not None and not 0 <= args.api_port <= 65535:
+        raise ConfigError(f"--api-port {args.api_port}: a whole number from 0 to 65535 is needed")
+    flags = ["--engine", args.engine]
+    with _termination_as_interrupt(), local_mesh(args.peers, flags, "demo", args.api_port) as mesh:
         try:
             return _demonstrate(mesh, args, screen)
         except KeyboardInterrupt:

@@ -11,20 +11,32 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.errors import InputError
 from exo_mesh.printable import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds REQUEST, `--api-url`, `--json`."""
-    parser.add_argument("request", metavar="REQUEST", help="id of a request, as in its reply or its x-request-id")
+    text = "id of a request, as in its reply or its x-request-id; by default the last one that entered at the node"
+    parser.add_argument("request", metavar="REQUEST", nargs="?", help=text)
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Calls `GET /v1/requests/{id}/prefix` at the node where the request entered."""
-    found = ApiClient(args.api_url, args.home).get(f"/v1/requests/{urllib.parse.quote(args.request, safe='')}/prefix")
+    client = ApiClient(args.api_url, args.home)
+    request = args.request or _last_request(client)
+    found = client.get(f"/v1/requests/{urllib.parse.quote(request, safe='')}/prefix")
     print(json.dumps(found, indent=2) if args.json else describe(found))
     return exit_codes.OK
+
+
+def _last_request(client: ApiClient) -> str:
+    """The id of the last request that has ended. Raises InputError if there is none."""
+    recent = client.get("/requests/recent?n=1")["requests"]
+    if not recent:
+        raise InputError("no request has ended at this node yet; name one of another node with its id", param="request")
+    return str(recent[0]["request_id"])
 
 
 def describe(found: Mapping[str, Any]) -> str:

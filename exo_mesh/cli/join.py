@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -42,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
     target = _target(settings, args.out)
     gift = fetch(address, password, settings.name)
     write_new(target, gift.secret)
-    start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {target}"
-    start += "" if gift.namespace == settings.namespace else f" --namespace {gift.namespace}"
+    start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {shlex.quote(str(target))}"
+    start += f" --home {shlex.quote(args.home[-1])}" if args.home else ""
+    start += "" if gift.namespace == settings.namespace else f" --namespace {shlex.quote(gift.namespace)}"
     print(f"joined the mesh of {gift.node}: its secret is in {target}")
     print(
         f"start `{start}`, or restart a node that runs here already. If the node finds no peer, add "

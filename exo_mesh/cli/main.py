@@ -103,16 +103,20 @@ def _dispatch(argv: list[str]) -> int:
         return exit_codes.OK
     if argv and argv[0] in ("-V", "--version"):
         argv = ["version", *argv[1:]]
-    if not argv or argv[0].startswith("-"):
+    is_implied = not argv or argv[0].startswith("-")
+    if is_implied:
         argv = ["serve", *argv]
     verb, *rest = argv
-    if verb not in (known := [*VERBS, *MODEL_VERBS]) and verb not in UNLISTED:
+    known = [*VERBS, *MODEL_VERBS]
+    if verb not in known and verb not in UNLISTED:
         if hint := VERB_HINTS.get(verb):
             raise ConfigError(f"there is no verb {verb}: {hint}")
         raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, known) or '; see exo-mesh --help'}")
     module = importlib.import_module(module_of(verb))
     parser = Parser(prog=f"exo-mesh {verb}", description=module.__doc__)
     module.add_arguments(parser)
+    if is_implied:
+        parser.verbs = known
     args = parser.parse_all(rest)
     setup_logging(level="error")  # `serve` sets logging up again from its settings
     code: int = module.run(args)
@@ -136,7 +140,9 @@ def usage() -> str:
 
 
 def _complain(error: Exception, code: int) -> int:
-    print(f"exo-mesh: {error}", file=sys.stderr)
+    from exo_mesh.cli.tables import complain
+
+    complain(str(error))
     return code
 
 

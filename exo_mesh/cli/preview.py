@@ -11,7 +11,7 @@ import urllib.parse
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, api_words
 from exo_mesh.cli.tables import layers_text, print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.telemetry.tables import columns, human_bytes
@@ -102,11 +102,11 @@ def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 def load_command(args: argparse.Namespace, number: int) -> str:
     """The command that loads the model as this plan says, ready to paste."""
     words = ["exo-mesh", "load", args.model, "--plan", str(number)]
-    for name, flag in {**_WISHES, "api_url": "--api-url", "home": "--home"}.items():
+    for name, flag in _WISHES.items():
         value = getattr(args, name)
         for one in value if isinstance(value, list) else [] if value is None else [value]:
             words += [flag, str(one)]
-    return shlex.join(words)
+    return shlex.join([*words, *api_words(args)])
 
 
 def describe(entry: dict[str, Any], number: int = 0) -> str:

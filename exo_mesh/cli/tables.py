@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +36,26 @@ _STYLES = {
 def print_json(value: Any) -> None:
     """Prints a value as indented JSON with control characters escaped."""
     print(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)))
+
+
+def complain(text: str) -> None:
+    """Prints an error on standard error. On a terminal its lines end between words; the terminal itself would cut
+    them."""
+    text = f"exo-mesh: {text}"
+    if sys.stderr.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns - 1)
+    print(text, file=sys.stderr)
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with lines of at most this width that end between words; a longer word has a line of its own."""
+    lines = text.splitlines()
+    return "\n".join(
+        line
+        if len(line) <= width
+        else textwrap.fill(line, max(width, 20), break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
 
 
 def people_console() -> Console:

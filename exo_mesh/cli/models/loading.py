@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.models.waiting import WaitingScreen
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, api_words
 from exo_mesh.cli.preview import add_wish_flags, describe, find_previews, plans_of, wishes
 from exo_mesh.cli.tables import layers_text, peer_names, print_json
 from exo_mesh.client.api_client import ApiClient
@@ -73,10 +74,8 @@ def run(args: argparse.Namespace) -> int:
             instance: dict[str, Any] = client.post("/instance", body, _READY_S)
             screen.end()
     except KeyboardInterrupt:
-        print(
-            f"\nexo-mesh: the mesh goes on loading; `exo-mesh ps` shows it, `exo-mesh stop {args.model}` ends it",
-            file=sys.stderr,
-        )
+        end = shlex.join(["exo-mesh", "stop", args.model, *api_words(args)])
+        print(f"\nexo-mesh: the mesh goes on loading; `exo-mesh ps` shows it, `{end}` ends it", file=sys.stderr)
         raise
     if args.json:
         print_json(instance)
