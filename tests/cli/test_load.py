@@ -20,8 +20,10 @@ from exo_mesh.cli.main import main
 from exo_mesh.cli.models.loading import loaded_text, pins_of
 from exo_mesh.cli.preview import load_command
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.request import PrefixReport
 from exo_mesh.errors import InputError
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.serving.explanations import explain
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.support.peers import MODEL, mesh
 from tests.support.processes import run as run_process
@@ -191,6 +193,16 @@ def test_two_peers_of_one_name_are_told_apart_by_their_ids(say: Say, placing: Pl
     placing.peers = ("alpha", "alpha")
     code, _, said = say("load", MODEL, "--on", "alpha")
     assert code != exit_codes.OK and '2 peers are called "alpha": use an id' in said
+
+
+def test_explain_takes_the_last_request(say: Say, placing: PlacingMesh) -> None:
+    code, _, said = say("explain")
+    assert code != exit_codes.OK and "no request has ended at this node yet" in said
+    assert say("run", MODEL, "Hi")[0] == exit_codes.OK
+    placing.explanations.add(explain(placing.requests[-1], MODEL, PrefixReport(0), 0, None), ())
+    code, shown, said = say("explain")
+    assert code == exit_codes.OK, said
+    assert f"{len(placing.requests[-1].prompt_ids)} were computed" in shown
 
 
 def test_layers_are_half_open_ranges_by_peer() -> None:

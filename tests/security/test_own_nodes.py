@@ -131,6 +131,17 @@ def test_a_program_that_took_the_port_of_a_node_that_was_killed_gets_no_token(tm
     assert registered_homes(user) == [] and not list(user.iterdir()), "the entry is removed"
 
 
+def test_a_session_goes_to_no_program_that_took_the_port_either(tmp_path: Path, user: Path) -> None:
+    with node(tmp_path / "own", user) as (port, _, token):
+        client = ApiClient(f"http://127.0.0.1:{port}")
+        client._session.text = "exo-session-x"
+        assert client.credentials() == {"Authorization": "Bearer exo-session-x"}
+        member = client.at("http://127.0.0.1:1", with_key=True)
+    assert client.credentials() == {} and token
+    assert member.credentials() == {"Authorization": "Bearer exo-session-x"}
+    assert client.at("http://127.0.0.1:1", with_key=False).credentials() == {}
+
+
 def test_a_program_at_the_other_address_of_localhost_gets_no_token(tmp_path: Path, user: Path) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
