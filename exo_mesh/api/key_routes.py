@@ -89,7 +89,7 @@ class KeyRoutes:
             raise InputError(f"id is {quoted(body.id)}, which is no id of a session", param="id")
         text, session = self._access.sessions.make(body.id or "")
         _log.info(
-            "made the session %s for a page with the local token, valid for %d hours", session.id, VALID_S // 3600
+            "made the session %s for a holder of the local token, valid for %d hours", session.id, VALID_S // 3600
         )
         reply = json_response({"object": "session", "id": session.id, "key": text, "valid_s": VALID_S})
         reply.headers[hdrs.CACHE_CONTROL] = "no-store"

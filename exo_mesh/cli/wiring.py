@@ -33,7 +33,6 @@ from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
-from exo_mesh.security.keys import session_key
 from exo_mesh.security.local_token import take_token
 from exo_mesh.security.own_nodes import ListeningMark
 from exo_mesh.security.secret import exposure
@@ -244,7 +243,7 @@ class RunningNode:
             cors_origins=frozenset(settings.cors_origins),
             member_origins=lambda: _member_origins(node),
             allowed_hosts=frozenset({*settings.allowed_hosts, platform.node().lower()} - {""}),
-            sessions=PageSessions(session_key(settings.secret), node.keys.file) if settings.secret else None,
+            sessions=_sessions(settings.secret, node.keys.file) if settings.secret else None,
         )
 
     def _invitations(self, node: Node) -> Invitations:
@@ -305,6 +304,13 @@ def _api_tls(certificate: Path, key: Path) -> ApiTls:
         return ApiTls(certificate, key)
     except ValueError as exc:
         raise ConfigError(f"--tls-cert, --tls-key: {exc}", param="tls_cert") from exc
+
+
+def _sessions(secret: str, keys: KeyFile) -> PageSessions:
+    """The sessions of a closed mesh."""
+    from exo_mesh.security.keys import session_key  # imports cryptography, which an open mesh does not need
+
+    return PageSessions(session_key(secret), keys)
 
 
 def _check_engine(registry: Registry, name: str) -> None:

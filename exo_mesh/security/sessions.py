@@ -1,7 +1,7 @@
-"""Sessions of the web page in a closed mesh: a credential that every member accepts, for some hours.
+"""Sessions in a closed mesh: a credential of a page or command that every member accepts, for some hours.
 
-A page that was opened with the local token of one node would lose its rights with that node. It exchanges the token for
-a session: an id and an end, signed with a key that each member derives from the mesh's secret. No member stores it. A
+Who has the local token of one node would lose all rights with that node. A page or command exchanges the token for a
+session: an id and an end, signed with a key that each member derives from the mesh's secret. No member stores it. A
 session ends early like a key is revoked: its id gets an entry in the key table, which the members share.
 """
 
@@ -47,8 +47,8 @@ class PageSessions:
         self._known: dict[str, Session] = {}
 
     def make(self, renewed_id: str = "") -> tuple[str, Session]:
-        """A session and its text, which is only for the page that asked. renewed_id: of the session that it continues,
-        so that the page's requests stay its own; a revoked one is not continued."""
+        """A session and its text, which is only for the caller that asked. renewed_id: of the session that it continues,
+        so that the caller's requests stay its own; a revoked one is not continued."""
         number, ends_at = number_of(renewed_id), int(self._now()) + VALID_S
         if not number or self._keys.refuses(number):
             number = secrets.token_hex(4)

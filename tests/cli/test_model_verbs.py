@@ -159,7 +159,7 @@ def test_ctrl_c_ends_the_downloads_and_says_how_to_go_on(
     monkeypatch.setattr(pull.time, "sleep", interrupt)
     code, _, complaints = say("pull", HUB_ID, "--peers", "alpha")
     assert code == exit_codes.INTERRUPTED
-    assert "the downloaded part is kept, and `exo-mesh pull org/at-hub --peers alpha` resumes" in complaints
+    assert "the downloaded part is kept, and `exo-mesh pull org/at-hub --peers alpha --api-url" in complaints
     assert mesh.cancelled == [("alpha", HUB_ID)]
 
 
