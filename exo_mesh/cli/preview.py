@@ -14,6 +14,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags, api_words
 from exo_mesh.cli.tables import layers_text, print_json
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.printable import quoted
 from exo_mesh.telemetry.tables import columns, human_bytes
 
 _DEADLINE_S = 150.0
@@ -38,8 +39,9 @@ _FIELDS = {"group": "groups", "exclude": "exclude_peers"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, the wishes, `--api-url`, `--json`."""
+    """Adds MODEL, `--peers`, the wishes, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
+    parser.add_argument("--peers", "--min-peers", type=peer_count, metavar="N", help="only plans of at least N peers")
     add_wish_flags(parser)
     add_api_flags(parser)
 
@@ -70,15 +72,25 @@ def add_wish_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints `GET /instance/previews`; exit code 1 if no placement is possible."""
     answer = find_previews(ApiClient(args.api_url, args.home), args)
+    numbers = {id(plan): number for number, plan in enumerate(plans_of(answer), 1)}
+    answer["previews"] = [entry for entry in answer["previews"] if entry["width"] >= (args.peers or 1)]
     plans = plans_of(answer)
     if args.json:
         print_json(answer)
+    elif not answer["previews"]:
+        print(f"no plan has {args.peers} peers or more")
     else:
-        numbers = {id(plan): number for number, plan in enumerate(plans, 1)}
         print("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
-        if plans:
-            print(f"\nTo load it so: {load_command(args, len(plans))}")
+    if plans and not args.json:
+        print(f"\nTo load it so: {load_command(args, numbers[id(plans[-1])])}")
     return exit_codes.OK if plans else exit_codes.FAILED
+
+
+def peer_count(text: str) -> int:
+    """A number of peers. Raises ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of peers; `exo-mesh load --on` names peers")
+    return int(text)
 
 
 def wishes(args: argparse.Namespace) -> dict[str, Any]:

@@ -47,8 +47,8 @@ class PageSessions:
         self._known: dict[str, Session] = {}
 
     def make(self, renewed_id: str = "") -> tuple[str, Session]:
-        """A session and its text, which is only for the caller that asked. renewed_id: of the session that it continues,
-        so that the caller's requests stay its own; a revoked one is not continued."""
+        """A session and its text, which is only for the caller that asked. renewed_id: of the session that it
+        continues, so that the caller's requests stay its own; a revoked one is not continued."""
         number, ends_at = number_of(renewed_id), int(self._now()) + VALID_S
         if not number or self._keys.refuses(number):
             number = secrets.token_hex(4)

@@ -126,6 +126,13 @@ def test_preview_numbers_its_plans_and_ends_with_the_command_that_loads_one(say:
     ]
 
 
+def test_plans_of_few_peers_can_be_left_out_and_the_others_keep_their_numbers(say: Say) -> None:
+    code, shown, _ = say("preview", MODEL, "--min-peers", "2")
+    assert code == exit_codes.OK and "too large" not in shown
+    assert "plan 1: " in shown and "--plan 2" in shown.splitlines()[-1]
+    assert say("preview", MODEL, "--peers", "3")[:2] == (exit_codes.FAILED, "no plan has 3 peers or more\n")
+
+
 def test_load_prints_the_stages(say: Say) -> None:
     code, shown, said = say("load", MODEL)
     lines = shown.splitlines()
@@ -170,7 +177,7 @@ def test_each_wish_reaches_the_placement(say: Say, placing: PlacingMesh, flags: 
         (["--plan", "3"], "--plan 3: there are 2 plans now; `exo-mesh preview"),
         (["--plan", "0"], "--plan 0: a whole number of at least 1"),
         (["--peers", "0"], "--peers 0: a whole number of at least 1"),
-        (["--peers", "alpha,beta"], "is not a number of peers; --on names peers"),
+        (["--peers", "alpha,beta"], "is not a number of peers; `exo-mesh load --on` names peers"),
         (["--plan", "1", "--peers", "2"], "--plan and --peers contradict each other"),
         (["--layers", "alpha=0-7", "--on", "alpha"], "--layers and --on contradict each other"),
         (["--plan", "1", "--policy", "memory"], "--plan and --policy contradict each other"),

@@ -17,7 +17,7 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.models.waiting import WaitingScreen
 from exo_mesh.cli.parser import add_api_flags, api_words
-from exo_mesh.cli.preview import add_wish_flags, describe, find_previews, plans_of, wishes
+from exo_mesh.cli.preview import add_wish_flags, describe, find_previews, peer_count, plans_of, wishes
 from exo_mesh.cli.tables import layers_text, peer_names, print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.mesh_nodes import MeshNodes
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
     parser.add_argument("--plan", type=int, metavar="N", help="the plan with this number in exo-mesh preview MODEL")
     parser.add_argument(
-        "--peers", "--min-peers", type=_count, metavar="N", help="at least this many peers; the mesh chooses them"
+        "--peers", "--min-peers", type=peer_count, metavar="N", help="at least this many peers; the mesh chooses them"
     )
     parser.add_argument("--on", metavar="PEERS", help="exactly these peers: names or ids, separated by commas")
     parser.add_argument(
@@ -52,12 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_wish_flags(parser)
     add_api_flags(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of peers; --on names peers")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
