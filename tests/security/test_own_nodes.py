@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.cli.main import main
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.trust import default_url
 from exo_mesh.errors import MeshError
+from exo_mesh.security import own_nodes
 from exo_mesh.security.local_token import take_token
 from exo_mesh.security.own_nodes import (
-    MAX_ENTRIES,
     ListeningMark,
     began,
     live_nodes,
@@ -29,6 +30,7 @@ from exo_mesh.security.own_nodes import (
 )
 from exo_mesh.settings.places import own_nodes_dir
 from tests.cli.closed_port import closed_port
+from tests.cli.test_main import ASKING
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +53,8 @@ class Refusing(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    do_POST = do_PUT = do_DELETE = do_GET
 
     def log_message(self, *args: object) -> None:
         pass
@@ -102,6 +106,16 @@ def test_a_node_with_a_home_of_its_own_gives_its_user_local_rights_without_namin
         assert default_url() == f"http://127.0.0.1:{port}", "it is the only node of this user"
         assert default_url(tmp_path / "own") == f"http://127.0.0.1:{port}", "a home needs no address either"
     assert default_url() == "http://127.0.0.1:52415"
+
+
+@pytest.mark.parametrize("verb", [*ASKING, "doctor"])
+def test_no_verb_needs_the_home_of_a_node_of_this_user(
+    tmp_path: Path, user: Path, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_mesh.cli.doctor.checks_for", lambda *_: {})
+    with node(tmp_path / "own", user) as (port, shown, token):
+        main([verb, *ASKING.get(verb, []), "--api-url", f"http://127.0.0.1:{port}"])
+    assert shown and set(shown) == {f"Bearer {token}"}, capsys.readouterr().err
 
 
 def test_the_node_of_the_usual_home_is_meant_before_others(tmp_path: Path, user: Path) -> None:
@@ -195,9 +209,12 @@ def test_a_damaged_entry_is_removed(user: Path, text: str) -> None:
     assert registered_homes(user) == [] and not list(user.iterdir())
 
 
-def test_a_flood_of_entries_costs_a_bounded_number_of_looks(tmp_path: Path, user: Path) -> None:
+def test_a_flood_of_entries_costs_a_bounded_number_of_looks(
+    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_nodes, "MAX_ENTRIES", 40)
     user.mkdir(parents=True, mode=0o700)
-    for index in range(MAX_ENTRIES + 40):
+    for index in range(80):
         (user / f"{index}-1.json").touch(0o600)
     registered_homes(user)
     assert len(list(user.iterdir())) == 40
