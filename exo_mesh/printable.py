@@ -38,6 +38,19 @@ def printable_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
     return value
 
 
+def typed(text: str) -> str:
+    """Returns a text from the command line or the environment as UTF-8 where the locale's encoding could not decode it.
+
+    Python keeps such bytes as lone surrogates. Bytes that are not UTF-8 either stay as they are.
+    """
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return text
+
+
 def escaped(text: str, *, keep_newlines: bool = False) -> str:
     """Escapes each unprintable character of a text (`\\x1b` and the like); the text may have any length."""
     if text.isprintable():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.printable import printable
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Calls `GET /v1/requests/{id}/prefix` at the node where the request entered."""
     found = ApiClient(args.api_url, args.home).get(f"/v1/requests/{urllib.parse.quote(args.request, safe='')}/prefix")
-    print(json.dumps(found, indent=2) if args.json else describe(found))
+    print_json(found) if args.json else print(describe(found))
     return exit_codes.OK
 
 

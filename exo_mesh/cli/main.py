@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
+from exo_mesh.cli.terminal import prepare_streams
 from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
@@ -80,6 +81,7 @@ UNLISTED = ("complete",)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
+    prepare_streams()
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except MeshError as exc:
@@ -90,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output (`| head`) has gone: without this, Python reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
+    except UnicodeError as exc:  # a path that the locale's encoding cannot spell, bytes that are no text, …
+        return _complain(exc, exit_codes.FAILED)
     except OSError as exc:  # a full disk, a directory without write permission, …
         return _complain(exc, exit_codes.FAILED)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from exo_mesh.printable import quoted
+from exo_mesh.printable import quoted, typed
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign import FLAGS
 from exo_mesh.settings.places import DEFAULT_API_URL
@@ -35,6 +36,9 @@ class Parser(argparse.ArgumentParser):
         if hint := next((FLAGS[flag] for flag in foreign if flag in FLAGS and not self._knows(flag)), None):
             raise ConfigError(hint)
         args, rest = self.parse_known_args(argv)
+        for name, value in vars(args).items():
+            if isinstance(value, str) and not value.isascii() and not os.path.lexists(value):
+                setattr(args, name, typed(value))
         if rest:
             self._refuse(next((word for word in rest if word.startswith("-")), rest[0]))
         return args

@@ -28,6 +28,7 @@ from exo_mesh.cli.chat.loop import Chat, answer_sink, report
 from exo_mesh.cli.chat.sinks import SilentSink
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.terminal import piped_text
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError, UnknownModelError
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt is not None and args.prompt_flag is not None:
         raise InputError("the prompt is given twice: after the model and with --prompt", param="prompt")
     if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read().strip()
+        prompt = piped_text().strip()
         if not prompt:
             raise InputError("the prompt on standard input is empty", param="prompt")
     if prompt is None and args.json:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,8 +32,13 @@ _STYLES = {
 
 
 def print_json(value: Any) -> None:
-    """Prints a value as indented JSON with control characters escaped."""
-    print(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)))
+    """Prints a value as indented JSON, with escapes for control characters and for what the output cannot show."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    print(escaped_json(text))
 
 
 def people_console() -> Console:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 import urllib.error
 import urllib.parse
@@ -53,7 +54,7 @@ class ApiClient:
         if "//" not in chosen:
             chosen = f"http://{chosen}"
         parts, hostname = _parts_of(chosen)
-        self.url = chosen.rstrip("/")
+        self.url = f"{parts.scheme}://{parts.netloc}{_prefix_of(parts.path)}"
         self._address = hostname, _port_of(parts)
         self._home = Path(home) if home else home_of(os.environ)
         self._own_certificate = own_certificate
@@ -219,6 +220,11 @@ def _parts_of(url: str) -> tuple[urllib.parse.SplitResult, str]:
     if parts.scheme not in ("http", "https") or not parts.hostname or not parts.netloc.isascii():
         raise ConfigError(f"--api-url {printable(url)}: not an HTTP address; use one such as {DEFAULT_API_URL}")
     return parts, parts.hostname
+
+
+def _prefix_of(path: str) -> str:
+    """The path below which a node's API is: the address of clients of OpenAI ends in /v1, or in one of its routes."""
+    return re.sub(r"/+(v1(/.*)?)?$", "", path, flags=re.DOTALL)
 
 
 def _port_of(parts: urllib.parse.SplitResult) -> int | None:

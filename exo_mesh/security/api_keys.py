@@ -132,7 +132,7 @@ class KeyFile:
     def read_all(self) -> list[ApiKey]:
         """Like `read`, including revoked keys."""
         try:
-            tables = tomllib.loads(self.path.read_text(encoding="ascii"))
+            tables = tomllib.loads(self.path.read_text(encoding="utf-8-sig"))
             return [_from_table(key_id, table) for key_id, table in tables.items()]
         except FileNotFoundError:
             return []

@@ -138,7 +138,7 @@ def _file(path: Path) -> dict[str, Any]:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: has more than {MAX_FILE_BYTES} bytes")
-        keys = tomllib.loads(content.decode())
+        keys = tomllib.loads(content.decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:

@@ -163,7 +163,7 @@ def certificates(url: str, home: str | None) -> str:
     if not own:
         return ""
     system = ssl.get_default_verify_paths().cafile
-    return "\n".join(Path(path).read_text() for path in (system, own) if path)
+    return "\n".join(Path(path).read_text(encoding="utf-8-sig") for path in (system, own) if path)
 
 
 def _listed() -> str:
