@@ -26,6 +26,11 @@ class DummyProvider:
     def version(self) -> str:
         return "1"
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        from exo_mesh_dummy.engine import parse_options
+
+        parse_options(options)
+
     def create(self) -> StageEngine:
         from exo_mesh_dummy.engine import DummyStage
 

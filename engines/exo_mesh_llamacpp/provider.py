@@ -97,6 +97,11 @@ class LlamaCppProvider:
 
         return LlamaCppStage(partial(load_stage, check=require))
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        from exo_mesh_llamacpp.options import parse_options
+
+        parse_options(options)
+
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; reads config.json and the headers of the weights."""
         from exo_mesh_llamacpp.survey import survey

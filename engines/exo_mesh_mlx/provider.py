@@ -86,6 +86,9 @@ class MlxProvider:
 
         return MlxStage()
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        parse_options(options)
+
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; uses traces that read headers only."""
         from exo_mesh_mlx.checkpoint import open_checkpoint

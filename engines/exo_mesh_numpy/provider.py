@@ -32,6 +32,11 @@ class NumpyProvider:
 
         return NumpyStage()
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        from exo_mesh_numpy.options import parse_options
+
+        parse_options(options)
+
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; reads config.json and the headers of the weights."""
         from exo_mesh_numpy.survey import survey

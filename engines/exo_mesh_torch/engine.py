@@ -36,11 +36,12 @@ from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.caches import StageCache
-from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
+from exo_mesh_torch.devices import choose_device, choose_dtype, set_threads, wants_batching
 from exo_mesh_torch.encoder import TorchEncoder
 from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
 from exo_mesh_torch.model import StageModel, open_model
+from exo_mesh_torch.options import check_options
 from exo_mesh_torch.packing import PackedLinears, wants_packing
 from exo_mesh_torch.parts import install
 from exo_mesh_torch.small_weights import SmallWeights, wants_small_weights

@@ -15,6 +15,7 @@ from exo_mesh.domain.embedding.tasks import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
 from exo_mesh_torch.families import VISION_FAMILIES
+from exo_mesh_torch.options import check_options
 
 _REMEDY = 'pip install "exo-mesh[torch]"'
 
@@ -71,6 +72,9 @@ class TorchProvider:
         from exo_mesh_torch.engine import TorchStage
 
         return TorchStage()
+
+    def check_options(self, options: Mapping[str, str]) -> None:
+        check_options(options)
 
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; uses a run on the meta device that reads headers only."""

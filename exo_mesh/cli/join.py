@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.client.api_client import base_url
 from exo_mesh.security.joiner import fetch
 from exo_mesh.security.joining import parse_password
 from exo_mesh.security.secret import write_new
@@ -35,12 +36,12 @@ def run(args: argparse.Namespace) -> int:
     """Fetches the secret, stores it, and prints the next step."""
     settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
     address, _, password = args.code.strip().rpartition("/")
-    address = (args.peer or address).rstrip("/")
+    address = args.peer or address
     parse_password(password)
     if not address:
         raise ConfigError("the code has no address: name the API of the inviting node with --peer HOST:PORT")
     target = _target(settings, args.out)
-    gift = fetch(address, password, settings.name)
+    gift = fetch(base_url(address), password, settings.name)
     write_new(target, gift.secret)
     start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {target}"
     start += "" if gift.namespace == settings.namespace else f" --namespace {gift.namespace}"

@@ -23,11 +23,13 @@ from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.cli.screen import NodeFacts
+from exo_mesh.engine.contract import ChecksOptions
 from exo_mesh.engine.floors import OTHER_ENGINES, mlx_obstacle_here, too_old, upgrade
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
+from exo_mesh.models.server_options import server_options
 from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.api_tls import ApiTls
@@ -80,6 +82,7 @@ class RunningNode:
         settings = self._settings
         _check_engine(self._registry, settings.engine)
         _check_model_engines(self._registry, settings.model_engines)
+        _check_options(self._registry, settings)
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
@@ -311,6 +314,29 @@ def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -
             registry.choose(engine)
         except MeshError as exc:
             raise ConfigError(f"--model-engine {model}={engine}: {exc}") from exc
+
+
+def _check_options(registry: Registry, settings: Settings) -> None:
+    """Raises ConfigError for an option that the chosen engine, or an engine for model servers, cannot use."""
+    servers = [name for name, provider in registry.providers.items() if provider.kind == "whole-model"]
+    for key in settings.server_options:
+        if not key.startswith(tuple(f"{name}." for name in servers)):
+            raise ConfigError(
+                f"--server-option {key}: must begin with the name of an engine and a dot; they are {', '.join(servers)}"
+            )
+    engine = _chosen(registry, settings.engine)[0]
+    found = [("--engine-option of", engine, settings.engine_options)] if engine else []
+    found += [
+        ("model servers of engine", name, options) for name, options in server_options(settings, registry).items()
+    ]
+    for flag, name, options in found:
+        provider = registry.provider(name)
+        if not options or not isinstance(provider, ChecksOptions):
+            continue
+        try:
+            provider.check_options(options)
+        except MeshError as exc:
+            raise ConfigError(f"{flag} {name}: {exc}") from exc
 
 
 def _chosen(registry: Registry, preference: str) -> tuple[str, str]:

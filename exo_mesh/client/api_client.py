@@ -51,10 +51,8 @@ class ApiClient:
         """home: the home directory of a node on this machine; without an API key the client sends that node's local
         token. own_certificate: the certificate of that node, if it serves HTTPS; None looks it up in its settings."""
         chosen = url or os.environ.get("EXO_MESH_API_URL") or default_url(home, own_certificate)
-        if "//" not in chosen:
-            chosen = f"http://{chosen}"
-        parts, hostname = _parts_of(chosen)
-        self.url = f"{parts.scheme}://{parts.netloc}{_prefix_of(parts.path)}"
+        self.url = base_url(chosen)
+        parts, hostname = _parts_of(self.url)
         self._address = hostname, _port_of(parts)
         self._home = Path(home) if home else home_of(os.environ)
         self._own_certificate = own_certificate
@@ -222,9 +220,11 @@ def _parts_of(url: str) -> tuple[urllib.parse.SplitResult, str]:
     return parts, parts.hostname
 
 
-def _prefix_of(path: str) -> str:
-    """The path below which a node's API is: the address of clients of OpenAI ends in /v1, or in one of its routes."""
-    return re.sub(r"/+(v1(/.*)?)?$", "", path, flags=re.DOTALL)
+def base_url(text: str) -> str:
+    """The URL below which a node's API is: http:// is added, and /v1 with what follows is cut off, because other
+    clients want that. Raises ConfigError."""
+    parts, _ = _parts_of(text if "//" in text else f"http://{text}")
+    return f"{parts.scheme}://{parts.netloc}" + re.sub(r"/+(v1(/.*)?)?$", "", parts.path, flags=re.DOTALL)
 
 
 def _port_of(parts: urllib.parse.SplitResult) -> int | None:

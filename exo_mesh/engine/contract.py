@@ -401,6 +401,14 @@ class Configurable(Protocol):
         """A provider for these options (LoadRequest.options). Options that it cannot use make it unavailable."""
 
 
+@runtime_checkable
+class ChecksOptions(Protocol):
+    """Optional part of a provider that finds wrong options when a node starts, rather than when a model is loaded."""
+
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """Checks options as far as that takes no library and no device. Raises InputError that names the option."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSurvey:
     """An engine's knowledge of a model from its config and the headers of its weights, before a weight is read.
