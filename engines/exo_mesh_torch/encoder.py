@@ -23,9 +23,9 @@ from exo_mesh.engine.contract import (
 from exo_mesh.errors import EngineError, MeshError, ModelError
 from exo_mesh_torch import wire
 from exo_mesh_torch.devices import choose_device, choose_dtype
-from exo_mesh_torch.options import check_options
 from exo_mesh_torch.encoder_model import EncoderStage, check_range, open_encoder
 from exo_mesh_torch.loading import StageLoader, num_bytes
+from exo_mesh_torch.options import check_options
 
 WARM_UP_SEQUENCE = -1
 

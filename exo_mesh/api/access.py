@@ -88,8 +88,9 @@ class AccessPolicy:
     keys: None if the node keeps no keys. needs_key: callers need a key even if none is configured yet. local_token: ""
     if there is none. open_admin: everybody may change an open mesh. closed_paths: open paths that nevertheless need a
     key on a closed mesh.
-    cors_origins: origins that may call from a browser, besides those of localhost; in lower case. SCHEME://* allows all
-    of a scheme. member_origins: the current origins of the live members, because the page of one member switches to another when its node dies.
+    cors_origins: origins that may call from a browser, besides those of localhost; in lower case. SCHEME://* allows
+    all of a scheme. member_origins: the current origins of the live members, because the page of one member
+    switches to another when its node dies.
     allowed_hosts: names of this node in Host headers, besides local names; in lower case.
     """
 

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if prompt is None and args.json:
         raise InputError("--json needs a prompt", param="prompt")
     args.model = model_name(args.model)
-    with _node(args) as client:
+    with _node(args, "this conversation" if prompt is None else "this question") as client:
         members = MeshNodes(client)
         if prompt is not None:
             return _answer_once(members, args, prompt)
@@ -123,8 +123,9 @@ def _converse(members: MeshNodes, args: argparse.Namespace, home: Path) -> int:
 
 
 @contextlib.contextmanager
-def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
-    """A client of the node at --api-url; if none was named and none answers, of a node that is started for this run."""
+def _node(args: argparse.Namespace, what: str) -> Iterator[ApiClient]:
+    """A client of the node at --api-url; if none was named and none answers, of a node that is started for this run.
+    what: see own_node."""
     flags = node_flags(args)
     named = args.api_url or os.environ.get("EXO_MESH_API_URL")
     own = load_settings(flags, os.environ).settings  # raises for a wrong flag even if a node runs already
@@ -137,18 +138,19 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     else:
         yield client
         return
-    with own_node(_with_directory(flags, args.model), args.model, own) as client:
+    with own_node(_with_directory(flags, args.model), args.model, own, what) as client:
         yield client
 
 
 @contextlib.contextmanager
-def own_node(flags: dict[str, list[str]], model: str, own: Settings) -> Iterator[ApiClient]:
+def own_node(flags: dict[str, list[str]], model: str, own: Settings, what: str) -> Iterator[ApiClient]:
     """A client of a node that is started with these flags and stopped at the end. model: gets a short time to be found
-    at a peer. own: what the flags mean, with the other settings."""
+    at a peer. own: what the flags mean, with the other settings. what: the node is for, for people who wait."""
     from exo_mesh.client.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]
     scratch = Path(tempfile.mkdtemp(prefix="exo-mesh-run-"))
+    print(f"exo-mesh: no node runs here: starting one for {what}", file=sys.stderr, flush=True)
     child = ChildNode(words, scratch / "node.log", os.environ)
     try:
         ready = child.wait_ready(_START_DEADLINE_S)

@@ -27,7 +27,7 @@ def piped_text() -> str:
     Raises InputError if it is not UTF-8.
     """
     if not isinstance(sys.stdin, io.TextIOWrapper):
-        return sys.stdin.read()
+        return str(sys.stdin.read())
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exo_mesh.cli.models.facts import ago
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.telemetry.tables import human_bytes
 
@@ -82,18 +84,26 @@ def _cells(part: int, total: int, cells: int) -> int:
 
 def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("link", "", "round trip", "goodput"):
+    for title in ("link", "", "round trip", "goodput (256 KiB probe)"):
         table.add_column(title, no_wrap=True)
     for link in links:
         ends = f"{names.get(link['from'], link['from'][:8])} ↔ {names.get(link['to'], link['to'][:8])}"
-        rtt, goodput = link.get("rtt_ms"), link.get("mb_per_s")
+        rtt = link.get("rtt_ms")
         table.add_row(
             ends,
             Text(str(link.get("address", "")), style="dim"),
             "?" if rtt is None else f"{rtt:.2f} ms",
-            "?" if goodput is None else f"{goodput:.0f} MB/s",
+            goodput_text(link),
         )
     return table
+
+
+def goodput_text(link: Mapping[str, Any]) -> str:
+    """`88 MB/s, 3 min ago`: a short transfer on a busy machine says little, so its age belongs to it."""
+    if link.get("mb_per_s") is None:
+        return "?"
+    at = link.get("mb_per_s_at")
+    return f"{link['mb_per_s']:.0f} MB/s" + ("" if at is None else f", {ago(at, time.time())}")
 
 
 def _cables(cables: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:

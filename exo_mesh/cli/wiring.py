@@ -82,7 +82,7 @@ class RunningNode:
         settings = self._settings
         _check_engine(self._registry, settings.engine)
         _check_model_engines(self._registry, settings.model_engines)
-        _check_options(self._registry, settings)
+        check_options(self._registry, settings)
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
@@ -316,7 +316,7 @@ def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -
             raise ConfigError(f"--model-engine {model}={engine}: {exc}") from exc
 
 
-def _check_options(registry: Registry, settings: Settings) -> None:
+def check_options(registry: Registry, settings: Settings) -> None:
     """Raises ConfigError for an option that the chosen engine, or an engine for model servers, cannot use."""
     servers = [name for name, provider in registry.providers.items() if provider.kind == "whole-model"]
     for key in settings.server_options:

@@ -53,7 +53,7 @@ KEYS = {
 
 _AUTOMATIC = "a node derives this from its measurements; leave it out"
 
-_RENAMED = {
+RENAMED = {
     "PIPELINE_EVAL_TIMEOUT_SECONDS": _AUTOMATIC,
     "GROUP_CONNECT_DEADLINE_SECONDS": "the ranks of a group have 30 s to connect",
     "WARMUP_DEADLINE_SECONDS": _AUTOMATIC,
@@ -75,19 +75,19 @@ _RENAMED = {
     "LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
     "DATA_REORDER_BUFFER": "frames arrive in order; leave it out",
     "EVENT_LOG_DIR": "there is no event log; GET /events reads the flight recorder",
-    "TEST_DISTRIBUTED_MODEL": "use scripts/test_distributed_2node.py --model NAME",
+    "TEST_DISTRIBUTED_MODEL": "scripts/test_distributed_2node.py has a flag for it; see docs/tasks/scripts.md",
     "MAX_TOKENS": "use EXO_MESH_MAX_GENERATE_TOKENS",
 }
 """By what follows SKULK_, EXO_ or EXO_MESH_ in a variable: what to use instead."""
 
-_PREFIXES = ("SKULK_", "EXO_", "EXO_MESH_")
+PREFIXES = ("SKULK_", "EXO_", "EXO_MESH_")
 
 VARIABLES = {
     "RDMA_DEVICES": "a node finds its RDMA devices by itself; --hostfile FILE sets others, in the `rdma` of each host",
     "SKULK_IMAGE_TRANSPORT_DEBUG": "use --image-transport-debug",
     "SKULK_VISION_DEBUG_SAVE_DIR": "use --vision-debug-save-dir DIR",
     "RUNNER_MODE": FLAGS["--subprocess"],
-    **{prefix + name: hint for name, hint in _RENAMED.items() for prefix in _PREFIXES},
+    **{prefix + name: hint for name, hint in RENAMED.items() for prefix in PREFIXES},
 }
 """By variable: what to use instead."""
 
@@ -100,7 +100,7 @@ def foreign_variables(environ: Mapping[str, str], own: Collection[str]) -> tuple
     found = []
     for name in sorted(environ):
         hint = VARIABLES.get(name, "")
-        prefix = next((prefix for prefix in _PREFIXES[:2] if name.startswith(prefix)), "")
+        prefix = next((prefix for prefix in PREFIXES[:2] if name.startswith(prefix)), "")
         if not hint and prefix and not name.startswith(_OURS) and _OURS + name.removeprefix(prefix) in own:
             hint = f"use {_OURS}{name.removeprefix(prefix)}"
         if hint and environ[name] and name not in taken:

@@ -14,10 +14,11 @@ from exo_mesh.settings.config import PREFIX, Settings
 class Setting:
     """Declares one setting: its names, its help, and how its texts are parsed.
 
-    parse: turns the text of one item into its value; its ValueError says what is needed. field: the name in Settings,
-    if it differs. toml: types that config.toml may use for an item. separator: set if several items are allowed; it
-    separates them in a variable, and the flag may be repeated. show: turns a value into its text. alias: a second flag
-    for the same setting, whose name config.toml and variables may use, too. bare: the text that the flag without a value stands for, if that is allowed.
+    parse: turns the text of one item into its value; its ValueError says what is needed. field: the name in
+    Settings, if it differs. toml: types that config.toml may use for an item. separator: set if several items are
+    allowed; it separates them in a variable, and the flag may be repeated. show: turns a value into its text.
+    alias: a second flag for the same setting, whose name config.toml and variables may use, too. bare: the text
+    that the flag without a value stands for, if that is allowed.
     """
 
     name: str

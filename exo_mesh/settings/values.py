@@ -139,7 +139,7 @@ def matching(pattern: str, what: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         word = typed(text.strip())
-        if not re.fullmatch(pattern, word):
+        if not re.fullmatch(pattern, word) or re.search("[\ud800-\udfff]", word):
             raise ValueError(f"{what} is needed")
         return word
 

@@ -89,8 +89,7 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     from exo_mesh.cli.run import own_node  # with the chat, whose imports take a while
 
     flags = {"home": [args.home]} if args.home else {}
-    print("exo-mesh: no node answers on this machine; starting one for this run", file=sys.stderr)
-    with own_node(flags, args.model, load_settings(flags, os.environ).settings) as client:
+    with own_node(flags, args.model, load_settings(flags, os.environ).settings, "this run") as client:
         yield client
 
 
