@@ -27,6 +27,7 @@ MeshError
 │   └── MemoryPressureError   a machine of the ring is short of memory; the message has its numbers
 ├── NotReadyError         the node drains or stops; send the request to another peer
 ├── NodeStoppingError     the node stops; the client can continue the request at another peer
+├── StopPendingError      the node stops or restarts already, so it cannot be restarted
 ├── NoStoreError          the mesh has no model store
 ├── WebToolsOffError      the operator of this node has not turned the web tools, or their search, on
 ├── DeadlineError         a wait ended without an answer
@@ -273,6 +274,12 @@ class NodeStoppingError(MeshError):
     code = "node_stopping"
 
 
+class StopPendingError(MeshError):
+    """The node stops or restarts already."""
+
+    code = "stop_pending"
+
+
 class NoStoreError(MeshError):
     """The mesh has no model store."""
 
@@ -315,6 +322,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         MeshError,
         NoInvitationError,
         WrongCodeError,
+        StopPendingError,
         InputError,
         UnknownModelError,
         NoInstanceError,

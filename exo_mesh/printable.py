@@ -63,6 +63,11 @@ def escaped_json(text: str) -> str:
     return text if text.isprintable() else _several_lines.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def counted(number: object, noun: str) -> str:
+    """Returns `1 layer`, `2 layers`: a number with its noun, for people. number: "?" stands for an unknown one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def quoted(text: str, max_chars: int = MAX_CHARS) -> str:
     """Returns the first `max_chars` characters of a text as a printable JSON string, for messages."""
     return escaped_json(json.dumps(text[:max_chars], ensure_ascii=False))

@@ -45,6 +45,7 @@ _RULES: dict[str, _Rule] = {
     "response_not_found": _Rule(404, _CALLER),
     "method_not_allowed": _Rule(405, _CALLER),
     "request_timeout": _Rule(408, _CALLER),
+    "stop_pending": _Rule(409, "conflict_error"),
     "superseded": _Rule(409, "conflict_error"),
     "instance_deleted": _Rule(410, "conflict_error"),
     "request_too_large": _Rule(413, _CALLER),

@@ -16,7 +16,7 @@ from exo_mesh.balancing.members import LiveMembers
 from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError, MeshError
-from exo_mesh.printable import quoted
+from exo_mesh.printable import counted, quoted
 
 EVERY_S = 2.0
 _HEAD = "# Written by `exo-mesh nginx-config`. Changes are lost if it runs with --watch.\n"
@@ -126,9 +126,7 @@ def _text(nodes: list[Upstream], variant: str, site: Site | None) -> str:
 
 def _counted(nodes: list[Upstream]) -> str:
     down = sum(not node.takes_new for node in nodes)
-    return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}" + (
-        f", {down} of them accept no new requests" if down else ""
-    )
+    return counted(len(nodes), "node") + (f", {down} of them accept no new requests" if down else "")
 
 
 def _site_of(args: argparse.Namespace) -> Site | None:

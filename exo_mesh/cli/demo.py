@@ -16,6 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.errors import MeshError
+from exo_mesh.printable import counted
 from exo_mesh.settings.config import ConfigError
 
 if TYPE_CHECKING:
@@ -65,10 +66,10 @@ def _usable_engine(name: str) -> str:
 
 
 def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) -> int:
-    with screen.waiting(f"starting {args.peers} peers"):
+    with screen.waiting(f"starting {counted(args.peers, 'peer')}"):
         mesh.wait_until_joined()
     client = mesh.client()
-    with screen.waiting(f"loading {DEMO_MODEL} over {args.peers} peers"):
+    with screen.waiting(f"loading {DEMO_MODEL} over {counted(args.peers, 'peer')}"):
         body = {"model": DEMO_MODEL, "min_peers": args.peers, "engine": args.engine}
         instance = client.post("/instance", body, _LOAD_DEADLINE_S)
     screen.ring(instance, client.get("/state"))

@@ -13,6 +13,7 @@ import time
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.printable import counted
 
 _POLL_S = 0.2
 
@@ -39,5 +40,6 @@ def run(args: argparse.Namespace) -> int:
     if state["drained"]:
         print("drained: the node can be stopped")
         return exit_codes.OK
-    print(f"not drained: {state['requests']} requests and {state['sequences']} sequences of its stages still run")
+    left = f"{counted(state['requests'], 'request')} and {counted(state['sequences'], 'sequence')}"
+    print(f"not drained: {left} of its stages still run")
     return exit_codes.FAILED

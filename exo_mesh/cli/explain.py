@@ -11,7 +11,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
-from exo_mesh.printable import printable
+from exo_mesh.printable import counted, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +33,17 @@ def describe(found: Mapping[str, Any]) -> str:
     first_s = found["first_token_s"]
     took = "" if first_s is None else f"; its first token came after {first_s:.2f} s"
     lines = [
-        f"{cached} of the {total} tokens of the prompt came from the prefix cache, {total - cached} were computed{took}"
+        f"{cached} of the {counted(total, 'token')} of the prompt came from the prefix cache, "
+        f"{total - cached} were computed{took}"
     ]
     if not common:
         lines.append("nothing that was kept begins with the first 64 tokens of this prompt")
     elif common >= total - 1:
         lines.append("all of it was known, but for the last token, which is always computed")
     else:
-        lines.append(f"the kept sequence that begins most like it has its first {common} tokens, and then differs")
+        lines.append(
+            f"the kept sequence that begins most like it has its first {counted(common, 'token')}, and then differs"
+        )
     if common and "text_before" in found:
         lines.append(f"  both:         …{printable(found['text_before'])}")
         lines.append(f"  this request: {printable(found['text_here'])}…")

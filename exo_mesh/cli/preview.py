@@ -10,6 +10,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import layers_text, print_json
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.printable import counted
 from exo_mesh.telemetry.tables import columns, human_bytes
 
 _DEADLINE_S = 150.0
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(entry: dict[str, Any]) -> str:
     """The text of one preview: a head line, and a table of its stages; or why it is not possible."""
-    width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
+    width = counted(entry["width"], "peer")
     if "refused" in entry:
         return f"{width}: not possible. {entry['refused']['message']}"
     head = (
@@ -80,7 +81,7 @@ def describe(entry: dict[str, Any]) -> str:
     if predicted := entry.get("predicted"):
         head += (
             f"\n  one client: about {predicted['tokens_per_s']:.3g} tokens/s, first token after "
-            f"{predicted['ttft_s']:.2g} s for a prompt of {predicted['prompt_tokens']} tokens"
+            f"{predicted['ttft_s']:.2g} s for a prompt of {counted(predicted['prompt_tokens'], 'token')}"
         )
     rows = [
         [

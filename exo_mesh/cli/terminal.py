@@ -29,6 +29,7 @@ def piped_text() -> str:
     if not isinstance(sys.stdin, io.TextIOWrapper):
         return str(sys.stdin.read())
     try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
+        data: bytes = sys.stdin.buffer.read()
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise InputError(f"standard input is not UTF-8 text: byte {exc.start} is invalid", param="prompt") from exc

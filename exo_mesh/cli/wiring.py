@@ -31,6 +31,7 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.models.server_options import server_options
 from exo_mesh.node.node import Node
+from exo_mesh.printable import counted
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.invitations import Invitations
@@ -194,7 +195,8 @@ class RunningNode:
         reasons = "; ".join(reason["message"] for reason in health["reasons"])
         num_instances = len(self._node.observation.state()["view"]["instances"])
         api = self._url(_local_host(self._settings.host)) or "no API"
-        line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
+        found = f"{counted(health['peers'] - 1, 'other peer')}; {counted(num_instances, 'instance')}"
+        line = f"{health['status']}; {api}; {found}"
         return f"{line} ({reasons})" if reasons else line
 
     async def asked_to_stop(self) -> str:

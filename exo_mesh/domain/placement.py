@@ -30,6 +30,7 @@ from exo_mesh.domain.rings import (
 )
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import PlacementError
+from exo_mesh.printable import counted
 
 MIN_USEFUL_CONTEXT = 512
 
@@ -152,13 +153,13 @@ def refuse_too_few(card: ModelCard, candidates: Sequence[Candidate], min_peers: 
         listing = ", ".join(f"{c.peer_id[:8]} ({gigabytes(c.usable_bytes)})" for c in candidates)
         remedy = "start more peers with the model on disk, or lower min_peers"
         raise PlacementError(
-            f"{card.name} was asked to run on at least {min_peers} peers, but {len(candidates)} can take part: "
-            f"{listing}; {remedy}",
+            f"{card.name} was asked to run on at least {counted(min_peers, 'peer')}, but {len(candidates)} can take "
+            f"part: {listing}; {remedy}",
             reason="too_few_peers", have=have, remedy=remedy,
         )  # fmt: skip
     if min_peers > card.num_layers:
         raise PlacementError(
-            f"{card.name} has {card.num_layers} layers, which cannot fill {min_peers} stages",
+            f"{card.name} has {counted(card.num_layers, 'layer')}, which cannot fill {counted(min_peers, 'stage')}",
             reason="too_few_layers", have=have, remedy=f"lower min_peers to {card.num_layers} or less",
         )  # fmt: skip
 
@@ -325,7 +326,7 @@ def _what_would_help(
         return "memory", f"Free at least {gigabytes(missing)} or add a peer with that much and the model on disk."
     pieces = max(len(stage_stops([around.held(card, c.engine)] * 2)[0]) + 1 for c in ordered)
     if min_peers > pieces:
-        return "cuts", f"The model can be cut into at most {pieces} stages: lower min_peers."
+        return "cuts", f"The model can be cut into at most {counted(pieces, 'stage')}: lower min_peers."
     largest = max(stage_bytes(card, i, i + 1, context_limit) for i in range(card.num_layers))
     return (
         "layers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from exo_mesh.domain.naming import peer_called
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.inspection.captures import Captures
 from exo_mesh.inspection.diagnostics import Diagnostics
@@ -113,7 +114,8 @@ class Inspection:
         return await self._captures.answer(request)
 
     def _is_own(self, peer_id: str) -> bool:
-        return not peer_id or self._membership.own.id.startswith(peer_id)
+        return not peer_id or peer_called(peer_id, self._membership.everybody) == self._membership.own
 
     def _peer(self, peer_id: str) -> Peer | None:
-        return next((peer for peer in self._membership.peers if peer.id.startswith(peer_id)), None)
+        found = peer_called(peer_id, self._membership.everybody)
+        return None if found is None else self._membership.peer(found.id)

@@ -11,6 +11,7 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.footprint import footprint
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.naming import peer_called
 from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
@@ -44,16 +45,8 @@ def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec
 
 
 def _peer_id(name: str, peers: Sequence[PeerInfo], param: str) -> str:
-    if any(peer.id == name for peer in peers):
-        return name
-    found = [peer.id for peer in peers if peer.name == name]
-    if len(found) == 1:
-        return found[0]
-    if len(found) > 1:
-        raise InputError(
-            f"{len(found)} peers are called {_quoted(name)}: use an id ({', '.join(found)})",
-            param=param,
-        )
+    if (found := peer_called(name, peers, param)) is not None:
+        return found.id
     if _PEER_ID.fullmatch(name):
         return name  # the id of a peer that is not connected now
     known = ", ".join(sorted(peer.name for peer in peers))

@@ -176,6 +176,9 @@ class Roster:
         _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
         return AdmitResult.NEW
 
+    def everybody(self) -> list[PeerInfo]:
+        return [self.own, *(self.peers[peer_id].info for peer_id in sorted(self.peers))]
+
     def bury(self, peer_id: str) -> None:
         """Remove a peer that this node has found to be dead, and gossip that."""
         self.tell_of(peer_id)

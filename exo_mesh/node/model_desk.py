@@ -11,6 +11,7 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.naming import peer_called
 from exo_mesh.errors import (
     FetchError,
     InputError,
@@ -336,10 +337,8 @@ async def _with_remedy(work: Awaitable[None]) -> None:
 
 
 def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
-    """Finds a peer by id, by at least 4 leading digits of the id, or by name; returns its id. Raises InputError."""
-    found = [peer.id for peer in peers if name in (peer.id, peer.name)]
-    found = found or [peer.id for peer in peers if len(name) >= 4 and peer.id.startswith(name)]
-    if len(found) != 1:
-        known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
-        raise InputError(f"{quoted(name)} matches {len(found) or 'no'} peers; there are: {known}", param="peers")
-    return found[0]
+    """Returns the id of a peer; see peer_called. Raises InputError."""
+    if (found := peer_called(name, peers, "peers")) is not None:
+        return found.id
+    known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
+    raise InputError(f"no peer is called {quoted(name)}; there are: {known}", param="peers")

@@ -27,6 +27,7 @@ from exo_mesh.instances.stage_phases import with_phases
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.health import Health
+from exo_mesh.printable import counted
 from exo_mesh.serving.explanations import Explanation
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings
@@ -99,7 +100,7 @@ class Observation:
     def work(self) -> str:
         """The reason why this machine must not sleep, in words; "" if it works for no request."""
         if requests := len(self._serving.journal):
-            return f"{requests} requests that entered here run"
+            return f"it works for {counted(requests, 'request')}"
         return "a stage here works for a request" if self._host.is_in_use() else ""
 
     def drain_state(self) -> dict[str, Any]:

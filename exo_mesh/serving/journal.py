@@ -24,6 +24,7 @@ from exo_mesh.errors import (
     SupersededError,
     TransportError,
 )
+from exo_mesh.printable import counted
 from exo_mesh.serving.explanations import Explanations, explain
 from exo_mesh.serving.history import History, RequestOutcome
 from exo_mesh.serving.traces import RequestTrace
@@ -57,6 +58,7 @@ class JournalEntry:
     """Seconds from its entry to its first token."""
     trace: RequestTrace | None = None
     timed_out: bool = False
+    error_message: str = ""
     memory_before_bytes: int = 0
     instance_id: str = ""
     """The instance that serves it now; empty if none does."""
@@ -282,7 +284,7 @@ class Journal:
         if running is not None and running is not before:
             raise InputError(f"a request {request.request_id} is running already", param="request_id")
         if len(self._live) >= self._max_live:
-            raise OverloadError(f"{len(self._live)} requests are live on this peer already")
+            raise OverloadError(f"{counted(len(self._live), 'request')} are live on this peer already")
         kept = self._replays.open(request, now) if request.key_hash else None
         if before is not None:
             self._supersede(before)
@@ -324,6 +326,7 @@ class Journal:
             key_id=entry.request.key_id,
             trace_id=entry.request.trace_id,
             cached_tokens=entry.cached_tokens,
+            error_message=entry.error_message,
         )
         if entry.request.tally is None:
             self._record(ended)
@@ -405,13 +408,14 @@ class Journal:
     async def finish(self, grace_s: float) -> None:
         """Wait before a stop until no request is live, at most grace_s."""
         if self._live:
-            _log.info("stopping: %d requests that entered here may continue for up to %g s", len(self._live), grace_s)
+            live = counted(len(self._live), "request")
+            _log.info("stopping: %s that entered here may continue for up to %g s", live, grace_s)
         await self._wait_until_empty(grace_s)
 
     async def cut(self) -> None:
         """End every live request because this node stops, and wait until their clients have been notified."""
         if self._live:
-            _log.warning("stopping ends %d requests; another peer can continue them", len(self._live))
+            _log.warning("stopping ends %s; another peer can go on", counted(len(self._live), "request"))
         for entry in list(self._live.values()):
             entry.is_cut_by_stop = True
             self._cancel(entry)

@@ -9,7 +9,7 @@ from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent,
 from exo_mesh.errors import MeshError
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
-from exo_mesh.serving.history import FINE
+from exo_mesh.serving.history import FINE, message_for_the_log
 from exo_mesh.serving.journal import Journal, JournalEntry
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.request_run import Patience, RequestRun, RunState
@@ -70,7 +70,7 @@ class Router:
                         self._live.add(live, event)
                     yield event
         except MeshError as exc:
-            outcome = exc.code
+            outcome, entry.error_message = exc.code, message_for_the_log(exc)
             if live is not None:
                 live.end(exc)
             raise

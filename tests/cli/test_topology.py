@@ -11,7 +11,7 @@ from rich.console import Console
 
 from exo_mesh.cli.preview import describe
 from exo_mesh.cli.topology import run, speeds, watch
-from exo_mesh.cli.topology_picture import layer_bar, memory_bar, picture
+from exo_mesh.cli.topology_picture import goodput_text, layer_bar, memory_bar, picture
 from exo_mesh.errors import InputError, TransportError
 
 GB = 10**9
@@ -68,6 +68,13 @@ def test_a_mesh_without_models_says_so() -> None:
 )
 def test_a_memory_bar_shows_reserved_others_and_usable(usable: float, reserved: float, bar: str) -> None:
     assert memory_bar(reading(int(usable * GB), int(reserved * GB)), 8).plain == bar
+
+
+def test_the_age_of_a_measured_goodput_is_shown() -> None:
+    link = {"from": "a", "to": "b", "mb_per_s": 6.2, "mb_per_s_at": 1000.0}
+    assert goodput_text(link, 1300.0) == "6 MB/s, 5 min ago"
+    assert goodput_text({**link, "mb_per_s_at": None}, 1300.0) == "6 MB/s", "another peer reported it"
+    assert goodput_text({**link, "mb_per_s": None}, 1300.0) == "?"
 
 
 def test_layer_bars_of_a_ring_cover_all_layers_once() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.serving.history import History, RequestOutcome
+from exo_mesh.errors import InputError, StageLostError
+from exo_mesh.serving.history import History, RequestOutcome, message_for_the_log
 
 MAX_RECENT = 50
 
@@ -86,6 +87,17 @@ def test_each_outcome_has_a_status(outcome: str, timed_out: bool, status: str) -
 
 def test_the_kind_is_that_of_the_route() -> None:
     assert [ended(name).kind for name in ("chatcmpl-1", "cmpl-1")] == ["chat", "completion"]
+
+
+def test_the_message_of_an_error_is_kept_without_a_clients_words() -> None:
+    assert message_for_the_log(InputError('"zebra" is no word', param="stop")) == (
+        "the request was refused because of stop"
+    )
+    assert message_for_the_log(StageLostError("peer b ended" + "!" * 400))[:12] == "peer b ended"
+    history = History()
+    history.add(ended("r1", outcome="stage_lost", error_message="peer b ended"))
+    shown = history.recent(1)[0].describe()
+    assert (shown["status"], shown["error_message"]) == ("error", "peer b ended")
 
 
 def test_each_one_is_written_as_it_is_told() -> None:

@@ -28,6 +28,7 @@ from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import MeshService
 from exo_mesh.pictures import Picture
+from exo_mesh.printable import counted
 from exo_mesh.serving.choices import fan_out
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool
@@ -261,8 +262,8 @@ def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, par
     left = limit - num_prompt
     if left < 1 and wanted != 0:
         raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens, but {model} holds at most {limit} tokens of prompt and output "
-            f"together; shorten the prompt by at least {1 - left} tokens",
+            f"the prompt has {counted(num_prompt, 'token')}, but {model} holds at most {limit} tokens of prompt and "
+            f"output together; shorten the prompt by at least {counted(1 - left, 'token')}",
             param=param,
         )
     return max(0, left if wanted is None else min(wanted, left))
@@ -323,7 +324,8 @@ def _prepared(
         sampling = replace(sampling, logprobs=0)  # log-probabilities decide which answers are kept
     for prompt in encoded:
         if asked.min_tokens > prompt.max_tokens:
-            message = f"min_tokens is {asked.min_tokens}, but the answer may have at most {prompt.max_tokens} tokens"
+            most = counted(prompt.max_tokens, "token")
+            message = f"min_tokens is {asked.min_tokens}, but the answer may have at most {most}"
             raise InputError(message, param="min_tokens")
     bound = min(prompt.max_tokens for prompt in encoded)
     first = GenerateRequest(

@@ -38,6 +38,7 @@ from exo_mesh.api.openai.schema import (
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.errors import InputError
+from exo_mesh.printable import counted
 from exo_mesh.text.output.tools import Tool
 
 FLEX = "flex"
@@ -99,7 +100,8 @@ def neutral_completion(body: CompletionBody) -> NeutralRequest:
     num_drawn = max(num_choices, body.best_of or 1)
     if len(prompts) * num_drawn > MAX_CHOICES:
         message = (
-            f"{len(prompts)} prompts with {num_drawn} answers each are {len(prompts) * num_drawn} answers; "
+            f"{counted(len(prompts), 'prompt')} with {counted(num_drawn, 'answer')} each are "
+            f"{len(prompts) * num_drawn} answers; "
             f"at most {MAX_CHOICES} are allowed"
         )
         raise InputError(message, param="prompt" if num_drawn == 1 else "n")

@@ -8,6 +8,7 @@ from typing import Any
 
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.domain.download import DownloadState
+from exo_mesh.printable import counted
 from exo_mesh.telemetry.tables import human_bytes
 
 UNFINISHED = tuple(state for state in DownloadState if state.is_active)
@@ -63,7 +64,7 @@ def fit_text(num_bytes: int, state: Mapping[str, Any]) -> str:
     usable = sorted((r["usable_bytes"] for peer, r in state["telemetry"].items() if peer in live), reverse=True)
     for count in range(1, len(usable) + 1):
         if sum(usable[:count]) >= num_bytes:
-            return f"yes, {count} peer{'s' if count > 1 else ''}"
+            return f"yes, {counted(count, 'peer')}"
     return f"no: {human_bytes(num_bytes)} of weights, {human_bytes(sum(usable))} usable"
 
 
@@ -71,7 +72,7 @@ def previewed_fit(previews: Sequence[Mapping[str, Any]]) -> str:
     """`yes: 1 peer, context 4096 tokens`, or `no` with the reason."""
     for entry in previews:
         if "refused" not in entry:
-            width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
+            width = counted(entry["width"], "peer")
             return f"yes: {width}, context {entry['context_limit']} tokens"
     return f"no: {previews[-1]['refused']['message']}" if previews else "no"
 
