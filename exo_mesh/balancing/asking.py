@@ -23,7 +23,7 @@ _HEAD = "# Written by `exo-mesh nginx-config`. Changes are lost if it runs with 
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds `--variant`, `--whole` and its flags, `--output`, `--watch`, `--reload`."""
+    """Adds `--variant`, `--site` and its flags, `--output`, `--watch`, `--reload`."""
     parser.add_argument("--variant", choices=list(VARIANTS), default="least-conn", help="how nginx chooses a node")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     parser.add_argument("--watch", action="store_true", help="keep running, and rewrite the file when the mesh changes")
@@ -33,8 +33,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reload", metavar="CMD", help="run this command after a change, such as 'systemctl reload nginx'"
     )
-    site = parser.add_argument_group("the whole configuration")
-    site.add_argument("--whole", action="store_true", help="write the site, too, not only the nodes")
+    site = parser.add_argument_group("the site")
+    site.add_argument(
+        "--site",
+        "--whole",
+        dest="whole",
+        action="store_true",
+        help="write the server blocks, too: a file for conf.d or sites-enabled, inside http { } of nginx.conf",
+    )
     site.add_argument("--listen", metavar="[HOST:]PORT", help="address on which nginx listens (52415; with TLS 443)")
     site.add_argument("--server-name", metavar="NAME", default="mesh.example.org", help="public host name, for TLS")
     site.add_argument("--tls-cert", metavar="FILE", default="", help="serve HTTPS with this certificate")
@@ -130,7 +136,7 @@ def _counted(nodes: list[Upstream]) -> str:
 
 
 def _site_of(args: argparse.Namespace) -> Site | None:
-    """The options of the site; None without --whole. Raises InputError for values that nginx would misread."""
+    """The options of the site; None without --site. Raises InputError for values that nginx would misread."""
     if not args.whole:
         return None
     if bool(args.tls_cert) != bool(args.tls_key):

@@ -73,7 +73,7 @@ def describe(entry: dict[str, Any]) -> str:
     if "refused" in entry:
         return f"{width}: not possible. {entry['refused']['message']}"
     head = (
-        f"{width} ({', '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
+        f"{width} (--placement {' or '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
         f"KV for {entry['kv_pool_tokens']} tokens on every stage"
     )
     if entry.get("activation_dtype"):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from exo_mesh.domain.naming import told_apart
 from exo_mesh.printable import escaped_json, printable
 from exo_mesh.telemetry.tables import columns
 
@@ -81,12 +82,7 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
 
 def peer_names(state: dict[str, Any]) -> dict[str, str]:
     """Names by peer id; peers that share a name get the first letters of their ids added."""
-    peers = state["view"]["peers"]
-    names = [printable(peer["name"]) for peer in peers]
-    return {
-        peer["id"]: name if names.count(name) == 1 else f"{name} ({peer['id'][:6]})"
-        for peer, name in zip(peers, names, strict=True)
-    }
+    return told_apart((peer["id"], printable(peer["name"])) for peer in state["view"]["peers"])
 
 
 def ring_line(instance: dict[str, Any], names: dict[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from exo_mesh.domain.device import PeerInfo
@@ -10,6 +11,19 @@ from exo_mesh.printable import quoted
 
 MIN_DIGITS = 4
 """Fewer leading digits of an id would match by chance what was meant as a name."""
+
+
+ID_DIGITS = 6
+"""Leading digits of an id that tell apart peers of one name."""
+
+
+def told_apart(peers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns names by peer id; peers that share a name get the first digits of their ids added. peers: id, name."""
+    known = dict(peers)
+    shared = Counter(known.values())
+    return {
+        peer_id: name if shared[name] == 1 else f"{name} ({peer_id[:ID_DIGITS]})" for peer_id, name in known.items()
+    }
 
 
 def peer_called(name: str, peers: Iterable[PeerInfo], param: str = "node_id") -> PeerInfo | None:

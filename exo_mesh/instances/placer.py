@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.naming import told_apart
 from exo_mesh.domain.plan import Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
@@ -149,7 +150,7 @@ class Placer:
 
     def _summary(self, plan: Plan) -> str:
         """The model, peers and layers of a plan, for the log."""
-        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        names = told_apart((peer.id, peer.name) for peer in self._membership.view.peers())
         parts = [
             f"{'+'.join(names.get(one, one[:8]) for one in stage.peers)} {stage.shard.start}-{stage.shard.stop}"
             for stage in plan.stages

@@ -87,7 +87,7 @@ class LineWriter:
                 self._is_cut = False
                 if self._is_failing and not self._queue.full():
                     self._is_failing = False
-                    _log.info("writing to %s works again; lost: %s", self._what, counted(self._lost, "line"))
+                    _log.info("writing to %s works again after the loss of %s", self._what, counted(self._lost, "line"))
         self._sink.close()
 
     def _next(self) -> bytes | None:

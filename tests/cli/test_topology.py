@@ -135,7 +135,9 @@ def test_a_preview_for_people_has_the_arithmetic_or_the_reason() -> None:
         "width": 1, "policies": ["memory", "latency"], "context_limit": 4096, "kv_pool_tokens": 8192, "stages": [stage],
     }  # fmt: skip
     text = describe(entry)
-    assert text.startswith("1 peer (memory, latency): context 4096 tokens, KV for 8192 tokens on every stage")
+    assert text.startswith(
+        "1 peer (--placement memory or latency): context 4096 tokens, KV for 8192 tokens on every stage"
+    )
     shown = " ".join(text.splitlines()[2].split())
     assert shown == "alpha 0-7 mlx 5.0 GB 100.0 MB 268.4 MB 8.0 GB 2.6 GB"
     refused = {"width": 2, "policies": ["memory"], "refused": {"message": "needs 9 GB; there is 8 GB."}}

@@ -33,6 +33,7 @@ def test_the_newest_comes_first_and_details_are_bounded() -> None:
         "model": "m",
         "outcome": "stop",
         "prompt_tokens": 3,
+        "error_message": "",
         "cached_tokens": 0,
         "output_tokens": 11,
         "ttft_s": 0.5,
