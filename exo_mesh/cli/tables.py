@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from exo_mesh.domain.naming import told_apart
+from exo_mesh.membership.naming import told_apart
 from exo_mesh.printable import escaped_json, printable
 from exo_mesh.telemetry.tables import columns
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from exo_mesh.domain.naming import peer_called
 from exo_mesh.errors import TransportError
 from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.printable import printable_values

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exo_mesh.domain.naming import peer_called
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.inspection.captures import Captures
 from exo_mesh.inspection.diagnostics import Diagnostics
@@ -14,6 +13,7 @@ from exo_mesh.inspection.otlp.wiring import exporter_of
 from exo_mesh.inspection.runner_cancels import RunnerCancels
 from exo_mesh.inspection.trace_keeper import DAY_S, TraceKeeper
 from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb

@@ -14,13 +14,13 @@ import msgspec
 import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.domain.naming import peer_called
 from exo_mesh.errors import TransportError
 from exo_mesh.hosting.flight_recorder import FlightRecorder
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.inspection.asking import ASK_S, ask_peers
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.printable import printable_values

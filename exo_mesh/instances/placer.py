@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.naming import told_apart
 from exo_mesh.domain.plan import Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
@@ -37,6 +36,7 @@ from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.instances.tensor_groups import wirings
+from exo_mesh.membership.naming import told_apart
 from exo_mesh.membership.service import Membership
 from exo_mesh.printable import counted
 from exo_mesh.telemetry.metrics import Metrics

@@ -11,7 +11,6 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.footprint import footprint
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.naming import peer_called
 from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
@@ -19,6 +18,7 @@ from exo_mesh.domain.tensor_group import sharded
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.naming import peer_called
 
 MAX_WIDTH = 16
 """Wider rings than this are not previewed: every further hop makes each token slower."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from exo_mesh.domain.naming import peer_called
 from exo_mesh.errors import StopPendingError
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.roster import Roster
 
 

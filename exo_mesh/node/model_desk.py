@@ -11,7 +11,6 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.naming import peer_called
 from exo_mesh.errors import (
     FetchError,
     InputError,
@@ -26,6 +25,7 @@ from exo_mesh.fetcher.wire import FILES_ONLY, HubModel
 from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint

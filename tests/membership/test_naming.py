@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.naming import peer_called, told_apart
 from exo_mesh.errors import InputError
+from exo_mesh.membership.naming import peer_called, told_apart
 from exo_mesh.printable import counted
 
 IDS = {"0123456789": "vm", "01239999": "vm", "abcdef01": "studio", "dddd0000": "abcdef01"}
