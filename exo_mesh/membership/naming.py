@@ -1,4 +1,4 @@
-"""Finds a peer by what people call it. Pure."""
+"""Finds a peer by what people call it."""
 
 from __future__ import annotations
 
