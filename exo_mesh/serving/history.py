@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from statistics import quantiles
 from typing import Any
 
@@ -17,6 +17,7 @@ from exo_mesh.printable import counted, printable
 MAX_RECENT = 10_000
 """Detailed records kept; one takes about 400 bytes."""
 MAX_MESSAGE_CHARS = 300
+LATEST_S = 60.0
 SPREAD_OF = 512
 """Latencies are computed from this many of the last requests."""
 
@@ -136,6 +137,7 @@ class History:
         write: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._now = now
+        self._began_at = now()
         self._write = write
         self._recent: deque[RequestOutcome] = deque(maxlen=max_recent)
         self._counts: Counter[str] = Counter()
@@ -158,12 +160,20 @@ class History:
         return list(islice((one for one in reversed(self._recent) if key_id in (None, one.key_id)), most))
 
     def stats(self) -> dict[str, Any]:
-        """Sums since the start; rates and latencies of the last SPREAD_OF successful requests."""
+        """Sums since the start and of the last minute; rates and latencies of the last SPREAD_OF successful requests."""
         total = sum(self._counts.values())
         errors = sum(count for outcome, count in self._counts.items() if outcome not in FINE)
         fine = [ended for ended in self.recent(SPREAD_OF) if ended.outcome in ("stop", "length")]
         rates = [rate for ended in fine if (rate := ended.tokens_per_s) is not None]
+        now = self._now()
+        latest = list(takewhile(lambda ended: ended.ended_at > now - LATEST_S, reversed(self._recent)))
         return {
+            "uptime_s": round(now - self._began_at, 1),
+            "last_minute": {
+                "requests": len(latest),
+                "errors": sum(ended.outcome not in FINE for ended in latest),
+                "output_tokens": sum(ended.output_tokens for ended in latest),
+            },
             "total": total,
             "errors": errors,
             "error_rate": round(errors / total, 4) if total else 0.0,

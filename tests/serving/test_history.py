@@ -65,6 +65,17 @@ def test_sums_count_errors_and_latencies_those_that_went_well() -> None:
     assert stats["output_tokens"] == 101 * 11
 
 
+def test_sums_of_the_last_minute_and_the_time_since_the_start() -> None:
+    now = [100.0]
+    history = History(now=lambda: now[0])
+    add(history, 1, tokens=3)
+    now[0] = 150.0
+    add(history, 2, "engine_error", tokens=5)
+    now[0] = 161.0
+    stats = history.stats()
+    assert (stats["uptime_s"], stats["last_minute"]) == (61.0, {"requests": 1, "errors": 1, "output_tokens": 5})
+
+
 def test_before_the_first_request_there_is_nothing_to_say() -> None:
     stats = History().stats()
     assert (stats["total"], stats["error_rate"], stats["latency_s"], stats["avg_tokens_per_s"]) == (0, 0.0, None, None)
