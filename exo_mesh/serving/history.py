@@ -160,7 +160,7 @@ class History:
         return list(islice((one for one in reversed(self._recent) if key_id in (None, one.key_id)), most))
 
     def stats(self) -> dict[str, Any]:
-        """Sums since the start and of the last minute; rates and latencies of the last SPREAD_OF successful requests."""
+        """Sums since the start and of the last minute; rates and latencies of the last SPREAD_OF that went well."""
         total = sum(self._counts.values())
         errors = sum(count for outcome, count in self._counts.items() if outcome not in FINE)
         fine = [ended for ended in self.recent(SPREAD_OF) if ended.outcome in ("stop", "length")]
