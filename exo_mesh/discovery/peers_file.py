@@ -168,7 +168,7 @@ class PeersFileDiscovery:
         try:
             addresses = read_peers(self._path, self._default_port)
         except InputError as exc:
-            _log.warning("%s; keeping the last valid file (%s)", exc, counted(len(self.addresses), "peer"))
+            _log.warning("%s; keeping the %s of the last valid file", exc, counted(len(self.addresses), "peer"))
             return False
         changed, self.addresses = addresses != self.addresses, addresses
         if changed:
