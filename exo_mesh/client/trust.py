@@ -51,10 +51,8 @@ def trust(host: str, own_certificate: Path | None) -> ssl.SSLContext:
         try:
             read_pem(Path(file))
             context.load_verify_locations(file)
-        except OSError as exc:
-            raise ConfigError(f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form") from exc
-        except ValueError as exc:
-            raise ConfigError(f"EXO_MESH_API_CA: {exc}") from exc
+        except (OSError, ValueError) as exc:
+            raise ConfigError(f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form: {exc}") from exc
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
