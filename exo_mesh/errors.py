@@ -27,6 +27,7 @@ MeshError
 │   └── MemoryPressureError   a machine of the ring is short of memory; the message has its numbers
 ├── NotReadyError         the node drains or stops; send the request to another peer
 ├── NodeStoppingError     the node stops; the client can continue the request at another peer
+├── StopPendingError      the node stops or restarts already, so it cannot be restarted
 ├── NoStoreError          the mesh has no model store
 ├── WebToolsOffError      the operator of this node has not turned the web tools, or their search, on
 ├── DeadlineError         a wait ended without an answer
@@ -50,13 +51,17 @@ class MeshError(Exception):
 
 
 class InputError(MeshError):
-    """The caller's input is at fault. `param` names the offending field, if there is one."""
+    """The caller's input is at fault. `param` names the offending field, if there is one; details: JSON values for
+    programs."""
 
     code = "invalid_request"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, details: abc.Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(message)
         self.param = param
+        self.details = details
 
 
 class UnknownModelError(InputError):
@@ -273,6 +278,12 @@ class NodeStoppingError(MeshError):
     code = "node_stopping"
 
 
+class StopPendingError(MeshError):
+    """The node stops or restarts already."""
+
+    code = "stop_pending"
+
+
 class NoStoreError(MeshError):
     """The mesh has no model store."""
 
@@ -315,6 +326,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         MeshError,
         NoInvitationError,
         WrongCodeError,
+        StopPendingError,
         InputError,
         UnknownModelError,
         NoInstanceError,

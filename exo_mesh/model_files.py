@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from exo_mesh.domain.model_settings import without_off
 from exo_mesh.errors import ModelError
 from exo_mesh.printable import escaped, escaped_json
 
@@ -37,13 +39,28 @@ LENGTH_FILE = "sentence_bert_config.json"
 
 POOLING_FILE = "1_Pooling.config.json"
 SCORE_FILE = "1_LogitScore.config.json"
-FOLDER_FILES = {"1_Pooling/config.json": POOLING_FILE, "1_LogitScore/config.json": SCORE_FILE}
-"""How hidden states become a vector, and logits a score: the only files of a model in folders that are used. Fetched
-models have them under these names, directly in the directory, as all their files."""
+TOOL_USE_FILE = "additional_chat_templates.tool_use.jinja"
+FOLDER_FILES = {
+    "1_Pooling/config.json": POOLING_FILE,
+    "1_LogitScore/config.json": SCORE_FILE,
+    "additional_chat_templates/tool_use.jinja": TOOL_USE_FILE,
+}
+"""How hidden states become a vector, and logits a score, and the chat template for tools: the only files of a model in
+folders that are used. Fetched models have them under these names, directly in the directory, as all their files."""
 
 VIEW_FILE = "exo-mesh.view"
 """A file in a directory that a node made for GGUF files elsewhere: the real paths of the files that are linked there.
 See exo_mesh/weights/gguf_views.py."""
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_MAX_POINTER_BYTES = 1024
+"""A clone of a repository without Git LFS has a pointer in place of each large file: a text of some 130 bytes."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_FLOAT_TAG = "__float__"
+_TAGGED_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+"""Newer versions of transformers write numbers that JSON does not have as `{"__float__": "Infinity"}`."""
 
 _MAX_VIEW_BYTES = 2**20
 _PIECE_BYTES = 2**20
@@ -54,9 +71,10 @@ HUB_DIR = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
 
 def place_of(model_dir: Path, name: str) -> Path:
     """The path of a text file of a model; of one of FOLDER_FILES in the place that it has in this directory."""
-    folder = model_dir / name.removesuffix(".config.json")
-    if name in FOLDER_FILES.values() and folder.is_dir() and not folder.is_symlink():
-        return folder / "config.json"
+    for path, flat_name in FOLDER_FILES.items():
+        folder = model_dir / path.partition("/")[0]
+        if name == flat_name and folder.is_dir() and not folder.is_symlink():
+            return model_dir / path
     return model_dir / name
 
 
@@ -65,11 +83,9 @@ def read_steps(model_dir: Path) -> tuple[str, ...] | None:
     file. Raises ModelError."""
     file = model_dir / MODULES_FILE
     try:
-        steps = json.loads(read_json_text(file))
+        steps = _parse_json(file, read_json_text(file))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{named(file)} is not valid JSON: {exc}") from exc
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ModelError(f"{named(file)} is not a JSON list of objects")
     return tuple(str(step.get("type", "")).rpartition(".")[2] for step in steps)
@@ -118,7 +134,8 @@ def exists(file: Path) -> bool:
 def open_model_file(file: Path) -> BinaryIO:
     """Opens a file of the model directory `file.parent`.
 
-    Raises FileNotFoundError if there is none, ModelError if it is not a regular file or lies outside the model.
+    Raises FileNotFoundError if there is none, ModelError if it is not a regular file, lies outside the model, or is
+    only a Git-LFS pointer.
     """
     try:
         inside = _resolve(file)
@@ -130,12 +147,16 @@ def open_model_file(file: Path) -> BinaryIO:
         raise ModelError(f"{named(file)} is a link to a file that does not exist") from exc
     except (OSError, ValueError) as exc:
         raise ModelError(f"{named(file)} cannot be read: {_reason(exc)}") from exc
+    stream = os.fdopen(descriptor, "rb")
     try:
-        _require_regular(file, os.fstat(descriptor).st_mode)
+        state = os.fstat(descriptor)
+        _require_regular(file, state.st_mode)
+        if state.st_size <= _MAX_POINTER_BYTES:
+            _refuse_pointer(file, stream)
     except BaseException:
-        os.close(descriptor)
+        stream.close()
         raise
-    return os.fdopen(descriptor, "rb")
+    return stream
 
 
 def size_of(file: Path) -> int:
@@ -167,6 +188,77 @@ def read_json_text(file: Path) -> bytes:
     if values > MAX_JSON_VALUES:
         raise ModelError(f"{named(file)} has more than {MAX_JSON_VALUES} values")
     return text
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file of a model. This is the only reader of these files. It accepts what
+    transformers accepts, such as Infinity, and also a byte-order mark, and -1 for null. Raises ModelError that names
+    the cause."""
+    try:
+        value = _parse_json(file, read_json_text(file))
+    except FileNotFoundError as exc:
+        raise ModelError(f"{named(file)} cannot be read: there is no such file") from exc
+    if not isinstance(value, dict):
+        raise ModelError(f"{named(file)} is not a JSON object")
+    return without_off(value) if file.name == "config.json" else value
+
+
+def read_json_if_there(file: Path) -> dict[str, Any]:
+    """As read_json; {} if there is no such file."""
+    return read_json(file) if exists(file) else {}
+
+
+def read_tokenizer_text(file: Path) -> str:
+    """Returns the text of a tokenizer.json, without a byte-order mark: the tokenizers library refuses one. Raises as
+    read_model_file, and ModelError if it is not UTF-8."""
+    return as_text(file, read_model_file(file, MAX_TOKENIZER_BYTES))
+
+
+def without_mark(data: bytes) -> bytes:
+    """The content of a file without a byte-order mark."""
+    return data.removeprefix(_BYTE_ORDER_MARK)
+
+
+def as_text(file: Path, data: bytes) -> str:
+    """Decodes the UTF-8 content of a file, without a byte-order mark. Raises ModelError."""
+    try:
+        return without_mark(data).decode("utf-8")
+    except UnicodeDecodeError as exc:
+        kind = "UTF-16 text" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"wrong at byte {exc.start}"
+        raise ModelError(f"{named(file)} is not UTF-8 text ({kind}); save or download it again as UTF-8") from exc
+
+
+def _parse_json(file: Path, data: bytes) -> Any:
+    """Parses JSON as Python does, which also knows Infinity, -Infinity and NaN. Raises ModelError."""
+    text = as_text(file, data)
+    if not text.strip():
+        raise ModelError(f"{named(file)} is empty; download it again")
+    try:
+        value = json.loads(text, object_hook=_untagged) if _FLOAT_TAG in text else json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as exc:
+        raise ModelError(f"{named(file)} is not valid JSON: {_fault(text, exc)}") from exc
+    except UnicodeEncodeError as exc:
+        raise ModelError(f"{named(file)} is not valid JSON: it contains a lone surrogate (U+D800 to U+DFFF)") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"{named(file)} is not valid JSON: {exc}") from exc
+    return value
+
+
+def _fault(text: str, exc: json.JSONDecodeError) -> str:
+    """Names the cause of a parser's error."""
+    if text.lstrip().startswith("<"):
+        return "it is a web page or XML; download the file itself"
+    if exc.pos >= len(text.rstrip()) or exc.msg.startswith("Unterminated string"):
+        return f"it is cut short after {len(text)} characters; download it again"
+    return str(exc)
+
+
+def _untagged(found: dict[str, Any]) -> Any:
+    """The number that transformers wrote as an object; any other object as it is."""
+    tag = found.get(_FLOAT_TAG)
+    return _TAGGED_FLOATS[tag] if len(found) == 1 and isinstance(tag, str) and tag in _TAGGED_FLOATS else found
 
 
 def check_size(file: Path, num_bytes: int, max_bytes: int) -> None:
@@ -207,6 +299,16 @@ def _require_regular(file: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
         raise ModelError(f"{named(file)} is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a regular file")
+
+
+def _refuse_pointer(file: Path, stream: BinaryIO) -> None:
+    """Raises ModelError if the file is a Git-LFS pointer; the stream is at its start before and after."""
+    if _read(file, stream, len(_LFS_POINTER)) == _LFS_POINTER:
+        raise ModelError(
+            f"{named(file)} is a Git LFS pointer, not the file itself: run git lfs pull in the model's directory, or "
+            "download the model again"
+        )
+    stream.seek(0)
 
 
 def _read(file: Path, stream: BinaryIO, num_bytes: int) -> bytes:

@@ -38,6 +38,19 @@ def printable_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
     return value
 
 
+def typed(text: str) -> str:
+    """Returns a text from the command line or the environment as UTF-8 where the locale's encoding could not decode it.
+
+    Python keeps such bytes as lone surrogates. Bytes that are not UTF-8 either stay as they are.
+    """
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return text
+
+
 def escaped(text: str, *, keep_newlines: bool = False) -> str:
     """Escapes each unprintable character of a text (`\\x1b` and the like); the text may have any length."""
     if text.isprintable():
@@ -48,6 +61,11 @@ def escaped(text: str, *, keep_newlines: bool = False) -> str:
 def escaped_json(text: str) -> str:
     """Escapes unprintable characters of a JSON document (`\\u202e` and the like) that JSON itself allows."""
     return text if text.isprintable() else _several_lines.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def counted(number: object, noun: str) -> str:
+    """Returns `1 layer`, `2 layers`: a number with its noun, for people. number: "?" stands for an unknown one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def quoted(text: str, max_chars: int = MAX_CHARS) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -58,6 +61,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["HF_ENDPOINT"] = NO_HUB
     warm.install()
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="exo-mesh-tests-")  # nodes name their homes in there
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
     hypothesis.settings.register_profile("any machine", deadline=None)  # how long an example takes is no truth to test
     hypothesis.settings.load_profile("any machine")
     asyncio.run(keep_poller())

@@ -14,18 +14,19 @@ import pytest
 
 from tests.support import warm
 
-SHOW = '''
+SHOW = """
 import json, os, signal, sys, threading
 print(json.dumps({
-    "name": __name__, "argv": sys.argv[1:], "cwd": os.getcwd(), "path": sys.path[0], "session": os.getsid(0) == os.getpid(),
+    "name": __name__, "argv": sys.argv[1:], "cwd": os.getcwd(), "path": sys.path[0],
+    "session": os.getsid(0) == os.getpid(), "passed": os.fstat(int(sys.argv[1])).st_ino,
     "variable": os.environ.get("GIVEN"), "home": os.environ.get("HOME"), "input": sys.stdin.read(),
-    "files": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1], "passed": os.fstat(int(sys.argv[1])).st_ino,
+    "files": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
     "threads": threading.active_count(), "pipe": signal.getsignal(signal.SIGPIPE).name, "group": os.getpgid(0),
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "parent": os.getppid(),
 }), flush=True)
 print("noise", file=sys.stderr)
 sys.exit(7)
-'''
+"""
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or warm.COLD in os.environ, reason="no child is forked here")
 
 

@@ -23,6 +23,12 @@ class DummyProvider:
         """Always "": nothing is split, every rank generates the same text."""
         return ""
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """See ChecksOptions."""
+        from exo_mesh_dummy.options import parse_options
+
+        parse_options(options)
+
     def version(self) -> str:
         return "1"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp.layouts import EvalCallback, LlamaBatch
 from exo_mesh_llamacpp.library import Library
@@ -39,7 +40,8 @@ _FULL = 1
 class StageShape:
     """The sizes of a stage, and how its contexts compute. head: the width of the logits; 0 before the last stage.
     num_heads: of attention, the most of any layer of the model. stops: layers at which a pass of a last stage stops, as
-    the passes of a model that is cut there; a GPU may otherwise compute what is on both sides of a cut at once."""
+    the passes of a model that is cut there; a GPU may otherwise compute what is on both sides of a cut at once.
+    follows_load: fewer than `threads` compute while other programs need the cores."""
 
     hidden: int
     head: int
@@ -49,6 +51,7 @@ class StageShape:
     unified: bool
     threads: int
     stops: tuple[int, ...] = ()
+    follows_load: bool = False
 
 
 def pass_tokens(shape: StageShape, slots: int, cells: int) -> int:
@@ -98,6 +101,10 @@ class LlamaContext:
         )
         self._handle = self._open(model)
         self._memory = self._call.llama_get_memory(self._handle)
+        self._by_load = ThreadsByLoad(shape.threads, self._set_threads) if shape.follows_load else None
+
+    def _set_threads(self, count: int) -> None:
+        self._call.llama_set_n_threads(self._handle, count, count)
 
     def _open(self, model: LoadedModel) -> int:
         shape = self._shape
@@ -138,6 +145,8 @@ class LlamaContext:
             self._on_axes[: 3 * num_tokens] = np.tile(self.positions[:num_tokens], 3)
             self._on_axes[3 * num_tokens : _AXES * num_tokens] = 0
         self._filled = 0
+        if self._by_load is not None:
+            self._by_load.adapt()
         code = self._call.llama_decode(self._handle, self._batch)
         if code == _FULL:
             return None

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.card import read_json, text_config
+from exo_mesh.model_files import read_json
 from exo_mesh_llamacpp.container import Value
 from exo_mesh_llamacpp.families import FAMILIES, HfFamily
 

@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_vocab_n_tokens": (c_int32, [c_void_p]),
     "llama_init_from_model": (c_void_p, [c_void_p, ContextParams]),
     "llama_free": (None, [c_void_p]),
+    "llama_set_n_threads": (None, [c_void_p, c_int32, c_int32]),
     "llama_decode": (c_int32, [c_void_p, LlamaBatch]),
     "llama_synchronize": (None, [c_void_p]),
     "llama_get_logits": (ctypes.POINTER(c_float), [c_void_p]),

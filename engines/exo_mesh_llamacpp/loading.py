@@ -133,6 +133,7 @@ def _shape_of(source: ModelSource, shard: Shard, options: LlamaCppOptions, kv: s
         flash=options.flash,
         unified=options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
         threads=options.num_threads,
+        follows_load=not options.threads,
     )
 
 

@@ -83,6 +83,12 @@ class LlamaCppProvider:
 
         return architecture in FAMILIES or architecture in RULES
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """See ChecksOptions."""
+        from exo_mesh_llamacpp.options import parse_options
+
+        parse_options(options)
+
     def version(self) -> str:
         try:
             found = chosen_library(self._options)

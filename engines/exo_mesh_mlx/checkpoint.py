@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,8 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.card import layer_of, read_json, text_config
+from exo_mesh.model_files import exists, read_json
+from exo_mesh.weights.card import layer_of
 from exo_mesh.weights.safetensors import (
     INDEX_FILE,
     PART,
@@ -19,10 +22,13 @@ from exo_mesh.weights.safetensors import (
     on_disk,
     read_header,
     read_tensor_table,
+    read_weight_map,
 )
 from exo_mesh_mlx.quantisation import check_quantisation
 
 CONFIG_FILE = "config.json"
+LIBRARY_FILES = (CONFIG_FILE, "generation_config.json", "hf_quant_config.json")
+"""The JSON files that mlx-lm's `load_model` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +75,18 @@ def open_checkpoint(model_dir: Path) -> MlxCheckpoint:
 
 
 @contextmanager
-def with_whole_names(checkpoint: MlxCheckpoint) -> Iterator[Path]:
-    """A directory in which mlx-lm finds the weights: mlx-lm looks for `model*.safetensors`, so files that are not whole
-    (`*.part`) are linked under their whole names. Files opened there can be read after it is gone."""
-    if not any(info.file.name.endswith(PART) for info in checkpoint.table.values()):
-        yield checkpoint.model_dir
-        return
+def as_library_reads(checkpoint: MlxCheckpoint) -> Iterator[Path]:
+    """A directory for mlx-lm, with the settings as `read_json` has read them and links to the weights: mlx-lm refuses
+    files with a byte-order mark, and looks for `model*.safetensors`, so files that are not whole (`*.part`) are linked
+    under their whole names. Files opened there can be read after it is gone."""
     with TemporaryDirectory(prefix="exo-mesh-") as directory:
         for file in checkpoint.model_dir.iterdir():
             link = Path(directory, file.name.removesuffix(PART))
-            if file.is_file() and not link.is_symlink():
+            if file.suffix != ".json" and file.is_file() and not link.is_symlink():
                 link.symlink_to(on_disk(file).absolute() if file.name.endswith(PART) else file.absolute())
+        for name in LIBRARY_FILES:
+            if exists(checkpoint.model_dir / name):
+                Path(directory, name).write_text(json.dumps(read_json(checkpoint.model_dir / name)))
         yield Path(directory)
 
 
@@ -88,9 +95,7 @@ def _absent_tensors(model_dir: Path) -> dict[str, Path]:
     index = model_dir / INDEX_FILE
     if on_disk(model_dir / SINGLE_FILE).is_file() or not index.is_file():
         return {}
-    weight_map = read_json(index).get("weight_map")
-    names = weight_map if isinstance(weight_map, dict) else {}
-    files = {name: file for name, file in names.items() if isinstance(file, str) and Path(file).name == file}
+    files = read_weight_map(index)
     here = {file for file in set(files.values()) if on_disk(model_dir / file).is_file()}
     return {name: model_dir / file for name, file in files.items() if file not in here} if here else {}
 
@@ -99,7 +104,7 @@ def _table(model_dir: Path, absent: Mapping[str, Path]) -> TensorTable:
     """Headers of all files, or of the files that are here."""
     if not absent:
         return read_tensor_table(model_dir)
-    weight_map: dict[str, str] = read_json(model_dir / INDEX_FILE)["weight_map"]
+    weight_map = read_weight_map(model_dir / INDEX_FILE)
     table: TensorTable = {}
     for file_name in sorted({file for name, file in weight_map.items() if name not in absent}):
         table.update(read_header(model_dir / file_name))

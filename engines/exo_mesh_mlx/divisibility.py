@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from exo_mesh.weights.card import text_config
+from exo_mesh.domain.model_settings import text_config
 
 SHARED_OUT = {
     "num_attention_heads": "attention heads",

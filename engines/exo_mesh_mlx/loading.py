@@ -20,7 +20,7 @@ from mlx_lm.utils import load_model
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
 from exo_mesh_mlx.body import lacks_prefix, with_prefix
-from exo_mesh_mlx.checkpoint import MlxCheckpoint, with_whole_names
+from exo_mesh_mlx.checkpoint import MlxCheckpoint, as_library_reads
 from exo_mesh_mlx.model_config import model_classes
 from exo_mesh_mlx.reach import graph_of_stage, reached
 from exo_mesh_mlx.trace import MlxTrace, trace_model
@@ -98,7 +98,7 @@ def _build(checkpoint: MlxCheckpoint, virtual: VirtualTensors) -> nn.Module:
         return (virtual.completing(model_class) if checkpoint.absent else model_class), args_class
 
     try:
-        with with_whole_names(checkpoint) as directory:
+        with as_library_reads(checkpoint) as directory:
             model, _ = load_model(directory, lazy=True, strict=not checkpoint.absent, get_model_classes=classes)
     except (Exception, SystemExit) as exc:  # mlx-lm and the model files raise anything for a model that does not fit
         raise ModelError(_explain(checkpoint, exc)) from exc

@@ -77,6 +77,10 @@ class MlxProvider:
             return f"mlx-lm {_version('mlx-lm')} has no shard() for {architecture}; it has for {', '.join(groupable())}"
         return division_obstacle(config, size)
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """See ChecksOptions."""
+        parse_options(options)
+
     def version(self) -> str:
         mlx, mlx_lm = _version("mlx"), _version("mlx-lm")
         return f"mlx {mlx}, mlx-lm {mlx_lm}" if mlx and mlx_lm else ""

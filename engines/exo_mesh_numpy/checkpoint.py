@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.card import read_json
+from exo_mesh.model_files import read_json
 from exo_mesh.weights.gguf_blocks import READABLE
 from exo_mesh.weights.gguf_config import QUANT_METHOD
 from exo_mesh.weights.gguf_lines import needs_conversion

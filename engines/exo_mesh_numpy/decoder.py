@@ -7,7 +7,7 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +37,11 @@ class RowPiece:
 class Decoder:
     """The layers of one stage. Mutates only the KV of the pieces that it gets."""
 
-    def __init__(self, config: ModelConfig, weights: StageWeights, mode: str) -> None:
-        """mode: "fast" or "deterministic"."""
+    def __init__(
+        self, config: ModelConfig, weights: StageWeights, mode: str, before_layer: Callable[[], None] = lambda: None
+    ) -> None:
+        """mode: "fast" or "deterministic". before_layer: called before the products of each layer."""
+        self._before_layer = before_layer
         self._config = config
         self._weights = weights
         self._scratch = Scratch()
@@ -60,6 +63,7 @@ class Decoder:
             begin += piece.n
         cos, sin = self._rope.at(positions)
         for index, layer in enumerate(self._weights.layers):
+            self._before_layer()
             self._attend(index, layer, hidden, cos, sin, pieces)
             self._feed_forward(layer, hidden)
 

@@ -23,6 +23,7 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh_numpy import saving, wire
@@ -32,7 +33,7 @@ from exo_mesh_numpy.kv import KEY_BLOCK, LEAST_SHARED, Assembly, SequenceKv
 from exo_mesh_numpy.model_config import ModelConfig
 from exo_mesh_numpy.options import parse_options
 from exo_mesh_numpy.survey import open_model
-from exo_mesh_numpy.threads import set_threads
+from exo_mesh_numpy.threads import threads_by_load
 from exo_mesh_numpy.weights import StageWeights, load_weights
 
 
@@ -68,10 +69,11 @@ class NumpyStage:
     def __init__(self) -> None:
         self._stage: _Loaded | None = None
         self._sequences: dict[int, SequenceKv] = {}
+        self._threads: ThreadsByLoad | None = None
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         options = parse_options(request.options)
-        set_threads(options.threads)
+        self._threads = threads_by_load(options.threads)
         dtype = request.activation_dtype or "float32"
         if dtype not in wire.ACTIVATION_DTYPES:
             known = ", ".join(wire.ACTIVATION_DTYPES)
@@ -86,7 +88,8 @@ class NumpyStage:
             query = config.num_heads * config.head_dim
             check_tiles({config.hidden_size, config.intermediate_size, query}, config.head_dim, KEY_BLOCK)
         weights = load_weights(checkpoint, config, shard, progress)
-        decoder = Decoder(config, weights, options.mode)
+        adapt = self._threads.adapt if self._threads is not None else lambda: None
+        decoder = Decoder(config, weights, options.mode, adapt)
         self._stage = _Loaded(shard, config, weights, decoder, dtype, Assembly())
         spec = (TensorSpec(HIDDEN, dtype, (config.hidden_size,)),)
         self.capabilities = Capabilities(
@@ -139,6 +142,8 @@ class NumpyStage:
     def close(self) -> None:
         self._sequences.clear()
         self._stage = None
+        if self._threads is not None:
+            self._threads.close()
 
     def save(self, sequence: int) -> SavedSequence:
         """See SequenceSaver. Tensors "keys" and "values", float32 `[layers, kv_heads, length, head_dim]`."""

@@ -23,6 +23,12 @@ class NumpyProvider:
 
         return architecture in FAMILIES
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """See ChecksOptions."""
+        from exo_mesh_numpy.options import parse_options
+
+        parse_options(options)
+
     def version(self) -> str:
         # without NumPy itself: a node asks this at its start, and only runners compute
         return f"numpy {version('numpy')}"

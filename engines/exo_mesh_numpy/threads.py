@@ -1,4 +1,4 @@
-"""Sets the number of threads of the BLAS library that comes with NumPy's wheels."""
+"""Sets the number of threads of the BLAS library that comes with NumPy's wheels, and changes it with the load."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.errors import InputError
 
 MAX_THREADS = 1024
@@ -39,6 +40,15 @@ def set_threads(wanted: str) -> int | None:
             )
         library[1](int(wanted))
     return None if library is None else int(library[0]())
+
+
+def threads_by_load(wanted: str) -> ThreadsByLoad | None:
+    """Set the threads of this process' OpenBLAS, and return what lets them follow the load; None for a number that was
+    chosen, or for another library. Raises InputError, see set_threads."""
+    count = set_threads(wanted)
+    if wanted != "auto" or count is None:
+        return None
+    return ThreadsByLoad(count, lambda number: set_threads(str(number)))
 
 
 @cache

@@ -109,7 +109,10 @@ def sampling_fields(kind: ServerKind, sampling: SamplingParams) -> dict[str, Any
             raise InputError(f"this model is served by {kind.name}, which has no logit_bias", param="logit_bias")
         fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if kind is LLAMA_SERVER and _has_penalty(sampling):
-        fields["repeat_last_n"] = PENALTY_WINDOW
+        fields["repeat_last_n"] = sampling.repetition_window or PENALTY_WINDOW
+    elif sampling.repetition_window:
+        message = f"this model is served by {kind.name}, which has no repeat_last_n: its penalty looks at all tokens"
+        raise InputError(message, param="repeat_last_n")
     return fields
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Mapping
@@ -127,7 +129,7 @@ def _server(text: str) -> ServerAddress:
         raise _wrong("servers", f"{json.dumps(text)} has a query or a fragment, which a base URL cannot have")
     host = f"[{host}]" if ":" in host else host
     port = port or (443 if url.scheme == "https" else 80)
-    path = url.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    path = re.sub(r"/+(v1(/.*)?)?$", "", url.path)
     return ServerAddress(f"{url.scheme}://{host}:{port}{path}", f"{host}:{port}")
 
 
@@ -144,7 +146,7 @@ def _key(text: str) -> str:
         raise _wrong("key_file", f"{path} cannot be read: {exc.strerror}") from exc
     if not stat.S_ISREG(mode) or mode & 0o077:
         raise _wrong("key_file", f"{path} must be a file that only its owner can read: chmod 600 {path}")
-    key = content.strip()
+    key = content.removeprefix(codecs.BOM_UTF8).strip()
     if not 0 < len(key) <= MAX_KEY or any(not 33 <= byte <= 126 for byte in key):
         raise _wrong("key_file", f"{path} must hold one key of printable ASCII characters, and nothing else")
     return key.decode()

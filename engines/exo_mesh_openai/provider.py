@@ -41,6 +41,12 @@ class OpenAiProvider:
     def version(self) -> str:
         return "1"
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """See ChecksOptions."""
+        from exo_mesh_openai.options import read_options
+
+        read_options(options)
+
     async def look(self, options: Mapping[str, str]) -> Sequence[ServerReport]:
         """One report for each server of the options, and one for the llama-server that this engine starts itself, if
         the options name its program. () without either. Raises InputError for bad options."""

@@ -124,6 +124,8 @@ def _refuse_impossible(request: TextRequest) -> None:
         raise InputError("RKLLAMA has no seed; leave it out, or set temperature to 0", param="seed")
     if sampling.logit_bias:
         raise InputError("RKLLAMA has no logit_bias; leave it out", param="logit_bias")
+    if sampling.repetition_window:
+        raise InputError("RKLLAMA has no repeat_last_n; leave it out", param="repeat_last_n")
     if sampling.logprobs is not None:
         raise InputError("RKLLAMA has no logprobs; leave them out", param="logprobs")
     if sampling.min_p > 0:

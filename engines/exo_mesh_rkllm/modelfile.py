@@ -72,6 +72,6 @@ def _facts(place: Path) -> ModelfileFacts:
         if not file.is_file():
             return ModelfileFacts()
         with file.open("rb") as stream:
-            return parse_modelfile(stream.read(MAX_BYTES).decode(errors="replace"))
+            return parse_modelfile(stream.read(MAX_BYTES).decode("utf-8-sig", errors="replace"))
     except OSError:
         return ModelfileFacts()

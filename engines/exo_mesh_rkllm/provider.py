@@ -48,6 +48,12 @@ class RkllmProvider:
 
         return RkllmEngine()
 
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """See ChecksOptions."""
+        from exo_mesh_rkllm.options import parse_options
+
+        parse_options(options)
+
     async def look(self, options: Mapping[str, str]) -> Sequence[ServerReport]:
         """See ModelServer."""
         from exo_mesh_rkllm.look import look

@@ -25,6 +25,7 @@ from exo_mesh_torch import wire
 from exo_mesh_torch.devices import choose_device, choose_dtype
 from exo_mesh_torch.encoder_model import EncoderStage, check_range, open_encoder
 from exo_mesh_torch.loading import StageLoader, num_bytes
+from exo_mesh_torch.options import check_options
 
 WARM_UP_SEQUENCE = -1
 
@@ -34,6 +35,7 @@ class TorchEncoder:
 
     def __init__(self, request: LoadRequest, progress: LoadProgress) -> None:
         """Load the stage. Raises ModelError naming file and tensor."""
+        check_options(request.options)
         device, shard = choose_device(request.options), request.shard
         opened = open_encoder(request.model_dir, lambda own: choose_dtype(request.options, own, device))
         check_range(opened, shard.start, shard.stop, shard.num_layers)

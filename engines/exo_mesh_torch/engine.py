@@ -29,18 +29,20 @@ from exo_mesh.engine.contract import (
     copy_defect,
     row_defect,
 )
+from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
+from exo_mesh.model_files import read_json
 from exo_mesh.pictures import PictureSpec
-from exo_mesh.weights.card import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.caches import StageCache
-from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
+from exo_mesh_torch.devices import choose_device, choose_dtype, set_threads, wants_batching
 from exo_mesh_torch.encoder import TorchEncoder
 from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
 from exo_mesh_torch.model import StageModel, open_model
+from exo_mesh_torch.options import check_options
 from exo_mesh_torch.packing import PackedLinears, wants_packing
 from exo_mesh_torch.parts import install
 from exo_mesh_torch.small_weights import SmallWeights, wants_small_weights
@@ -66,6 +68,7 @@ class TorchStage:
 
     def __init__(self) -> None:
         self._encoder: TorchEncoder | None = None
+        self._threads = ThreadsByLoad(1, torch.set_num_threads)
         self._model: StageModel | None = None
         self._batches: Batches | None = None
         self._max_tokens: dict[int, int] = {}
@@ -79,8 +82,8 @@ class TorchStage:
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
-        set_threads(request.options)
         device, shard = choose_device(request.options), request.shard
+        self._threads = set_threads(request.options, device)
         packs, keeps_codes = wants_packing(request.options, device), wants_small_weights(request.options, device)
         if is_encoder(read_json(request.model_dir / "config.json")):
             self._encoder = TorchEncoder(request, progress)
@@ -139,6 +142,7 @@ class TorchStage:
             self._max_tokens[sequence] = max_tokens
 
     def forward(self, stage_input: StageInput) -> StageOutput:
+        self._threads.adapt()
         if self._encoder is not None:
             return self._encoder.forward(stage_input)
         model, _ = self._loaded()
@@ -186,6 +190,7 @@ class TorchStage:
         return LibraryMemory("torch", active, reserved - active, torch.cuda.max_memory_allocated(device))
 
     def close(self) -> None:
+        self._threads.close()
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None

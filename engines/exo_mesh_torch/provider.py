@@ -15,6 +15,7 @@ from exo_mesh.domain.embedding.tasks import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
 from exo_mesh_torch.families import VISION_FAMILIES
+from exo_mesh_torch.options import check_options
 
 _REMEDY = 'pip install "exo-mesh[torch]"'
 
@@ -62,6 +63,10 @@ class TorchProvider:
         if architecture in VISION_FAMILIES:
             return bool(_causal_models())
         return architecture in _causal_models() and architecture not in _OWN_CACHE | _NO_DECODER
+
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """See ChecksOptions."""
+        check_options(options)
 
     def version(self) -> str:
         torch, transformers = _version("torch"), _version("transformers")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.card import read_json
+from exo_mesh.model_files import read_json
 from exo_mesh.weights.packed.tensors import read_packed_table
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh.weights.tensors import read_tensor_table
@@ -71,12 +72,20 @@ def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
     raise ModelError(f"{file}: model_type {json.dumps(architecture)} is not supported by the installed transformers")
 
 
+def library_config(checkpoint: TorchCheckpoint) -> Any:
+    """transformers' config of the whole checkpoint, from the settings as `read_json` has read them: transformers
+    itself refuses a file with a byte-order mark. May raise anything."""
+    settings = read_json(checkpoint.config_file)
+    with TemporaryDirectory(prefix="exo-mesh-") as directory:
+        Path(directory, checkpoint.config_file.name).write_text(json.dumps(settings))
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
 def read_config(checkpoint: TorchCheckpoint) -> Any:
     """transformers' config of the language model in the checkpoint. Raises ModelError."""
     transformers_logging.set_verbosity_error()
     try:
-        config = AutoConfig.from_pretrained(checkpoint.model_dir, local_files_only=True, trust_remote_code=False)
-        config = config.get_text_config(decoder=True)
+        config = library_config(checkpoint).get_text_config(decoder=True)
         if checkpoint.model_type in VISION_FAMILIES:
             # only the whole model's config says it, or nothing does
             config.tie_word_embeddings = not any(name.endswith("lm_head.weight") for name in checkpoint.table)

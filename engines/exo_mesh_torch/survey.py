@@ -12,14 +12,15 @@ import torch
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.card import read_json
-from exo_mesh_torch.devices import check_options, choose_device, choose_dtype
+from exo_mesh.model_files import read_json
+from exo_mesh_torch.devices import choose_device, choose_dtype
 from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder
 from exo_mesh_torch.kv import KvLayer, is_recurrent
 from exo_mesh_torch.loading import shared_names
 from exo_mesh_torch.model import OpenModel, open_model
 from exo_mesh_torch.names import NameMap
+from exo_mesh_torch.options import check_options
 from exo_mesh_torch.small_weights import small_bytes, wants_small_weights
 from exo_mesh_torch.vision import VisionTower
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, initialization
+from transformers import AutoModelForImageTextToText, initialization
 
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import EngineError, ModelError
@@ -21,7 +21,7 @@ from exo_mesh_torch.errors import one_line
 from exo_mesh_torch.families import GRID_POSITIONS, VISION_FAMILIES
 from exo_mesh_torch.loading import ParameterLoader
 from exo_mesh_torch.names import NameMap, is_vision
-from exo_mesh_torch.skeleton import TorchCheckpoint
+from exo_mesh_torch.skeleton import TorchCheckpoint, library_config
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +61,7 @@ class VisionTower:
         if not has_tower(checkpoint):
             return None
         try:
-            config: Any = AutoConfig.from_pretrained(
-                checkpoint.model_dir, local_files_only=True, trust_remote_code=False
-            )
+            config = library_config(checkpoint)
             if getattr(config, "quantization_config", None) is not None:
                 del config.quantization_config
             with initialization.no_init_weights(), torch.device("meta"):

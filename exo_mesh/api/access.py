@@ -1,4 +1,4 @@
-"""Decides who may call the HTTP API: keys and their roles, the local token, and the rights of web pages.
+"""Decides who may call the HTTP API: keys and their roles, the local token, sessions, and the rights of web pages.
 
 An open mesh has neither a secret nor a key. Everybody may read and chat there; changes need the local token or
 `--open-admin`. On a closed mesh every call needs a key or the local token, except for the open paths, which load
@@ -8,6 +8,7 @@ balancers and monitoring use. The address of a caller gives no rights.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import RouteRoles
 from exo_mesh.security.api_keys import KeyFile, Role
 from exo_mesh.security.local_token import is_token
+from exo_mesh.security.sessions import PageSessions
+from exo_mesh.settings import values
 
 HEALTH_PATHS = frozenset({"/health", "/healthcheck", "/healthz", "/readyz"})
 METRICS_PATHS = frozenset({"/metrics"})
@@ -29,13 +32,17 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
 """Suffixes that no public name server resolves (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: widely used)."""
 
+_MADE_UP_HOST = re.compile(r"(?<=^vscode-webview://).*")
+"""The host of each panel of an editor, which is another one each time."""
+
 _CORS_METHODS = "GET, POST, PUT, DELETE"
 _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. key_id: the id of the caller's key, "local" for the local token, "" without either.
+    """The caller of a request. key_id: the id of the caller's key or session, "local" for the local token, "" without
+    either.
 
     role: None for callers without a key on a closed mesh, who may call only the open paths.
     """
@@ -80,11 +87,12 @@ STRANGER = Caller("", None)
 class AccessPolicy:
     """The access rules of one node. The origin or host "*" means all of them.
 
-    keys: None if the node keeps no keys. needs_key: callers need a key even if none is configured yet. local_token: ""
-    if there is none. open_admin: everybody may change an open mesh. closed_paths: open paths that nevertheless need a
-    key on a closed mesh.
-    cors_origins: web origins that may call from a browser, besides those of localhost; in lower case. member_origins:
-    the current origins of the live members, because the page of one member switches to another when its node dies.
+    keys: None if the node keeps no keys. sessions: None in a mesh without a secret. needs_key: callers need a key even
+    if none is configured yet. local_token: "" if there is none. open_admin: everybody may change an open mesh.
+    closed_paths: open paths that nevertheless need a key on a closed mesh.
+    cors_origins: origins that may call from a browser, besides those of localhost; in lower case. SCHEME://* allows
+    all of a scheme. member_origins: the current origins of the live members, because the page of one member
+    switches to another when its node dies.
     allowed_hosts: names of this node in Host headers, besides local names; in lower case.
     """
 
@@ -96,6 +104,7 @@ class AccessPolicy:
     cors_origins: frozenset[str] = field(default_factory=frozenset)
     member_origins: Callable[[], Set[str]] = frozenset
     allowed_hosts: frozenset[str] = field(default_factory=frozenset)
+    sessions: PageSessions | None = None
 
     @property
     def is_open(self) -> bool:
@@ -104,7 +113,8 @@ class AccessPolicy:
 
     def allows_origin(self, origin: str) -> bool:
         origin = origin.lower()
-        if "*" in self.cors_origins or origin in self.cors_origins or _is_localhost(origin):
+        named = {"*", origin, f"{origin.partition('://')[0]}://*"} & self.cors_origins
+        if named or _is_localhost(origin):
             return True
         return origin in self.member_origins()
 
@@ -113,7 +123,7 @@ class AccessPolicy:
         name = _hostname(f"//{host}").rstrip(".")
         if "*" in self.allowed_hosts or name in self.allowed_hosts or is_local_host(name):
             return True
-        return bool(name) and name in {_hostname(origin) for origin in self.cors_origins}
+        return bool(name) and name in {_hostname(origin) for origin in self.cors_origins if _is_web(origin)}
 
     def describe(self) -> str:
         """The access rules in one line."""
@@ -170,6 +180,8 @@ def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
         text = given.strip()
         if is_token(text, policy.local_token):
             return LOCAL
+        if session := policy.sessions.check(text) if policy.sessions else None:
+            return Caller(session.id, Role.ADMIN)
         if key := policy.keys.check(text) if policy.keys else None:
             return Caller(key.id, key.role)
     if not policy.is_open:
@@ -196,9 +208,9 @@ def _not_allowed(request: web.Request, role: Role | None, caller: Caller) -> web
         return plain_error("insufficient_permissions", message)
     message = (
         f"{call} changes an open mesh, where callers without local rights may only read and chat. "
-        "Use exo-mesh on the node's own machine, which sends the token in the file local_token of its home; "
-        "or send a key (`exo-mesh key new --role admin` on the node makes one; then all calls need a key); "
-        "or start the node with --open-admin"
+        "Use exo-mesh on the node's own machine as the node's user: it sends the token in the file local_token of the "
+        "node's home; or send a key (`exo-mesh key new --role admin` on the node makes one; then all calls need a "
+        "key); or start the node with --open-admin"
     )
     return plain_error("insufficient_permissions", message)
 
@@ -264,10 +276,24 @@ def _cross_site(request: web.Request, role: Role | None, policy: AccessPolicy) -
         refused = site not in ("none", "same-origin")
     if not refused:
         return None
-    message = (
-        f"web pages of {origin or 'other sites'} may not call this API; start the node with --cors-origin to allow one"
-    )
-    return plain_error("cross_site_refused", message)
+    return plain_error("cross_site_refused", _cross_site_message(origin or ""))
+
+
+def _cross_site_message(origin: str) -> str:
+    """Says how the origin of a refused page can be allowed. origin: "" if the page sent none."""
+    if not origin:
+        return "web pages of other sites may not call this API; start the node with --cors-origin ORIGIN to allow one"
+    if origin == "null":
+        return (
+            "pages without an origin of their own (a local file, a sandboxed frame) may not call this API: serve the "
+            "page over HTTP and name its origin with --cors-origin, or let all pages call with --cors-origin '*'"
+        )
+    refused = f"pages of {quoted(origin)} may not call this API"
+    try:
+        named = values.origin(_MADE_UP_HOST.sub("*", origin.lower()))
+    except ValueError:
+        return refused
+    return f"{refused}; start the node with --cors-origin '{named}' to allow them"
 
 
 def is_local_host(name: str) -> bool:
@@ -279,7 +305,12 @@ def _is_localhost(origin: str) -> bool:
     """Whether a web origin is on the browser's own machine."""
     name = _hostname(origin)
     local = name == "localhost" or name.endswith(".localhost") or (_is_address(name) and _is_loopback(name))
-    return local and origin.startswith(("http://", "https://"))
+    return local and _is_web(origin)
+
+
+def _is_web(origin: str) -> bool:
+    """Whether an origin is that of a web site, rather than of a desktop program or a browser's extension."""
+    return origin.startswith(("http://", "https://"))
 
 
 def _is_address(name: str) -> bool:
@@ -295,9 +326,9 @@ def _is_loopback(address: str) -> bool:
 
 
 def _netloc(origin: str) -> str:
-    """host:port of an origin, in lower case; "" if the header is not a valid URL."""
+    """host:port of a web origin, in lower case; "" if the header is not a valid URL of HTTP."""
     try:
-        return urlsplit(origin).netloc.lower()
+        return urlsplit(origin).netloc.lower() if _is_web(origin.lower()) else ""
     except ValueError:
         return ""
 

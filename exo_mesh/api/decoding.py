@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
+from exo_mesh.api.core.neutral_fields import NeutralTables, without_neutral
 from exo_mesh.errors import InputError
 from exo_mesh.settings.spelling import did_you_mean
 
 T = TypeVar("T")
 
+_NO_TABLES: NeutralTables = {}
 _UNKNOWN = "Object contains unknown field"
 
 
-def decode_body(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | None = None) -> T:
-    """Decode the body into a struct. Raises InputError that names the wrong field.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|u([dD][89a-fA-F]\w\w)|.)", re.DOTALL)
+"""An escape in JSON. Group 1: a surrogate that is not part of a pair."""
 
-    without: removes the unknown fields that a caller may send. It is called only if there is an unknown field, because
-    it parses the body again.
+
+def decode_body(body: bytes, kind: type[T], tables: NeutralTables = _NO_TABLES) -> T:
+    """Decode the body into a struct. Fields that change nothing are left out by the rule of without_neutral.
+
+    Raises InputError that names the wrong field.
     """
     try:
-        return _decoded(body, kind, without)
+        return _decoded(body, kind, tables)
     except msgspec.ValidationError as exc:
         raise _field_error(str(exc), kind) from exc
     except UnicodeDecodeError as exc:
@@ -31,14 +35,14 @@ def decode_body(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | 
     except RecursionError as exc:
         raise InputError("the request body is nested too deeply") from exc
     except msgspec.DecodeError as exc:
-        raise InputError(f"the request body is not valid JSON: {exc}") from exc
+        raise InputError(f"the request body is not valid JSON: {_lone_surrogate(body) or exc}") from exc
 
 
 def convert_part(value: object, kind: type[T], where: str) -> T:
     """Convert a part of a decoded body into a struct. where: its place in the body. Raises InputError that names the
     wrong field."""
     try:
-        return msgspec.convert(value, kind)
+        return _converted(value, kind, where)
     except msgspec.ValidationError as exc:
         error = _field_error(str(exc), kind)
         param = ".".join(name for name in (where, error.param) if name)
@@ -46,13 +50,29 @@ def convert_part(value: object, kind: type[T], where: str) -> T:
         raise InputError(f"{where}.{text}" if error.param else f"{where}: {text}", param=param) from exc
 
 
-def _decoded(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | None) -> T:
+def _decoded(body: bytes, kind: type[T], tables: NeutralTables) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as exc:
-        if without is None or _UNKNOWN not in str(exc):
-            raise
-        return msgspec.json.decode(without(body), type=kind)
+    except msgspec.ValidationError:
+        # most bodies decode as they are, so the body is parsed again only if it does not
+        cleaned = without_neutral(msgspec.json.decode(body), kind, tables)
+        return msgspec.json.decode(msgspec.json.encode(cleaned), type=kind)
+
+
+def _converted(value: object, kind: type[T], where: str) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return msgspec.convert(without_neutral(value, kind, _NO_TABLES, where), kind)
+
+
+def _lone_surrogate(body: bytes) -> str | None:
+    """What to say about the first escape of half a character; None if there is none."""
+    for escape in _ESCAPE.finditer(body):
+        if escape[1]:
+            shown = f"\\u{escape[1].decode()}"
+            return f"{shown} (byte {escape.start()}) is half of a surrogate pair; send both halves of the character"
+    return None
 
 
 def _field_error(message: str, kind: type) -> InputError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -17,7 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.core.failure import Failure
 from exo_mesh.api.sse import STREAM
-from exo_mesh.errors import FetchError, MeshError, OverloadError, PlacementError
+from exo_mesh.errors import FetchError, InputError, MeshError, OverloadError, PlacementError
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ _SERVER = "server_error"
 _RULES: dict[str, _Rule] = {
     "invalid_request": _Rule(400, _CALLER),
     "context_length_exceeded": _Rule(400, _CALLER),
+    "model_unusable": _Rule(400, _CALLER),
     "invalid_api_key": _Rule(401, _CALLER),
     "insufficient_permissions": _Rule(403, "permission_error"),
     "cross_site_refused": _Rule(403, "permission_error"),
@@ -45,6 +47,7 @@ _RULES: dict[str, _Rule] = {
     "response_not_found": _Rule(404, _CALLER),
     "method_not_allowed": _Rule(405, _CALLER),
     "request_timeout": _Rule(408, _CALLER),
+    "stop_pending": _Rule(409, "conflict_error"),
     "superseded": _Rule(409, "conflict_error"),
     "instance_deleted": _Rule(410, "conflict_error"),
     "request_too_large": _Rule(413, _CALLER),
@@ -55,7 +58,6 @@ _RULES: dict[str, _Rule] = {
     "internal_error": _Rule(500, _SERVER),
     "not_implemented": _Rule(501, _SERVER),
     "engine_error": _Rule(500, _SERVER),
-    "model_unusable": _Rule(500, _SERVER),
     "canary_failed": _Rule(503, _SERVER, 10),
     "fetch_failed": _Rule(503, _SERVER, 10),
     "no_store": _Rule(503, _SERVER),
@@ -105,7 +107,7 @@ def error_response(error: MeshError) -> web.Response:
     if isinstance(error, FetchError) and error.is_final:
         wait_s = None  # a retry cannot succeed, so do not suggest one
     text = error.full if isinstance(error, FetchError) else str(error)
-    details = error.details if isinstance(error, PlacementError) else None
+    details = error.details if isinstance(error, PlacementError | InputError) else None
     if isinstance(error, FetchError):
         details = {"remedy": error.remedy, "is_final": error.is_final}
     headers = {"Retry-After": str(max(1, wait_s))} if wait_s else None
@@ -117,7 +119,7 @@ def plain_error(code: str, message: str, param: str | None = None) -> web.Respon
     return _reply(_failure(code, message, param))
 
 
-def _failure(code: str, message: str, param: str | None, details: dict[str, Any] | None = None) -> Failure:
+def _failure(code: str, message: str, param: str | None, details: Mapping[str, Any] | None = None) -> Failure:
     rule = _RULES.get(code, _RULES["internal_error"])
     # the message may quote a caller's text, and a lone surrogate in it cannot be encoded
     text = message.encode("utf-8", "replace").decode()
@@ -176,6 +178,17 @@ async def _tried(request: web.Request, handler: Handler) -> web.StreamResponse:
         return plain_error("internal_error", f"internal error ({type(error).__name__}); see the node's log")
 
 
+_BATCHES = re.compile(r"/v1/(messages/)?batches(/.*)?|/v1/files(/.*)?")
+"""Routes of other servers for files of requests."""
+
+
+def _no_route(request: web.Request) -> str:
+    text = f"no route {request.method} {request.path}; "
+    if _BATCHES.fullmatch(request.path):
+        return text + "`exo-mesh batch FILE` runs the requests of a file in OpenAI's batch format"
+    return text + "GET / lists the routes"
+
+
 def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
     code = _HTTP_CODES.get(error.status)
     if code is None:
@@ -183,7 +196,7 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamRes
             return web.Response(status=error.status, headers=error.headers)
         code = "invalid_request" if error.status < 500 else "internal_error"
     messages = {
-        404: f"no route {request.method} {request.path}; GET / lists the routes",
+        404: _no_route(request),
         405: f"{request.path} does not support {request.method}",
         408: "the rest of the request body did not arrive in time",
         413: f"the request body is larger than {request.client_max_size} bytes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from exo_mesh.domain.whole.served import ServedModel
+from exo_mesh.models.cards.estimate import estimated_bytes
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
 
@@ -24,7 +25,7 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "num_layers": entry.num_layers,
         "quantization": entry.quantization,
         "dtype": entry.dtype,
-        "status": "loaded" if entry.instance_ids else "downloaded" if entry.served is None else "served",
+        "status": status_of(entry),
         "peers": list(entry.peers),
         "instance_ids": list(entry.instance_ids),
         "aliases": list(entry.aliases),
@@ -34,13 +35,23 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
     }
 
 
+def status_of(entry: ModelEntry) -> str:
+    """loaded, served by a model server, downloaded, or partial: peers have its headers, maybe some of its weights."""
+    if entry.instance_ids:
+        return "loaded"
+    if entry.served is not None:
+        return "served"
+    return "partial" if entry.is_partial else "downloaded"
+
+
 def _server(model: ServedModel) -> dict[str, Any]:
     """A model server that answers for the model; prompts and answers leave the mesh there, as text."""
     return {"engine": model.engine, "server": model.server, "model": model.served_name, "gets_text": True}
 
 
 def known_object(card: TomlCard, created: int) -> dict[str, Any]:
-    """A model that no peer has, as its card describes it; numbers that the card does not give are 0."""
+    """A model that no peer has, as its card describes it; numbers that the card does not give are 0. estimated_bytes:
+    about the size of the weights, by the parameters that the card or its id names."""
     return {
         "id": card.id,
         "object": "model",
@@ -48,6 +59,7 @@ def known_object(card: TomlCard, created: int) -> dict[str, Any]:
         "owned_by": "exo-mesh",
         "context_length": card.context_length or 0,
         "num_bytes": card.storage_size or 0,
+        "estimated_bytes": estimated_bytes(card),
         "num_layers": card.n_layers or 0,
         "quantization": card.quantization or "",
         "dtype": "",

@@ -26,7 +26,7 @@ class ModelListRoutes:
     def table(self) -> RouteTable:
         """The routes."""
         query = {
-            "status": "downloaded, loaded, known or unusable",
+            "status": "downloaded, partial, loaded, known or unusable",
             "limit": "for Anthropic's clients: most models, 1 to 1000",
             "after_id": "for Anthropic's clients: the model before the list",
             "before_id": "for Anthropic's clients: the model after the list",
@@ -42,7 +42,9 @@ class ModelListRoutes:
         # fmt: on
 
     async def models(self, request: web.Request) -> web.Response:
-        """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance.
+        """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance,
+        `?status=downloaded` those of which some peer has all files, `?status=partial` the others. is_reading: this node
+        is still reading its disk, so that more may follow.
 
         `?status=unusable` instead lists models on this node's disk that cannot be used, each with the reason;
         `?status=known` lists models that have a card but that no peer has.
@@ -51,8 +53,12 @@ class ModelListRoutes:
         if speaks_anthropic(request):
             return json_response(models_page(entries, self._started_at, request.query))
         match request.query.get("status"):
-            case None | "downloaded":
+            case None:
                 pass
+            case "downloaded":
+                entries = [entry for entry in entries if not entry.is_partial]
+            case "partial":
+                entries = [entry for entry in entries if entry.is_partial]
             case "loaded":
                 entries = [entry for entry in entries if entry.instance_ids]
             case "unusable":
@@ -61,9 +67,10 @@ class ModelListRoutes:
                 known = [known_object(card, self._started_at) for card in self._service.known_cards()]
                 return json_response({"object": "list", "data": known})
             case other:
-                message = f"status is {quoted(other)}; it must be downloaded, loaded, known or unusable"
+                message = f"status is {quoted(other)}; it must be downloaded, partial, loaded, known or unusable"
                 return plain_error("invalid_request", message, "status")
-        return json_response({"object": "list", "data": [model_object(entry, self._started_at) for entry in entries]})
+        found = [model_object(entry, self._started_at) for entry in entries]
+        return json_response({"object": "list", "data": found, "is_reading": self._service.is_reading_models()})
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}: one model; hub ids contain a slash."""

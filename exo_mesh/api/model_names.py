@@ -64,6 +64,6 @@ async def find_model(service: MeshService, name: str, *, may_download: bool) -> 
     except NotFetchedError as exc:
         raise DownloadRefusedError(
             f"{exc}. Downloading a model needs local rights or a key, and this request has neither. Use exo-mesh on "
-            "the node's own machine, or send a key (`exo-mesh key new` on the node makes one), or use a model that "
-            "GET /v1/models lists"
+            "the node's own machine as its user, or send a key (`exo-mesh key new` on the node makes one), or use "
+            "a model that GET /v1/models lists"
         ) from exc

@@ -18,7 +18,7 @@ from exo_mesh.api.model_names import find_model, named_model
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
-from exo_mesh.api.wishes import instance_spec, preview_spec
+from exo_mesh.api.wishes import errors_name, instance_spec, names_of_query, preview_spec
 from exo_mesh.errors import InputError
 
 HEALTH = ("/health", "/healthcheck")
@@ -168,9 +168,10 @@ class OpsRoutes:
 
     async def previews(self, request: web.Request) -> web.Response:
         """GET /instance/previews?model=…: the possible placements for the query (see wishes.preview_spec)."""
-        spec = preview_spec(request.query)
-        spec = replace(spec, model=await self._found(request, spec.model))
-        return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
+        with errors_name(names_of_query(request.query)):
+            spec = preview_spec(request.query)
+            spec = replace(spec, model=await self._found(request, spec.model))
+            return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
 
     async def instance(self, request: web.Request) -> web.Response:
         """GET /instance/{id}"""

@@ -17,7 +17,7 @@ from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import find_model, model_of_request, named_model
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
-from exo_mesh.api.wishes import instance_spec
+from exo_mesh.api.wishes import errors_name, instance_spec
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError
 from exo_mesh.instances.spec import InstanceSpec
@@ -31,6 +31,16 @@ _QUERY = {
     "min_nodes": "use at least this many peers",
     "excluded_nodes": "names or ids of peers not to use, separated by commas",
 }
+
+
+_OUR_NAMES = {
+    "model": "model_id",
+    "min_peers": "min_nodes",
+    "exclude_peers": "excluded_nodes",
+    "tensor_group": "sharding",
+    "group_backend": "instance_meta",
+}
+"""Our name of each field, and the name that older programs use."""
 
 
 class PlaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -89,12 +99,15 @@ class SeedRoutes:
 
     async def place(self, request: web.Request) -> web.Response:
         """POST /place_instance"""
-        spec = await self._spec(request, decode_body(await self._read(request), PlaceBody))
-        return json_response(await self._service.create_instance(spec), 201)
+        body = decode_body(await self._read(request), PlaceBody)
+        with errors_name(_OUR_NAMES):
+            return json_response(await self._service.create_instance(await self._spec(request, body)), 201)
 
     async def placement(self, request: web.Request) -> web.Response:
         """GET /instance/placement?model_id=…: preview one plan with its arithmetic; changes nothing."""
-        return json_response(await self._service.preview_instance(await self._spec(request, _place_query(request))))
+        wanted = _place_query(request)
+        with errors_name(_OUR_NAMES):
+            return json_response(await self._service.preview_instance(await self._spec(request, wanted)))
 
     async def load(self, request: web.Request) -> web.Response:
         """POST /model/load: return the model's instance, or place one and wait for it."""

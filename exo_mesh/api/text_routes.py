@@ -23,6 +23,7 @@ from exo_mesh.api.openai.schema import ChatBody, Message, ToolBody, decode_gener
 from exo_mesh.api.openai.translate import neutral_chat
 from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.errors import InputError
+from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.tokenizer import TextModel
 
 B = TypeVar("B")
@@ -139,7 +140,7 @@ class TextRoutes:
             raise InputError(message, param="parse_special")
         model, text = await self._prompts.model(request, body.model)
         limit = await self._service.context_limit(model)
-        source = body.content if body.content is not None else body.prompt
+        source: str | ChatPrompt | None = body.content if body.content is not None else body.prompt
         if body.messages is not None:
             subject = _conversation(body, body.messages)
             source = await self._prompts.prompt(subject, text, _NAMES)
@@ -173,14 +174,14 @@ class TextRoutes:
         model, text, prompt = await self._chat_prompt(request)
         limit = await self._service.context_limit(model)
         ids = await self._prompts.encode(text, prompt, limit, "messages")
-        return json_response(EncodedChat(len(prompt), len(ids), ids, prompt))
+        return json_response(EncodedChat(len(prompt.text), len(ids), ids, prompt.text))
 
     async def apply_template(self, request: web.Request) -> web.Response:
         """POST /apply-template: the prompt for a body of /v1/chat/completions."""
         _, _, prompt = await self._chat_prompt(request)
-        return json_response(PromptReply(prompt))
+        return json_response(PromptReply(prompt.text))
 
-    async def _chat_prompt(self, request: web.Request) -> tuple[str, TextModel, str]:
+    async def _chat_prompt(self, request: web.Request) -> tuple[str, TextModel, ChatPrompt]:
         body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
         check_body(body)
         model, text = await self._prompts.model(request, body.model)

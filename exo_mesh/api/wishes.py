@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast, get_args
 
@@ -15,7 +16,7 @@ from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.rings import MIXING
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
-from exo_mesh.errors import InputError
+from exo_mesh.errors import InputError, MeshError, PlacementError
 from exo_mesh.instances.spec import InstanceSpec
 
 MAX_PREFERENCES = 16
@@ -34,6 +35,32 @@ _QUERY = frozenset(
 
 _OTHER_NAMES = {"model_id": "model", "excluded_nodes": "exclude_peers"}
 """Parameter names of older programs, and the current names."""
+
+
+@contextmanager
+def errors_name(fields: Mapping[str, str]) -> Iterator[None]:
+    """Errors that leave this block name fields as the client does. fields: our name of each field, and the client's."""
+    try:
+        yield
+    except MeshError as error:
+
+        def renamed(text: str) -> str:
+            for ours, theirs in fields.items():
+                # the word "model" is the name of a field only where a sentence is about its value
+                text = re.sub(ours if "_" in ours else f"^{ours}(?=:| is )", theirs, text)
+            return text
+
+        error.args = (renamed(str(error)),)
+        if isinstance(error, InputError) and error.param is not None:
+            error.param = fields.get(error.param, error.param)
+        if isinstance(error, PlacementError):
+            error.remedy = renamed(error.remedy)
+        raise
+
+
+def names_of_query(query: Mapping[str, str]) -> dict[str, str]:
+    """Our name of each parameter that the query of `GET /instance/previews` has under an older name, and that name."""
+    return {ours: theirs for theirs, ours in _OTHER_NAMES.items() if theirs in query}
 
 
 def preview_spec(query: MultiMapping[str]) -> InstanceSpec:

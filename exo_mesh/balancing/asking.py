@@ -16,14 +16,14 @@ from exo_mesh.balancing.members import LiveMembers
 from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError, MeshError
-from exo_mesh.printable import quoted
+from exo_mesh.printable import counted, quoted
 
 EVERY_S = 2.0
 _HEAD = "# Written by `exo-mesh nginx-config`. Changes are lost if it runs with --watch.\n"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds `--variant`, `--whole` and its flags, `--output`, `--watch`, `--reload`."""
+    """Adds `--variant`, `--site` and its flags, `--output`, `--watch`, `--reload`."""
     parser.add_argument("--variant", choices=list(VARIANTS), default="least-conn", help="how nginx chooses a node")
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     parser.add_argument("--watch", action="store_true", help="keep running, and rewrite the file when the mesh changes")
@@ -33,8 +33,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reload", metavar="CMD", help="run this command after a change, such as 'systemctl reload nginx'"
     )
-    site = parser.add_argument_group("the whole configuration")
-    site.add_argument("--whole", action="store_true", help="write the site, too, not only the nodes")
+    site = parser.add_argument_group("the site")
+    site.add_argument(
+        "--site",
+        "--whole",
+        dest="whole",
+        action="store_true",
+        help="write the server blocks, too: a file for conf.d or sites-enabled, inside http { } of nginx.conf",
+    )
     site.add_argument("--listen", metavar="[HOST:]PORT", help="address on which nginx listens (52415; with TLS 443)")
     site.add_argument("--server-name", metavar="NAME", default="mesh.example.org", help="public host name, for TLS")
     site.add_argument("--tls-cert", metavar="FILE", default="", help="serve HTTPS with this certificate")
@@ -126,13 +132,11 @@ def _text(nodes: list[Upstream], variant: str, site: Site | None) -> str:
 
 def _counted(nodes: list[Upstream]) -> str:
     down = sum(not node.takes_new for node in nodes)
-    return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}" + (
-        f", {down} of them accept no new requests" if down else ""
-    )
+    return counted(len(nodes), "node") + (f", {down} of them accept no new requests" if down else "")
 
 
 def _site_of(args: argparse.Namespace) -> Site | None:
-    """The options of the site; None without --whole. Raises InputError for values that nginx would misread."""
+    """The options of the site; None without --site. Raises InputError for values that nginx would misread."""
     if not args.whole:
         return None
     if bool(args.tls_cert) != bool(args.tls_key):

@@ -118,7 +118,7 @@ def parse_scenario(data: bytes, suffix: str, where: str) -> Scenario:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{where}: is larger than {MAX_BYTES} bytes")
     try:
-        values = json.loads(data) if suffix == ".json" else tomllib.loads(data.decode())
+        values = json.loads(data) if suffix == ".json" else tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{where}: is not {suffix.removeprefix('.').upper()}: {exc}") from exc
     return make_scenario(values, where)

@@ -33,6 +33,7 @@ from exo_mesh.bench.result import BenchResult
 from exo_mesh.bench.rounds import merged
 from exo_mesh.bench.scenario import MODEL, Scenario, ServeLoad, scenario_of
 from exo_mesh.bench.serve_report import NAMES, breakdown_table, check_plot, compare, plot, table
+from exo_mesh.client.api_client import base_url
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
@@ -119,6 +120,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, *rivals: Rival) -> BenchResult:
     """Measures what the flags and the scenario describe, in turns with `rivals`, and draws the picture of --plot."""
     scenario = scenario_of(args)
+    args.url = base_url(args.url) if args.url else ""
     _check(args, scenario, rivals)
     with _model(scenario, args.url) as model:
         result: dict[str, Any] = {

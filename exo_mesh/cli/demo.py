@@ -1,6 +1,7 @@
 """Start a small mesh on this machine, ask the demo model a question, and keep serving until Ctrl-C.
 
-The peers are real nodes, each with a home of its own (see local_mesh).
+The peers are real nodes. Their homes are temporary and are deleted at the end, so there is no --home; other verbs find
+the first peer by themselves.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.errors import MeshError
+from exo_mesh.printable import counted
 from exo_mesh.settings.config import ConfigError
 
 if TYPE_CHECKING:
@@ -26,12 +28,15 @@ _POLL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--peers`, `--question`, `--once`, `--engine`."""
+    """Adds `--peers`, `--question`, `--once`, `--engine`, `--api-port`."""
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="how many peers (2)")
     parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"the question ({FIRST_QUESTION})")
     parser.add_argument("--once", action="store_true", help="stop after the answer")
     parser.add_argument(
         "--engine", default="auto", metavar="NAME", help="engine of every peer (by default the best one here)"
+    )
+    parser.add_argument(
+        "--api-port", type=int, metavar="PORT", help="API port of the first peer; 0 = any free one (52415, or the next)"
     )
 
 
@@ -47,7 +52,10 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
     if not 1 <= args.peers <= 8:
         raise ConfigError(f"--peers {args.peers}: a whole number from 1 to 8 is needed")
     args.engine = _usable_engine(args.engine)
-    with _termination_as_interrupt(), local_mesh(args.peers, ["--engine", args.engine], "demo") as mesh:
+    if args.api_port is not None and not 0 <= args.api_port <= 65535:
+        raise ConfigError(f"--api-port {args.api_port}: a whole number from 0 to 65535 is needed")
+    flags = ["--engine", args.engine]
+    with _termination_as_interrupt(), local_mesh(args.peers, flags, "demo", args.api_port) as mesh:
         try:
             return _demonstrate(mesh, args, screen)
         except KeyboardInterrupt:
@@ -65,10 +73,10 @@ def _usable_engine(name: str) -> str:
 
 
 def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) -> int:
-    with screen.waiting(f"starting {args.peers} peers"):
+    with screen.waiting(f"starting {counted(args.peers, 'peer')}"):
         mesh.wait_until_joined()
     client = mesh.client()
-    with screen.waiting(f"loading {DEMO_MODEL} over {args.peers} peers"):
+    with screen.waiting(f"loading {DEMO_MODEL} over {counted(args.peers, 'peer')}"):
         body = {"model": DEMO_MODEL, "min_peers": args.peers, "engine": args.engine}
         instance = client.post("/instance", body, _LOAD_DEADLINE_S)
     screen.ring(instance, client.get("/state"))

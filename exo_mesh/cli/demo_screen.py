@@ -13,6 +13,7 @@ from exo_mesh.cli.chat.answer import ask
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION, curl_line
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.printable import counted
 
 _MAX_TOKENS = 256
 """A bound for engines that compute nonsense; the demo model itself stops much earlier."""
@@ -35,7 +36,7 @@ class DemoScreen:
     def ring(self, instance: dict[str, Any], state: dict[str, Any]) -> None:
         """Draws the ring of an instance: its peers, their layers and engines."""
         names = peer_names(state)
-        title = f"{instance['model']} over {len(instance['stages'])} peers"
+        title = f"{instance['model']} over {counted(len(instance['stages']), 'peer')}"
         width = min(self._console.width, 78)
         self._console.print(Panel(ring_picture(instance["stages"], names), title=title, width=width))
 

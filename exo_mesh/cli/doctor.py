@@ -37,9 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs all checks in parallel and prints the findings."""
-    loaded = load_settings(node_flags(args), os.environ)
+    flags = node_flags(args)
+    loaded = load_settings(flags, os.environ)
     url = args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)
-    node = ask_node(ApiClient(url, loaded.settings.home, loaded.settings.tls_cert))
+    node = ask_node(ApiClient(url, flags["home"][-1] if "home" in flags else None, loaded.settings.tls_cert))
     try:
         work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
         findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)

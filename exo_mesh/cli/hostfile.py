@@ -11,6 +11,7 @@ from pathlib import Path
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import print_json
 from exo_mesh.discovery.static_group import StaticGroup, read_hostfile
+from exo_mesh.printable import counted
 from exo_mesh.telemetry.tables import columns
 
 
@@ -37,7 +38,7 @@ def table(group: StaticGroup) -> str:
         for rank, host in enumerate(group.hosts)
     ]
     fences = f", fast fences {group.fast_synch}" if group.fast_synch else ""
-    head = f"{len(rows)} ranks, backend {group.backend}{fences}"
+    head = f"{counted(len(rows), 'rank')}, backend {group.backend}{fences}"
     if len(rows) == 1:
         head = "1 host: usable for --peers-file; a tensor group needs 2 hosts"
     return f"{head}\n{columns(('RANK', 'HOST', 'ADDRESSES', 'RDMA BY RANK'), rows)}"

@@ -8,7 +8,11 @@ machine has joined; Ctrl-C withdraws the code.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from exo_mesh.cli import exit_codes
@@ -31,9 +35,7 @@ class LocalClient(ApiClient):
     """A client that sends the local token even if EXO_MESH_API_KEY is set: invitations accept a key on private
     connections only."""
 
-    def credentials(self) -> dict[str, str]:
-        token = self.local_token()
-        return {"Authorization": f"Bearer {token}"} if token else super().credentials()
+    prefers_token = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,9 +63,30 @@ def run(args: argparse.Namespace) -> int:
 def _show(made: dict[str, Any]) -> None:
     first, *others = made["codes"]
     print(f"On the other machine, within {made['left_s'] / 60:.0f} minutes:\n\n    exo-mesh join {first}\n", flush=True)
+    draws = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and sys.stdout.encoding.lower() == "utf-8"
+    if draws and (picture := qr_text(made.get("qr", ()), shutil.get_terminal_size().columns)):
+        print(f"{picture}\n", flush=True)
     if others:
         addresses = ", ".join(code.rpartition("/")[0] for code in others)
         print(f"If it cannot reach that address, add --peer with one of: {addresses}\n", flush=True)
+
+
+def qr_text(rows: Sequence[str], columns: int) -> str:
+    """A QR code of the command, two rows of modules in a line, dark on light whatever the colours of the terminal are.
+    rows: `1` is a dark module. "" if it does not fit into the columns, or there is none."""
+    margin = 4
+    width = len(rows) + 2 * margin
+    if not rows or width > columns:
+        return ""
+    blank = ["0" * width] * margin
+    padded = [*blank, *(f"{'0' * margin}{row}{'0' * margin}" for row in rows), *blank]
+    padded += ["0" * width] * (len(padded) % 2)
+    halves = {"00": " ", "10": "▀", "01": "▄", "11": "█"}
+    lines = (
+        "".join(halves[upper + lower] for upper, lower in zip(*pair, strict=True))
+        for pair in zip(padded[::2], padded[1::2], strict=True)
+    )
+    return "\n".join(f"\x1b[30;107m{line}\x1b[0m" for line in lines)
 
 
 def _wait(client: ApiClient) -> int:

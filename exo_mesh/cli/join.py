@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.client.api_client import base_url
 from exo_mesh.security.joiner import fetch
 from exo_mesh.security.joining import parse_password
 from exo_mesh.security.secret import write_new
@@ -35,15 +37,16 @@ def run(args: argparse.Namespace) -> int:
     """Fetches the secret, stores it, and prints the next step."""
     settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
     address, _, password = args.code.strip().rpartition("/")
-    address = (args.peer or address).rstrip("/")
+    address = args.peer or address
     parse_password(password)
     if not address:
         raise ConfigError("the code has no address: name the API of the inviting node with --peer HOST:PORT")
     target = _target(settings, args.out)
-    gift = fetch(address, password, settings.name)
+    gift = fetch(base_url(address), password, settings.name)
     write_new(target, gift.secret)
-    start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {target}"
-    start += "" if gift.namespace == settings.namespace else f" --namespace {gift.namespace}"
+    start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {shlex.quote(str(target))}"
+    start += f" --home {shlex.quote(args.home[-1])}" if args.home else ""
+    start += "" if gift.namespace == settings.namespace else f" --namespace {shlex.quote(gift.namespace)}"
     print(f"joined the mesh of {gift.node}: its secret is in {target}")
     print(
         f"start `{start}`, or restart a node that runs here already. If the node finds no peer, add "

@@ -15,8 +15,10 @@ import sys
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError
+from exo_mesh.printable import quoted
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.local_token import read_token
+from exo_mesh.security.sessions import number_of
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.telemetry.tables import columns
@@ -25,7 +27,9 @@ from exo_mesh.telemetry.tables import columns
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the action, the id or role of the key, `--home` and `--json`."""
     parser.add_argument("what", choices=("new", "list", "remove", "local"), help="the action")
-    parser.add_argument("id", nargs="?", metavar="ID", help="for remove: id of the key, as in `key list`")
+    parser.add_argument(
+        "id", nargs="?", metavar="ID", help="for remove: id of the key, as in `key list`, or of a session"
+    )
     parser.add_argument("--role", choices=[str(role) for role in Role], help="rights of a new key (use)")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -35,8 +39,10 @@ def run(args: argparse.Namespace) -> int:
     """Changes or lists the keys in the node's home."""
     settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
     file = KeyFile(settings.home / FILE_NAME)
-    if (args.what == "remove") != bool(args.id):
-        raise ConfigError("key remove needs the ID of a key; the other actions take none")
+    if args.what == "remove" and not args.id:
+        raise ConfigError("key remove needs the ID of a key or a session; see exo-mesh key list")
+    if args.what != "remove" and args.id:
+        raise ConfigError(f"key {args.what} takes no name or id: {quoted(args.id)} is too much; keys are known by id")
     return {"new": _new, "list": _list, "remove": _remove, "local": _local}[args.what](file, args)
 
 
@@ -70,6 +76,9 @@ def _list(file: KeyFile, args: argparse.Namespace) -> int:
 
 
 def _remove(file: KeyFile, args: argparse.Namespace) -> int:
-    if not file.remove(args.id, datetime.datetime.now(datetime.UTC)):
+    now = datetime.datetime.now(datetime.UTC)
+    if number := number_of(args.id):
+        file.refuse(number, now)
+    elif not file.remove(args.id, now):
         raise ConfigError(f"no key {args.id}; see exo-mesh key list")
     return exit_codes.OK

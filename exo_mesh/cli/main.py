@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
+from exo_mesh.cli.terminal import prepare_streams
 from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
@@ -20,11 +21,12 @@ VERBS = {
     "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
     "demo": "start a small mesh on this machine, ask the demo model a question, keep serving",
     "run": "ask a model or chat with it; a model that no peer has is downloaded first",
+    "chat": "the same as run",
     "launch": "start a coding agent that uses the mesh: claude, codex, opencode, aider, …",
     "batch": "run a file of requests in OpenAI's batch format at low priority",
     "status": "health of this node, its peers and its models",
     "topology": "peers and links, and which peer holds which layers",
-    "preview": "how a model could be placed: peers, layers, memory",
+    "preview": "how a model could be placed: numbered plans for `load`",
     "ps": "list the models that are loaded",
     "top": "live view of the mesh: peers, models, requests, memory",
     "models": "the same as list; `models add` and `models delete` make and delete model cards",
@@ -64,6 +66,7 @@ VERB_GROUPS = {
         "search",
         "models",
         "preview",
+        "load",
         "stop",
         "explain",
         "cache",
@@ -72,7 +75,8 @@ VERB_GROUPS = {
     "access": ("secret", "invite", "join", "key"),
     "this machine": ("doctor", "engines", "config", "hostfile", "completion", "version"),
 }
-"""The verbs by subject, in the order in which `exo-mesh --help` shows them; `ls` is left out, since it is `list`."""
+"""The verbs by subject, in the order in which `exo-mesh --help` shows them; `ls` and `chat` are left out, since
+they are `list` and `run`."""
 
 UNLISTED = ("complete",)
 """Verbs that only programs use, such as completion scripts."""
@@ -80,6 +84,7 @@ UNLISTED = ("complete",)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
+    prepare_streams()
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except MeshError as exc:
@@ -90,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output (`| head`) has gone: without this, Python reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
+    except UnicodeError as exc:  # a path that the locale's encoding cannot spell, bytes that are no text, …
+        return _complain(exc, exit_codes.FAILED)
     except OSError as exc:  # a full disk, a directory without write permission, …
         return _complain(exc, exit_codes.FAILED)
 
@@ -100,16 +107,20 @@ def _dispatch(argv: list[str]) -> int:
         return exit_codes.OK
     if argv and argv[0] in ("-V", "--version"):
         argv = ["version", *argv[1:]]
-    if not argv or argv[0].startswith("-"):
+    is_implied = not argv or argv[0].startswith("-")
+    if is_implied:
         argv = ["serve", *argv]
     verb, *rest = argv
-    if verb not in (known := [*VERBS, *MODEL_VERBS]) and verb not in UNLISTED:
+    known = [*VERBS, *MODEL_VERBS]
+    if verb not in known and verb not in UNLISTED:
         if hint := VERB_HINTS.get(verb):
             raise ConfigError(f"there is no verb {verb}: {hint}")
         raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, known) or '; see exo-mesh --help'}")
     module = importlib.import_module(module_of(verb))
     parser = Parser(prog=f"exo-mesh {verb}", description=module.__doc__)
     module.add_arguments(parser)
+    if is_implied:
+        parser.verbs = known
     args = parser.parse_all(rest)
     setup_logging(level="error")  # `serve` sets logging up again from its settings
     code: int = module.run(args)
@@ -133,7 +144,9 @@ def usage() -> str:
 
 
 def _complain(error: Exception, code: int) -> int:
-    print(f"exo-mesh: {error}", file=sys.stderr)
+    from exo_mesh.cli.tables import complain
+
+    complain(str(error))
     return code
 
 

@@ -21,6 +21,7 @@ from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.doctor.sweep import sweep
+from exo_mesh.printable import counted
 from exo_mesh.settings.config import ConfigError, home_of
 
 SLEEP = ("sleep", "awake")
@@ -76,7 +77,8 @@ def _sleep(client: ApiClient, args: argparse.Namespace) -> int:
     if args.peer:
         raise ConfigError(f"node {args.action} applies to the machine of the node called: leave out --peer")
     answer = client.post(f"/admin/{args.action}", {})
-    text = "awake" if args.action == "awake" else f"notified {answer['told']} peers that this machine goes to sleep"
+    peers = counted(answer["told"], "peer")
+    text = "awake" if args.action == "awake" else f"notified {peers} that this machine goes to sleep"
     print_json(answer) if args.json else print(text)
     return exit_codes.OK
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from exo_mesh.printable import quoted
+from exo_mesh.printable import quoted, typed
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign import FLAGS
 from exo_mesh.settings.places import DEFAULT_API_URL
@@ -21,6 +23,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.verbs: Collection[str] = ()
+        """Words that are verbs where the first word of the line was a flag, and so no verb was recognised."""
         self.rest = ""
         """The name under which the words after -- are kept; "" if the verb takes none. They are not parsed."""
 
@@ -35,6 +39,13 @@ class Parser(argparse.ArgumentParser):
         if hint := next((FLAGS[flag] for flag in foreign if flag in FLAGS and not self._knows(flag)), None):
             raise ConfigError(hint)
         args, rest = self.parse_known_args(argv)
+        for name, value in vars(args).items():
+            if isinstance(value, str) and not value.isascii() and not os.path.lexists(value):
+                setattr(args, name, typed(value))
+        if verb := next((word for word in rest if word in self.verbs), ""):
+            others = list(argv)
+            others.remove(verb)
+            raise ConfigError(f"the verb comes first: exo-mesh {shlex.join([verb, *others])}")
         if rest:
             self._refuse(next((word for word in rest if word.startswith("-")), rest[0]))
         return args
@@ -100,6 +111,12 @@ def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:
     """The texts of the flags of add_node_flags that were given, by name of the setting."""
     texts = {name: getattr(args, f"setting_{name}", None) for name in SETTINGS}
     return {name: given for name, given in texts.items() if given}
+
+
+def api_words(args: argparse.Namespace) -> list[str]:
+    """The given flags of add_api_flags that name the node, for a command that a verb prints."""
+    given = (("--api-url", args.api_url), ("--home", args.home))
+    return [word for flag, value in given if value for word in (flag, str(value))]
 
 
 def add_api_flags(parser: argparse.ArgumentParser, *, json: bool = True, home: bool = True) -> None:

@@ -28,6 +28,7 @@ from exo_mesh.cli.chat.loop import Chat, answer_sink, report
 from exo_mesh.cli.chat.sinks import SilentSink
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.terminal import piped_text
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError, UnknownModelError
@@ -65,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt is not None and args.prompt_flag is not None:
         raise InputError("the prompt is given twice: after the model and with --prompt", param="prompt")
     if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read().strip()
+        prompt = piped_text().strip()
         if not prompt:
             raise InputError("the prompt on standard input is empty", param="prompt")
     if prompt is None and args.json:
         raise InputError("--json needs a prompt", param="prompt")
     args.model = model_name(args.model)
-    with _node(args) as client:
+    with _node(args, "this conversation" if prompt is None else "this question") as client:
         members = MeshNodes(client)
         if prompt is not None:
             return _answer_once(members, args, prompt)
@@ -122,12 +123,13 @@ def _converse(members: MeshNodes, args: argparse.Namespace, home: Path) -> int:
 
 
 @contextlib.contextmanager
-def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
-    """A client of the node at --api-url; if none was named and none answers, of a node that is started for this run."""
+def _node(args: argparse.Namespace, what: str) -> Iterator[ApiClient]:
+    """A client of the node at --api-url; if none was named and none answers, of a node that is started for this run.
+    what: see own_node."""
     flags = node_flags(args)
     named = args.api_url or os.environ.get("EXO_MESH_API_URL")
     own = load_settings(flags, os.environ).settings  # raises for a wrong flag even if a node runs already
-    client = ApiClient(args.api_url, own.home, own.tls_cert)
+    client = ApiClient(args.api_url, flags["home"][-1] if "home" in flags else None, own.tls_cert)
     try:
         client.get("/healthz")
     except NoNodeError:
@@ -136,18 +138,19 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     else:
         yield client
         return
-    with own_node(_with_directory(flags, args.model), args.model, own) as client:
+    with own_node(_with_directory(flags, args.model), args.model, own, what) as client:
         yield client
 
 
 @contextlib.contextmanager
-def own_node(flags: dict[str, list[str]], model: str, own: Settings) -> Iterator[ApiClient]:
+def own_node(flags: dict[str, list[str]], model: str, own: Settings, what: str) -> Iterator[ApiClient]:
     """A client of a node that is started with these flags and stopped at the end. model: gets a short time to be found
-    at a peer. own: what the flags mean, with the other settings."""
+    at a peer. own: what the flags mean, with the other settings. what: the node is for, for people who wait."""
     from exo_mesh.client.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]
     scratch = Path(tempfile.mkdtemp(prefix="exo-mesh-run-"))
+    print(f"exo-mesh: no node runs here: starting one for {what}", file=sys.stderr, flush=True)
     child = ChildNode(words, scratch / "node.log", os.environ)
     try:
         ready = child.wait_ready(_START_DEADLINE_S)

@@ -148,7 +148,7 @@ def next_steps(facts: NodeFacts) -> str:
     model = DEMO_MODEL if DEMO_MODEL in facts.models or not facts.models else facts.models[0]
     home = "" if Path(facts.home) == home_of(os.environ) else f" --home {shlex.quote(facts.home)}"
     api = "" if facts.api_url == DEFAULT_API_URL else f" --api-url {facts.api_url}"
-    run = f'exo-mesh run {model} "{FIRST_QUESTION}"{api}{home if facts.needs_key else ""}'
+    run = f'exo-mesh run {model} "{FIRST_QUESTION}"{api}'
     token = f"exo-mesh key local{home}" if facts.needs_key else ""
     return f"  {run}\n{curl_line(facts.api_url, model, FIRST_QUESTION, token)}"
 

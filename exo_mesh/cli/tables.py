@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from exo_mesh.membership.naming import told_apart
 from exo_mesh.printable import escaped_json, printable
 from exo_mesh.telemetry.tables import columns
 
@@ -31,8 +35,33 @@ _STYLES = {
 
 
 def print_json(value: Any) -> None:
-    """Prints a value as indented JSON with control characters escaped."""
-    print(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)))
+    """Prints a value as indented JSON, with escapes for control characters and for what the output cannot show."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    print(escaped_json(text))
+
+
+def complain(text: str) -> None:
+    """Prints an error on standard error. On a terminal its lines end between words; the terminal itself would cut
+    them."""
+    text = f"exo-mesh: {text}"
+    if sys.stderr.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns - 1)
+    print(text, file=sys.stderr)
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with lines of at most this width that end between words; a longer word has a line of its own."""
+    lines = text.splitlines()
+    return "\n".join(
+        line
+        if len(line) <= width
+        else textwrap.fill(line, max(width, 20), break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
 
 
 def people_console() -> Console:
@@ -75,12 +104,7 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
 
 def peer_names(state: dict[str, Any]) -> dict[str, str]:
     """Names by peer id; peers that share a name get the first letters of their ids added."""
-    peers = state["view"]["peers"]
-    names = [printable(peer["name"]) for peer in peers]
-    return {
-        peer["id"]: name if names.count(name) == 1 else f"{name} ({peer['id'][:6]})"
-        for peer, name in zip(peers, names, strict=True)
-    }
+    return told_apart((peer["id"], printable(peer["name"])) for peer in state["view"]["peers"])
 
 
 def ring_line(instance: dict[str, Any], names: dict[str, str]) -> str:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.watch:
         watch(lambda: client.get("/state"), console, time.monotonic, time.sleep)
         return exit_codes.OK
-    console.print(picture(client.get("/state")))
+    console.print(picture(client.get("/state"), now=time.time()))
     if refused := client.get("/v1/topology")["refused"]:
         print("refused:\n" + "\n".join(f"  {reason}" for reason in refused))
     return exit_codes.OK

@@ -10,7 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exo_mesh.cli.models.facts import ago
 from exo_mesh.cli.tables import layers_text, peer_names
+from exo_mesh.printable import counted
 from exo_mesh.telemetry.tables import human_bytes
 
 BAR_CELLS = 24
@@ -18,14 +20,16 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_c
 _STATES = {"ready": "green", "loading": "yellow", "failed": "red"}
 
 
-def picture(state: Mapping[str, Any], tokens_per_s: Mapping[str, float] | None = None) -> RenderableType:
-    """Draws `GET /state`. tokens_per_s: by instance, if two states were compared."""
+def picture(
+    state: Mapping[str, Any], tokens_per_s: Mapping[str, float] | None = None, now: float | None = None
+) -> RenderableType:
+    """Draws `GET /state`. tokens_per_s: by instance, if two states were compared. now: Unix seconds, for ages."""
     names = peer_names(dict(state))
     peers = state["view"]["peers"]
     colour = {peer["id"]: COLOURS[index % len(COLOURS)] for index, peer in enumerate(peers)}
     parts: list[RenderableType] = [_peers(state, names, colour)]
     if state.get("links"):
-        parts.append(_links(state["links"], names))
+        parts.append(_links(state["links"], names, now))
     if state.get("cables"):
         parts.append(_cables(state["cables"], names))
     drawn = tokens_by_instance(state)
@@ -80,20 +84,28 @@ def _cells(part: int, total: int, cells: int) -> int:
     return min(cells, max(round(cells * part / total), 1 if part > 0 else 0))
 
 
-def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
+def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str], now: float | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("link", "", "round trip", "goodput"):
+    for title in ("link", "", "round trip", "goodput (256 KiB probe)"):
         table.add_column(title, no_wrap=True)
     for link in links:
         ends = f"{names.get(link['from'], link['from'][:8])} ↔ {names.get(link['to'], link['to'][:8])}"
-        rtt, goodput = link.get("rtt_ms"), link.get("mb_per_s")
+        rtt = link.get("rtt_ms")
         table.add_row(
             ends,
             Text(str(link.get("address", "")), style="dim"),
             "?" if rtt is None else f"{rtt:.2f} ms",
-            "?" if goodput is None else f"{goodput:.0f} MB/s",
+            goodput_text(link, now),
         )
     return table
+
+
+def goodput_text(link: Mapping[str, Any], now: float | None = None) -> str:
+    """`88 MB/s, 3 min ago`: a short transfer on a busy machine says little, so its age belongs to it."""
+    if link.get("mb_per_s") is None:
+        return "?"
+    at = link.get("mb_per_s_at")
+    return f"{link['mb_per_s']:.0f} MB/s" + ("" if at is None or now is None else f", {ago(at, now)}")
 
 
 def _cables(cables: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
@@ -126,7 +138,7 @@ def _instance(
         (f", ballot {instance['ballot'][0]} of {owner}" if "ballot" in instance else "", "dim"),
     )
     if tokens is not None:
-        head.append(f", {tokens} tokens")
+        head.append(f", {counted(tokens, 'token')}")
     if tokens_per_s is not None:
         head.append(f", {tokens_per_s:.1f} tokens/s")
     stages = instance["stages"]

@@ -23,20 +23,25 @@ from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.cli.screen import NodeFacts
+from exo_mesh.engine.contract import ChecksOptions
 from exo_mesh.engine.floors import OTHER_ENGINES, mlx_obstacle_here, too_old, upgrade
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
+from exo_mesh.models.server_options import server_options
 from exo_mesh.node.node import Node
+from exo_mesh.printable import counted
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
-from exo_mesh.security.local_token import ListeningMark, take_token
+from exo_mesh.security.local_token import take_token
+from exo_mesh.security.own_nodes import ListeningMark
 from exo_mesh.security.secret import exposure
+from exo_mesh.security.sessions import PageSessions
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
-from exo_mesh.settings.places import models_dirs
+from exo_mesh.settings.places import models_dirs, own_nodes_dir
 from exo_mesh.telemetry.node_logs import LoneLogs, NodeLogs
 from exo_mesh.telemetry.start_phases import StartPhases
 
@@ -80,6 +85,7 @@ class RunningNode:
         settings = self._settings
         _check_engine(self._registry, settings.engine)
         _check_model_engines(self._registry, settings.model_engines)
+        check_options(self._registry, settings)
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
@@ -191,7 +197,8 @@ class RunningNode:
         reasons = "; ".join(reason["message"] for reason in health["reasons"])
         num_instances = len(self._node.observation.state()["view"]["instances"])
         api = self._url(_local_host(self._settings.host)) or "no API"
-        line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
+        found = f"{counted(health['peers'] - 1, 'other peer')}; {counted(num_instances, 'instance')}"
+        line = f"{health['status']}; {api}; {found}"
         return f"{line} ({reasons})" if reasons else line
 
     async def asked_to_stop(self) -> str:
@@ -241,6 +248,7 @@ class RunningNode:
             cors_origins=frozenset(settings.cors_origins),
             member_origins=lambda: _member_origins(node),
             allowed_hosts=frozenset({*settings.allowed_hosts, platform.node().lower()} - {""}),
+            sessions=_sessions(settings.secret, node.keys.file) if settings.secret else None,
         )
 
     def _invitations(self, node: Node) -> Invitations:
@@ -252,7 +260,15 @@ class RunningNode:
     def _mark_listening(self, bound: socket.socket) -> None:
         """Writes the file that shows the command line of this machine where it may send the local token."""
         try:
-            self._mark = ListeningMark(self._settings.home, self._settings.host, bound.getsockname()[1])
+            host, port = bound.getsockname()[:2]
+            self._mark = ListeningMark(
+                self._settings.home,
+                host,
+                port,
+                name=self._settings.host,
+                certificate=self._settings.tls_cert if self._tls else None,
+                registry=own_nodes_dir(),
+            )
         except OSError as exc:
             self._notes.append(f"commands on this machine cannot use the local token: {exc.strerror or exc}")
 
@@ -295,6 +311,13 @@ def _api_tls(certificate: Path, key: Path) -> ApiTls:
         raise ConfigError(f"--tls-cert, --tls-key: {exc}", param="tls_cert") from exc
 
 
+def _sessions(secret: str, keys: KeyFile) -> PageSessions:
+    """The sessions of a closed mesh."""
+    from exo_mesh.security.keys import session_key  # imports cryptography, which an open mesh does not need
+
+    return PageSessions(session_key(secret), keys)
+
+
 def _check_engine(registry: Registry, name: str) -> None:
     """Raises ConfigError if a named engine cannot run. With "auto" a node needs no engine: it can be an entry peer."""
     if name != "auto":
@@ -311,6 +334,29 @@ def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -
             registry.choose(engine)
         except MeshError as exc:
             raise ConfigError(f"--model-engine {model}={engine}: {exc}") from exc
+
+
+def check_options(registry: Registry, settings: Settings) -> None:
+    """Raises ConfigError for an option that the chosen engine, or an engine for model servers, cannot use."""
+    servers = [name for name, provider in registry.providers.items() if provider.kind == "whole-model"]
+    for key in settings.server_options:
+        if not key.startswith(tuple(f"{name}." for name in servers)):
+            raise ConfigError(
+                f"--server-option {key}: must begin with the name of an engine and a dot; they are {', '.join(servers)}"
+            )
+    engine = _chosen(registry, "auto")[0] if settings.engine == "auto" else settings.engine
+    found = [("--engine-option of", engine, settings.engine_options)] if engine else []
+    found += [
+        ("model servers of engine", name, options) for name, options in server_options(settings, registry).items()
+    ]
+    for flag, name, options in found:
+        provider = registry.provider(name)
+        if not options or not isinstance(provider, ChecksOptions):
+            continue
+        try:
+            provider.check_options(options)
+        except MeshError as exc:
+            raise ConfigError(f"{flag} {name}: {exc}") from exc
 
 
 def _chosen(registry: Registry, preference: str) -> tuple[str, str]:

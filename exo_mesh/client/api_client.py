@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -14,16 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.client.trust import certificate_of, default_url, tls_failure, trust
+from exo_mesh.client.trust import certificate_of, default_url, homes_of, is_this_machine, tls_failure, trust
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.printable import ANSWER_CHARS, printable, printable_values
-from exo_mesh.security.local_token import token_for
-from exo_mesh.settings.config import ConfigError, home_of
+from exo_mesh.security.local_token import read_token
+from exo_mesh.security.own_nodes import OwnNode, node_at
+from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.places import DEFAULT_API_URL
 
 READ_DEADLINE_S = 10.0
+SESSION_RETRY_S = 60.0
 STREAM_SILENCE_S = 120.0
 """The API sends a keep-alive comment at least every 10 s; after this much silence the client treats it as gone."""
+
+
+_REFUSED = {"invalid_api_key": "; set EXO_MESH_API_KEY to a valid key", "insufficient_permissions": ""}
+"""Codes of refusals for lack of rights, and the remedy if the caller sent a key or calls another machine."""
 
 
 class NoNodeError(TransportError):
@@ -41,38 +49,91 @@ class HttpAnswer:
     retry_after_s: float | None = None
 
 
+@dataclass(slots=True)
+class MeshSession:
+    """The session that a client and those made from it send instead of the local token; text: "" without one.
+    renew_at: by the monotonic clock."""
+
+    text: str = ""
+    id: str | None = None
+    renew_at: float = 0.0
+
+
 class ApiClient:
-    """Calls a node's HTTP API with deadlines. Each failure is a MeshError, with the server's message if it sent one."""
+    """Calls a node's HTTP API with deadlines. Each failure is a MeshError, with the server's message if it sent one.
+
+    certificate: the one that the node must have, if it serves HTTPS on this machine.
+    """
+
+    prefers_token = False
+    """Whether the local token is sent even if EXO_MESH_API_KEY is set."""
 
     def __init__(
         self, url: str | None = None, home: Path | str | None = None, own_certificate: Path | None = None
     ) -> None:
-        """home: the home directory of a node on this machine; without an API key the client sends that node's local
-        token. own_certificate: the certificate of that node, if it serves HTTPS; None looks it up in its settings."""
+        """home: the home directory of a node on this machine; None means the node of this user that serves the address.
+        Without an API key the client sends that node's local token. own_certificate: the certificate of that node, if
+        it serves HTTPS; None looks it up."""
         chosen = url or os.environ.get("EXO_MESH_API_URL") or default_url(home, own_certificate)
-        if "//" not in chosen:
-            chosen = f"http://{chosen}"
-        parts, hostname = _parts_of(chosen)
-        self.url = chosen.rstrip("/")
+        self.url = base_url(chosen)
+        parts, hostname = _parts_of(self.url)
+        self._parts = parts
         self._address = hostname, _port_of(parts)
-        self._home = Path(home) if home else home_of(os.environ)
+        self._home = home
         self._own_certificate = own_certificate
         self._shows_key = True
+        self._session = MeshSession()
+        self._is_member = False
+        self.certificate: Path | None = None
         # no proxy from the environment: it could not reach a node on this machine
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if parts.scheme == "https":
-            context = trust(hostname, own_certificate or certificate_of(home))
+            node = None if own_certificate else self._own_node()
+            self.certificate = own_certificate or (node.certificate if node else None) or certificate_of(home)
+            context = trust(hostname, self.certificate)
             handlers.append(urllib.request.HTTPSHandler(context=context))
         self._opener = urllib.request.build_opener(*handlers)
 
     def credentials(self) -> dict[str, str]:
-        """The Authorization header with EXO_MESH_API_KEY, else with the home's local token; {} without either."""
-        key = (os.environ.get("EXO_MESH_API_KEY") if self._shows_key else "") or self.local_token()
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        """The Authorization header with EXO_MESH_API_KEY, else with the session or the local token; {} without."""
+        return self._rights()[0]
 
     def local_token(self) -> str:
         """The local token of the home; "" if no node with this home serves the address."""
-        return token_for(self._home, *self._address)
+        node = self._own_node()
+        return read_token(node.home) if node else ""
+
+    def _own_node(self) -> OwnNode | None:
+        """The node of this user that serves the address; None if another program or another user's node does."""
+        return node_at(homes_of(self._home), *self._address)
+
+    def _rights(self) -> tuple[dict[str, str], str]:
+        """(the Authorization header, the address to dial). The local token goes only to the address that its node is
+        bound to, also if the host is a name that has several. A session goes there, and to other members."""
+        key = os.environ.get("EXO_MESH_API_KEY", "") if self._shows_key else ""
+        base = self.url
+        if (not key or self.prefers_token) and (node := self._own_node()):
+            key = ("" if self.prefers_token else self._session.text) or read_token(node.home) or key
+            host, port = self._address
+            dialled = node.address_for(host)
+            if dialled != host and self._parts.scheme == "http":
+                netloc = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
+                base = self._parts._replace(netloc=netloc).geturl().rstrip("/")
+        elif not key and self._is_member:
+            key = self._session.text
+        return {"Authorization": f"Bearer {key}"} if key else {}, base
+
+    def _no_rights(self) -> str:
+        """Why a call to this machine carried no rights, with the remedy; "" if it carried some, or went elsewhere."""
+        if self._rights()[0] or not is_this_machine(self._address[0]):
+            return ""
+        if self._home:
+            home = printable(str(self._home))
+            return f"; no node with the home {home} serves {self.url}: leave out --home, or set EXO_MESH_API_KEY"
+        return (
+            f"; {self.url} is no node of yours: run the command as the user who started that node, "
+            "or set EXO_MESH_API_KEY to a key of that node"
+        )
 
     def is_open(self) -> bool:
         """Whether callers without a key may chat. Raises MeshError."""
@@ -114,7 +175,22 @@ class ApiClient:
         ConfigError for an invalid address."""
         other = ApiClient(url, self._home, self._own_certificate)
         other._shows_key = with_key
+        if with_key:
+            other._session, other._is_member = self._session, True
         return other
+
+    def open_session(self) -> None:
+        """Exchanges the local token for a session, which every member of a closed mesh accepts also after this node has
+        died. Renews it after half of its time. Does nothing without local rights, or if this client sends a key."""
+        session = self._session
+        if time.monotonic() < session.renew_at or os.environ.get("EXO_MESH_API_KEY") or not (own := self.local_token()):
+            return
+        session.renew_at = time.monotonic() + SESSION_RETRY_S
+        headers = {"Authorization": f"Bearer {own}"}
+        made = self.exchange("/v1/session", {"id": session.id}, READ_DEADLINE_S, headers).body
+        if made.get("key"):  # a node of an older version has none
+            session.id, session.text = str(made["id"]), str(made["key"])
+            session.renew_at = time.monotonic() + float(made["valid_s"]) / 2
 
     def stream(
         self,
@@ -181,15 +257,20 @@ class ApiClient:
             return self._send(method, path, body, deadline_s, more_headers)
         except urllib.error.HTTPError as exc:
             with exc:
-                raise _http_error(exc, path) from None
+                error = _http_error(exc, path)
+            if error.code not in _REFUSED:
+                raise error from None
+            hint = self._no_rights() or _REFUSED[error.code]
+            raise error_from_code(error.code, f"{error}{hint}") from None
 
     def _send(
         self, method: str, path: str, body: Any, deadline_s: float, more_headers: Mapping[str, str] | None
     ) -> Any:
         """The response to a call. Raises HTTPError for an error status, else a MeshError."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", **self.credentials(), **(more_headers or {})}
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        rights, base = self._rights()
+        headers = {"Content-Type": "application/json", **rights, **(more_headers or {})}
+        request = urllib.request.Request(base + path, data, headers, method=method)
         try:
             return self._opener.open(request, timeout=deadline_s)
         except urllib.error.HTTPError:
@@ -221,9 +302,16 @@ def _parts_of(url: str) -> tuple[urllib.parse.SplitResult, str]:
     return parts, parts.hostname
 
 
-def _port_of(parts: urllib.parse.SplitResult) -> int | None:
+def base_url(text: str) -> str:
+    """The URL below which a node's API is: http:// is added, and /v1 with what follows is cut off, because other
+    clients want that. Raises ConfigError."""
+    parts, _ = _parts_of(text if "//" in text else f"http://{text}")
+    return f"{parts.scheme}://{parts.netloc}" + re.sub(r"/+(v1(/.*)?)?$", "", parts.path, flags=re.DOTALL)
+
+
+def _port_of(parts: urllib.parse.SplitResult) -> int:
     try:
-        return parts.port
+        return parts.port if parts.port is not None else http.client.HTTPS_PORT if parts.scheme == "https" else 80
     except ValueError as exc:
         raise ConfigError(f"--api-url {parts.geturl()}: {exc}") from exc
 
@@ -238,7 +326,4 @@ def _http_error(answer: urllib.error.HTTPError, path: str) -> MeshError:
 def _server_error(event: dict[str, Any]) -> MeshError:
     """The error in an answer of OpenAI's form, `{"error": {"message", "code", ...}}`."""
     error = event["error"]
-    code, message = str(error.get("code") or ""), str(error["message"])
-    if code == "invalid_api_key":
-        message += "; set EXO_MESH_API_KEY to a valid key"
-    return error_from_code(code, message)
+    return error_from_code(str(error.get("code") or ""), str(error["message"]))

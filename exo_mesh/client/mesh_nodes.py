@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from exo_mesh.client.api_client import ApiClient
@@ -55,12 +56,17 @@ class MeshNodes:
 
         Any machine can join an open mesh, so there only the node that the user named receives the key of
         EXO_MESH_API_KEY. All nodes of a closed mesh have its secret and accept its keys, so there all of them get it.
+        With the local token of the named node, they get a session that this node makes from it.
         """
+        is_closed = health.get("mesh") == "closed"
+        if is_closed:
+            with suppress(MeshError):  # the node has just died, which the next call reports
+                self._first.open_session()
         found: dict[str, tuple[str, ApiClient]] = {}
         for peer in list(peers)[:MAX_MEMBERS]:
             url = (peer.get("api_url") or "").rstrip("/")
             try:
-                client = self._clients.get(url) or self._first.at(url, with_key=health.get("mesh") == "closed")
+                client = self._clients.get(url) or self._first.at(url, with_key=is_closed)
             except MeshError:
                 continue  # the peer has no API, or its address is invalid
             found[client.url] = peer["name"], client

@@ -1,4 +1,4 @@
-"""Decides which server certificates the command line trusts, when a node serves its API over HTTPS."""
+"""Decides which node the command line calls, and which certificate it trusts if that node serves HTTPS."""
 
 from __future__ import annotations
 
@@ -9,18 +9,32 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from exo_mesh.security.api_tls import read_pem
-from exo_mesh.settings.config import ConfigError, Settings
+from exo_mesh.security.own_nodes import live_nodes, registered_homes
+from exo_mesh.settings.config import ConfigError, Settings, home_of
 from exo_mesh.settings.loading import load_settings
-from exo_mesh.settings.places import DEFAULT_API_URL
+from exo_mesh.settings.places import DEFAULT_API_URL, own_nodes_dir
 
 
 def default_url(home: Path | str | None = None, own_certificate: Path | None = None) -> str:
-    """The API address of a node on this machine, with the port that the environment or the home's config.toml
-    configures; https if it has a certificate."""
+    """The API address of the node that a command means if it names no address.
+
+    If a node of the home runs, its address; else the one that the environment or the home's config.toml configures.
+    Without a home, a node of this user with another home is meant if none of the default home runs: the one at that
+    address, else the one that has run for longest.
+    """
     settings = _settings_of(home)
     port = (settings.api_port if settings else 0) or urlsplit(DEFAULT_API_URL).port
     certificate = own_certificate or (settings.tls_cert if settings else None)
-    return f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
+    configured = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
+    first, *others = homes_of(home)
+    running = live_nodes(first) or [node for other in others for node in live_nodes(other)]
+    return min(running, key=lambda node: node.port != port).url if running else configured
+
+
+def homes_of(home: Path | str | None) -> list[Path]:
+    """The homes of the nodes that a command may mean: the named one, or else the default one and those of the other
+    nodes of this user that run."""
+    return [Path(home)] if home else [home_of(os.environ), *registered_homes(own_nodes_dir())]
 
 
 def certificate_of(home: Path | str | None) -> Path | None:
@@ -41,7 +55,7 @@ def _settings_of(home: Path | str | None) -> Settings | None:
 def trust(host: str, own_certificate: Path | None) -> ssl.SSLContext:
     """The TLS context for HTTPS calls to `host`. If `host` is this machine and own_certificate is given, only that
     certificate is accepted; else one signed by an authority of the system or of EXO_MESH_API_CA. Raises ConfigError."""
-    if own_certificate is not None and _is_this_machine(host):
+    if own_certificate is not None and is_this_machine(host):
         try:
             return _pinned_context(own_certificate)
         except ValueError as exc:
@@ -52,12 +66,13 @@ def trust(host: str, own_certificate: Path | None) -> ssl.SSLContext:
             read_pem(Path(file))
             context.load_verify_locations(file)
         except (OSError, ValueError) as exc:
-            raise ConfigError(f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form") from exc
+            raise ConfigError(f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form: {exc}") from exc
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 
-def _is_this_machine(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
+    """Whether a host is an address, or the name, of the loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

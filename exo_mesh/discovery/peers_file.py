@@ -23,6 +23,7 @@ from exo_mesh.discovery.hostfile import hosts_in, is_host, is_hostfile, wrong
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import joined
 from exo_mesh.errors import InputError
+from exo_mesh.printable import counted
 from exo_mesh.tasks import TaskOwner
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -167,11 +168,11 @@ class PeersFileDiscovery:
         try:
             addresses = read_peers(self._path, self._default_port)
         except InputError as exc:
-            _log.warning("%s; keeping the %d peers of the last valid file", exc, len(self.addresses))
+            _log.warning("%s; keeping the %s of the last valid file", exc, counted(len(self.addresses), "peer"))
             return False
         changed, self.addresses = addresses != self.addresses, addresses
         if changed:
-            _log.info("read %s: %d peers", self._path, len(addresses))
+            _log.info("read %s: %s", self._path, counted(len(addresses), "peer"))
         return changed
 
 

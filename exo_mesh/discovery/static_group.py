@@ -105,7 +105,7 @@ def read_hostfile(path: Path, min_hosts: int = 2) -> StaticGroup:
         raise _wrong(str(path), "", f"cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_FILE_BYTES:
         raise _wrong(str(path), "", f"is larger than {MAX_FILE_BYTES} bytes")
-    return parse_hostfile(content.decode("utf-8", errors="replace"), str(path), min_hosts)
+    return parse_hostfile(content.decode("utf-8-sig", errors="replace"), str(path), min_hosts)
 
 
 def parse_hostfile(text: str, where: str, min_hosts: int = 2) -> StaticGroup:
@@ -223,7 +223,7 @@ def _check_size(environ: Mapping[str, str], size: int) -> None:
 
 def _json_file(path: str, variable: str) -> Any:
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8-sig")
         return json.loads(text) if text.strip() else []
     except (OSError, ValueError) as exc:
         raise InputError(f"{variable} names {path}, which cannot be read as JSON: {exc}", param="hostfile") from exc

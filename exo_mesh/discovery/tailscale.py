@@ -55,7 +55,7 @@ def read_key(path: Path) -> str:
     """The API key in a file. Raises InputError."""
     try:
         with path.open("rb") as file:
-            key = file.read(MAX_KEY_BYTES).decode().strip()
+            key = file.read(MAX_KEY_BYTES).decode("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
         raise InputError(f"{path}: cannot be read: {reason}", param="tailscale_api_key_file") from exc

@@ -23,10 +23,12 @@ MAX_NAMED = 8
 class Severity(StrEnum):
     """The level of a finding.
 
-    fail: a node with these settings cannot work. warn: it works, but worse than it could, or not for long.
+    fail: a node with these settings cannot work. warn: it works, but worse than it could, or not for long. note:
+    something does not work that this node does not need.
     """
 
     OK = "ok"
+    NOTE = "note"
     WARN = "warn"
     FAIL = "fail"
 
@@ -137,12 +139,11 @@ def check_engines(engines: Sequence[Mapping[str, Any]], preference: str) -> list
         why = wanted["reason"] if wanted else "not installed"
         remedy = (wanted and wanted["remedy"]) or "choose another engine with --engine; see exo-mesh engines"
         first = Finding("engines", Severity.FAIL, f"--engine {preference}: {why}", remedy)
-    others = [
-        Finding("engines", Severity.OK, f"{e['name']} cannot run here: {e['reason']}", e["remedy"])
-        for e in engines
-        if not e["available"] and e is not wanted
-    ]
-    return [first, *others]
+    others = [f"{e['name']} ({e['reason']}; {e['remedy']})" for e in engines if not e["available"] and e is not wanted]
+    if not others:
+        return [first]
+    text = f"not needed, and cannot run here: {', '.join(others)}"
+    return [first, Finding("engines", Severity.NOTE, text, "exo-mesh engines lists all of them")]
 
 
 def check_ports(readings: Sequence[PortReading]) -> list[Finding]:
@@ -388,7 +389,7 @@ def check_services(reading: ServiceReading) -> list[Finding]:
         findings.append(Finding("services", Severity.OK, text, "to start a node at boot: exo-mesh service install"))
     if reading.nginx:
         text = f"nginx is at {reading.nginx}"
-        remedy = "exo-mesh nginx-config --whole writes a configuration for nginx in front of all nodes"
+        remedy = "exo-mesh nginx-config --site writes a site for the nginx in front of all nodes"
         findings.append(Finding("services", Severity.OK, text, remedy))
     return findings
 

@@ -28,6 +28,7 @@ from exo_mesh.doctor import checks
 from exo_mesh.doctor.checks import ClockReading, DirectoryReading, EchoReading, FirewallReading, PortReading
 from exo_mesh.errors import DeadlineError, MeshError
 from exo_mesh.settings.config import LoadedSettings
+from exo_mesh.text.text_files import check_text_files
 from exo_mesh.weights.store import ModelStore
 
 T = TypeVar("T")
@@ -300,7 +301,7 @@ def _read_models_dir(path: Path, *, must_exist: bool) -> DirectoryReading:
 
 def read_models(models_dirs: Sequence[Path]) -> dict[str, str]:
     """By name of each model: why its card cannot be read; "" if it can."""
-    store = ModelStore(models_dirs)
+    store = ModelStore(models_dirs, check=check_text_files)
     found = dict(store.found().misnamed)
     for name in store.names():
         try:

@@ -195,7 +195,7 @@ _STEP = math.log(1.5)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One path to a peer. rtt_ms, mb_per_s (10^6 bytes): None if not measured.
+    """One path to a peer. rtt_ms, mb_per_s (10^6 bytes): None if not measured. mb_per_s_at: when, in Unix seconds.
 
     failed: the address did not answer, or another peer answered there.
     """
@@ -204,6 +204,7 @@ class Path:
     kind: LinkKind
     rtt_ms: float | None = None
     mb_per_s: float | None = None
+    mb_per_s_at: float | None = None
     failed: bool = False
 
     @property

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.health import Reason
 from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
-from exo_mesh.domain.speed.engine_speed import ModelSpeeds
+from exo_mesh.domain.shard import KeptLayers
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, ModelSpeeds
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.protocol import ProtocolRange
 
@@ -121,7 +122,8 @@ class PeerInfo:
     peers read its files, 0 if they cannot. has_store: the peer hosts the model store. protocol: the oldest protocol
     version that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
     role: one of ROLES; "full" from a peer of an older version. served: what the model servers beside it serve.
-    engine_speeds: how fast its engines run some models, where it has measured them.
+    engine_speeds: how fast its engines run some models, where it has measured them. on_disk: by model digest (its first
+    DIGEST_CHARS characters), the layers of which it has KV, or the weights although it has not all files.
     """
 
     id: str
@@ -146,6 +148,7 @@ class PeerInfo:
     role: str = FULL
     served: tuple[ServedModel, ...] = ()
     engine_speeds: ModelSpeeds = ()
+    on_disk: tuple[tuple[str, tuple[KeptLayers, ...]], ...] = ()
 
     @property
     def protocols(self) -> ProtocolRange:
@@ -155,6 +158,10 @@ class PeerInfo:
     def serves(self, model: str) -> ServedModel | None:
         """The model of this name that a model server beside the peer serves; None if there is none."""
         return next((one for one in self.served if one.name == model), None)
+
+    def kept_of(self, digest: str) -> tuple[KeptLayers, ...]:
+        """What the peer has on its disk of some layers of a model."""
+        return next((kept for key, kept in self.on_disk if key == digest[:DIGEST_CHARS]), ())
 
     def knows(self, model: str) -> bool:
         """Whether the peer has at least config, tokenizer and headers of a model."""

@@ -65,6 +65,7 @@ def joined(members: Sequence[Candidate], backend: GroupBackend, rdma: Mapping[tu
         s_per_gb=max(s or 0.0 for s in speeds) / len(members) if all(speeds) else None,
         others=(),
         group=TensorGroup(backend, peers, matrix),
+        has_files=all(member.has_files for member in members),
     )
 
 

@@ -19,8 +19,10 @@ class ModelCard:
     tensor table and the first bytes of a few tensors, by which two peers recognise the same model. text_digest: SHA-256
     over the files that turn text into ids; models of equal weights may differ there. kv_layer_bytes[i],
     kv_fixed_bytes[i]: KV of layer i for one token, and for one sequence of any length, where an engine has reported
-    them; else all layers take kv_bytes_per_token. tasks: what the model is for, by the names on cards. A card can also
-    describe how one engine holds the model, which may differ from the files.
+    them; else all layers take kv_bytes_per_token. tasks: what the model is for, by the names on cards. quantization: of
+    the files, such as 4bit, gptq-4bit, or the type of most bytes of a GGUF file; "" if they are plain or a peer of an
+    older version sent the card. A card can also describe how one engine holds the model, which may differ from the
+    files.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ModelCard:
     kv_layer_bytes: tuple[int, ...] = ()
     kv_fixed_bytes: tuple[int, ...] = ()
     tasks: tuple[str, ...] = DECODER_TASKS
+    quantization: str = ""
 
     def __post_init__(self) -> None:
         for sizes in (

@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from exo_mesh.errors import PlacementError
+from exo_mesh.printable import counted
 
 
 def split_layers(num_layers: int, memory_bytes: Sequence[int]) -> list[range]:
@@ -16,7 +17,7 @@ def split_layers(num_layers: int, memory_bytes: Sequence[int]) -> list[range]:
     Raises PlacementError if there are more stages than layers or a stage has no memory.
     """
     if not 0 < len(memory_bytes) <= num_layers:
-        raise PlacementError(f"{num_layers} layers cannot fill {len(memory_bytes)} stages")
+        raise PlacementError(f"{counted(num_layers, 'layer')} cannot fill {counted(len(memory_bytes), 'stage')}")
     if min(memory_bytes) <= 0:
         raise PlacementError(f"a stage has no memory: {list(memory_bytes)}")
     quotas = [Fraction(num_layers * memory, sum(memory_bytes)) for memory in memory_bytes]

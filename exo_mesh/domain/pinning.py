@@ -10,10 +10,12 @@ from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import gigabytes, pools_to_pin, pools_to_try, roomiest_pool, stage_bytes
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import Ring, make_plan, members_of, stage_parts
+from exo_mesh.domain.on_disk import Ring
+from exo_mesh.domain.placement import make_plan, members_of, stage_parts
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError
+from exo_mesh.printable import counted
 
 PINNED = "pinned"
 """The policy of a plan whose layers a user assigned by hand."""
@@ -151,7 +153,7 @@ def _refuse_gaps(card: ModelCard, pins: Sequence[Pin]) -> None:
 
 def _pins_refused(card: ModelCard, problem: str) -> InputError:
     remedy = "pin each layer exactly once, on peers that `GET /instance/previews` lists"
-    return InputError(f"{card.name} ({card.num_layers} layers): {problem}; {remedy}", param="pins")
+    return InputError(f"{card.name} ({counted(card.num_layers, 'layer')}): {problem}; {remedy}", param="pins")
 
 
 def _pins_do_not_fit(card: ModelCard, ring: Ring, context_limit: int, around: Surroundings) -> PlacementError:

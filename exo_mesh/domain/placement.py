@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from exo_mesh.domain.fitting import Goal, fastest_layers, fit_layers, latency, stage_stops, throughput
+from exo_mesh.domain.fitting import (
+    Goal,
+    StepTimes,
+    fastest_layers,
+    fit_layers,
+    latency,
+    stage_stops,
+    throughput,
+)
 from exo_mesh.domain.footprint import (
     ENGINE_OVERHEAD_BYTES,
     POOL_TOKENS,
@@ -17,6 +25,7 @@ from exo_mesh.domain.footprint import (
     stage_bytes,
 )
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.on_disk import Ring, kept_rings
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.rings import (
     NOTHING_KNOWN,
@@ -28,8 +37,9 @@ from exo_mesh.domain.rings import (
     rings_by_speed,
     rings_to_try,
 )
-from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.errors import PlacementError
+from exo_mesh.printable import counted
 
 MIN_USEFUL_CONTEXT = 512
 
@@ -38,6 +48,14 @@ POLICIES = ("memory", "latency", "throughput")
 throughput: the peers and cuts with the fastest step, or the most steps per second; this needs the measured speed of
 every peer in a ring. Until speeds are known, latency works like memory, and throughput takes all peers that fit and
 cuts as if their speed were in proportion to their memory."""
+
+STABLE_SHARE = 0.9
+"""Share of the free memory that is still free at the next start: fewer peers than before are chosen only if they hold
+the model with this share too."""
+
+NEARLY_AS_FAST = 1.25
+"""A ring whose KV is on disks is kept if its steps take at most this many times as long as those of the fastest ring:
+two measurements of one machine differ by as much, and computing a prompt again takes as long as many steps."""
 
 _GOALS: Mapping[str, Goal] = {"latency": latency, "throughput": throughput}
 
@@ -61,7 +79,8 @@ def solve(
 ) -> Plan:
     """Chooses peers and cuts the layers. Equal arguments give an equal plan on every machine.
 
-    The proposer of the ballot comes first if it takes part, then the others by memory. A ring has one engine if such a
+    The proposer of the ballot comes first if it takes part, then the others by memory; but a ring that finds its KV or
+    its weights on disks is kept, see _kept_ring. A ring has one engine if such a
     ring fits, or follows `mixing` (one of MIXING). The KV pool is max(POOL_TOKENS, context_limit) tokens, two to eight
     times as many where that is cheap, or one context where only that fits. Raises PlacementError with what is needed,
     what is available, and what would help.
@@ -75,9 +94,11 @@ def solve(
         choose = _fastest_ring if policy in _GOALS and measured and not around.even else _first_ring
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
-            ring, pool_tokens = found
+            tight = choose(card, _tighter(groups), policy, min_peers, context_limit, around) if around.on_disk else None
+            most_stages = max(len(one[0]) for one in (found, tight) if one is not None)
+            ring, pool_tokens = _kept_ring(card, groups, found[0], most_stages, policy, context_limit, around) or found
             pool_tokens = roomiest_pool(stage_parts(card, ring, around), pool_tokens)
-            inputs = PlanInputs(members_of(ordered), policy, min_peers)
+            inputs = PlanInputs(members_of(ordered), policy, min_peers, _on_disk_of(ordered, around))
             return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
     raise _refusal(card, ordered, min_peers, context_limit, around, mixing)
 
@@ -152,19 +173,15 @@ def refuse_too_few(card: ModelCard, candidates: Sequence[Candidate], min_peers: 
         listing = ", ".join(f"{c.peer_id[:8]} ({gigabytes(c.usable_bytes)})" for c in candidates)
         remedy = "start more peers with the model on disk, or lower min_peers"
         raise PlacementError(
-            f"{card.name} was asked to run on at least {min_peers} peers, but {len(candidates)} can take part: "
-            f"{listing}; {remedy}",
+            f"{card.name} was asked to run on at least {counted(min_peers, 'peer')}, but {len(candidates)} can take "
+            f"part: {listing}; {remedy}",
             reason="too_few_peers", have=have, remedy=remedy,
         )  # fmt: skip
     if min_peers > card.num_layers:
         raise PlacementError(
-            f"{card.name} has {card.num_layers} layers, which cannot fill {min_peers} stages",
+            f"{card.name} has {counted(card.num_layers, 'layer')}, which cannot fill {counted(min_peers, 'stage')}",
             reason="too_few_layers", have=have, remedy=f"lower min_peers to {card.num_layers} or less",
         )  # fmt: skip
-
-
-Ring = list[tuple[Candidate, range]]
-"""Peers in ring order with their layers."""
 
 
 def make_plan(
@@ -210,11 +227,7 @@ def stage_parts(card: ModelCard, ring: Ring, around: Surroundings) -> list[tuple
 
 def members_of(candidates: Iterable[Candidate]) -> tuple[tuple[str, int], ...]:
     """Returns (peer, usable bytes) of every candidate, with the ranks of a group listed one by one."""
-    return tuple(
-        (peer_id, one.usable_bytes)
-        for one in candidates
-        for peer_id in (one.group.peers if one.group else (one.peer_id,))
-    )
+    return tuple((peer_id, one.usable_bytes) for one in candidates for peer_id in one.members)
 
 
 def _in_preference(candidates: Iterable[Candidate], proposer: str) -> list[Candidate]:
@@ -273,6 +286,54 @@ def _fastest_ring(
     return None
 
 
+def _tighter(groups: Sequence[Group]) -> list[Group]:
+    """The peers as if each had a little less memory: a ring that only just fits may not fit after the next start."""
+    return [[replace(one, usable_bytes=int(STABLE_SHARE * one.usable_bytes)) for one in group] for group in groups]
+
+
+def _kept_ring(
+    card: ModelCard,
+    groups: Sequence[Group],
+    chosen: Ring,
+    most_stages: int,
+    policy: str,
+    context_limit: int,
+    around: Surroundings,
+) -> tuple[Ring, int] | None:
+    """Returns the ring that uses most of what is on disks, with its KV pool; None if none is as good as the chosen one.
+
+    It holds the same context and has as many stages as the chosen one, or up to `most_stages`. With measured speeds and
+    a policy that wants speed, it is at most NEARLY_AS_FAST times as slow; with even layers it has the same cuts.
+    """
+    goal = _GOALS.get(policy)
+    limit = None if goal is None else _step_times(card, chosen, around)
+    sizes = range(len(chosen), most_stages + 1)
+    found = (one for size in sizes for one in kept_rings(card, groups, size, context_limit, around))
+    for ring, pool_tokens in found:
+        if around.even and [layers for _, layers in ring] != [layers for _, layers in chosen]:
+            continue
+        times = None if limit is None else _step_times(card, ring, around)
+        if goal is None or limit is None or (times is not None and goal(times)[0] <= NEARLY_AS_FAST * goal(limit)[0]):
+            return ring, pool_tokens
+    return None
+
+
+def _step_times(card: ModelCard, ring: Ring, around: Surroundings) -> StepTimes | None:
+    """The times of a step of a ring; None unless each of its peers was measured."""
+    if not all(peer.s_per_gb for peer, _ in ring):
+        return None
+    stages = [(peer.s_per_gb or 0.0) * card.step_bytes(layers.start, layers.stop) / 1e9 for peer, layers in ring]
+    return StepTimes(sum(stages), max(stages)).then(around.ring_hops([peer.peer_id for peer, _ in ring]))
+
+
+def _on_disk_of(
+    candidates: Iterable[Candidate], around: Surroundings
+) -> tuple[tuple[str, tuple[KeptLayers, ...]], ...]:
+    """What the candidates have on their disks, as the plan carries it."""
+    members = sorted({peer_id for one in candidates for peer_id in one.members})
+    return tuple((peer_id, tuple(around.on_disk[peer_id])) for peer_id in members if around.on_disk.get(peer_id))
+
+
 def _refusal(
     card: ModelCard,
     ordered: Sequence[Candidate],
@@ -301,7 +362,7 @@ def _refusal(
 
 def _name(candidate: Candidate) -> str:
     """Names a candidate for people: `0a1b2c3d`, or a group `0a1b2c3d+4e5f6071`."""
-    return "+".join(peer_id[:8] for peer_id in (candidate.group.peers if candidate.group else (candidate.peer_id,)))
+    return "+".join(peer_id[:8] for peer_id in candidate.members)
 
 
 def _what_would_help(
@@ -325,7 +386,7 @@ def _what_would_help(
         return "memory", f"Free at least {gigabytes(missing)} or add a peer with that much and the model on disk."
     pieces = max(len(stage_stops([around.held(card, c.engine)] * 2)[0]) + 1 for c in ordered)
     if min_peers > pieces:
-        return "cuts", f"The model can be cut into at most {pieces} stages: lower min_peers."
+        return "cuts", f"The model can be cut into at most {counted(pieces, 'stage')}: lower min_peers."
     largest = max(stage_bytes(card, i, i + 1, context_limit) for i in range(card.num_layers))
     return (
         "layers",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.domain.whole.served import SERVED_DIGEST
 
@@ -72,11 +72,13 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """The inputs of a plan, from which any peer can solve it again: peers in ring order with usable bytes."""
+    """The inputs of a plan, from which any peer can solve it again: peers in ring order with usable bytes, and what
+    some of them have on their disks of the model."""
 
     candidates: tuple[tuple[str, int], ...]
     policy: str
     min_peers: int
+    on_disk: tuple[tuple[str, tuple[KeptLayers, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,12 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of all fields; equal plans have equal digests on every machine."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), default=msgspec.structs.asdict)
+        """SHA-256 over the canonical JSON of all fields; equal plans have equal digests on every machine. Inputs that
+        older versions do not know count only if they are set."""
+        fields = asdict(self)
+        if not self.inputs.on_disk:
+            del fields["inputs"]["on_disk"]
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=msgspec.structs.asdict)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def describe(self) -> list[dict[str, Any]]:

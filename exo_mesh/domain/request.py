@@ -30,8 +30,9 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 mean "off".
     repetition_penalty divides positive logits and multiplies negative logits of tokens in prompt and output, as in
-    Keskar et al. 2019; presence and frequency penalties count output tokens only, as OpenAI documents them. logprobs:
-    None = not wanted, else how many of the likeliest alternatives come with each token (0 to 20).
+    Keskar et al. 2019; it looks at the last repetition_window tokens, at all if that is 0. presence and frequency
+    penalties count output tokens only, as OpenAI documents them. logprobs: None = not wanted, else how many of the
+    likeliest alternatives come with each token (0 to 20).
     """
 
     temperature: float = 1.0
@@ -44,6 +45,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     logprobs: int | None = None
+    repetition_window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from itertools import combinations
 from exo_mesh.domain.fitting import StepTimes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import largest_that_fit
+from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.domain.tensor_group import TensorGroup, sharded
 
 DEFAULT_HOP_S = 0.0005
@@ -36,7 +37,7 @@ class Candidate:
     the model there, best first. builds: the build of each engine there, which decides how it computes. group: set if
     the candidate is several peers that would form one stage, each with the memory of the smallest of them. required:
     every ring must contain it. tier: 0 for the most wanted peers; those of a higher tier take part only if the others
-    cannot hold the model.
+    cannot hold the model. has_files: False for a peer that would fetch files of the model first.
     """
 
     peer_id: str
@@ -48,11 +49,17 @@ class Candidate:
     group: TensorGroup | None = None
     required: bool = False
     tier: int = 0
+    has_files: bool = True
 
     @property
     def size(self) -> int:
         """Number of peers."""
         return 1 if self.group is None else self.group.size
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The peers, by rank if they form a group."""
+        return (self.peer_id,) if self.group is None else self.group.peers
 
     @property
     def share_bytes(self) -> int:
@@ -88,13 +95,15 @@ class Surroundings:
 
     cards: the model as each engine holds it, where known. hop_s: measured seconds one way between two peers. unmixable:
     for two builds of engines, why they must not share a ring of this model. even: give all peers of a ring the same
-    number of layers, as far as these fit, instead of dividing the layers by memory or speed.
+    number of layers, as far as these fit, instead of dividing the layers by memory or speed. on_disk: by peer, what it
+    has on its disk of this model.
     """
 
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
     hop_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
     even: bool = False
+    on_disk: Mapping[str, Sequence[KeptLayers]] = field(default_factory=dict)
 
     def held(self, card: ModelCard, engine: str) -> ModelCard:
         """The model as an engine holds it; as in the files until that is known."""
@@ -170,7 +179,7 @@ def rings_by_speed(card: ModelCard, groups: Sequence[Group], min_peers: int) -> 
                 rings = [list(peers) for peers in combinations(group, size)]
             else:
                 rings = [[peer for peer in group if peer in wanted] for wanted in (quickest[:size], roomiest[:size])]
-            yield from (ring for ring in rings if _is_meant(group, ring))
+            yield from (ring for ring in rings if is_meant(group, ring))
 
 
 def _rings_of(group: Group, size: int) -> Iterator[list[Candidate]]:
@@ -184,10 +193,10 @@ def _rings_of(group: Group, size: int) -> Iterator[list[Candidate]]:
         rest = [candidate for candidate in group if candidate not in firsts]
         chosen = [*firsts, *rest][: max(size, len(firsts))]
         rings.append([candidate for candidate in group if candidate in chosen])
-    yield from (ring for ring in rings if len(ring) == size and _is_meant(group, ring))
+    yield from (ring for ring in rings if len(ring) == size and is_meant(group, ring))
 
 
-def _is_meant(group: Group, ring: Sequence[Candidate]) -> bool:
+def is_meant(group: Group, ring: Sequence[Candidate]) -> bool:
     """Whether a ring belongs to its group: it contains what is required, and a mixed group yields only mixed rings,
     because rings of one engine come from groups of their own."""
     if any(candidate.required and candidate not in ring for candidate in group):

@@ -1,4 +1,4 @@
-"""The layer range of a model that a stage holds."""
+"""The layer range of a model that a stage holds, or of which a machine has something on its disk."""
 
 from __future__ import annotations
 
@@ -38,3 +38,21 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.model}[{self.start}:{self.stop}/{self.num_layers}]"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLayers:
+    """Layers `[start, stop)` of a model of which a peer has something on its disk: KV, or their weights.
+
+    tokens: positions of the KV in files of the prefix cache, rounded down to a power of two, so that it seldom changes;
+    0: this is about weights. engine, activation_dtype: what computed the KV, and for which kind of ring; see
+    Plan.activation_dtype. rank, size: of the tensor group that it was computed in.
+    """
+
+    engine: str
+    start: int
+    stop: int
+    tokens: int = 0
+    activation_dtype: str = ""
+    rank: int = 0
+    size: int = 1

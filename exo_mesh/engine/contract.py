@@ -401,6 +401,15 @@ class Configurable(Protocol):
         """A provider for these options (LoadRequest.options). Options that it cannot use make it unavailable."""
 
 
+@runtime_checkable
+class ChecksOptions(Protocol):
+    """Optional part of a provider that knows its engine options without its library."""
+
+    def check_options(self, options: Mapping[str, str]) -> None:
+        """Raises InputError for an unknown option, value or combination (LoadRequest.options), and names what is
+        supported. A node calls this at its start, so that no request is the first to find out."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSurvey:
     """An engine's knowledge of a model from its config and the headers of its weights, before a weight is read.

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 
 from exo_mesh.engine.contract import Availability, Configurable, EngineProvider
@@ -83,6 +84,12 @@ def load_registry(entry_points: Iterable[metadata.EntryPoint] | None = None) -> 
             logger.warning("engine plugin %s does not import: %s", entry_point.name, exc)
             broken[entry_point.name] = f"{type(exc).__name__}: {exc}"
     return Registry(found, broken)
+
+
+@cache
+def installed_names() -> frozenset[str]:
+    """The names of all engines installed, whether they can run here or not. Imports none of them."""
+    return frozenset(entry_point.name for entry_point in metadata.entry_points(group=GROUP))
 
 
 def providers() -> dict[str, EngineProvider]:

@@ -40,8 +40,8 @@ from exo_mesh.fetcher.writing import (
     sync_directory,
 )
 from exo_mesh.files.listing import FileInfo, Listing
-from exo_mesh.model_files import FOLDER_FILES, label, shown
-from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
+from exo_mesh.model_files import FOLDER_FILES, label, read_json, shown
+from exo_mesh.weights.card import check_quantisation, digest_samples, read_card
 from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
 from exo_mesh.weights.gguf import SUFFIX as GGUF_SUFFIX
 from exo_mesh.weights.safetensors import (

@@ -9,6 +9,7 @@ import msgspec
 
 from exo_mesh.errors import TransportError
 from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.printable import printable_values
@@ -66,7 +67,11 @@ class PeerDesk:
         return msgspec.json.encode([line.describe() for line in RECENT.last(min(records, MAX_RECORDS))])
 
     def _is_own(self, peer: str) -> bool:
-        return peer in ("", self._membership.own.id, self._membership.own.name)
+        return not peer or self._found(peer) == self._membership.own.id
 
     def _find(self, peer: str) -> Peer | None:
-        return next((one for one in self._membership.peers if peer in (one.id, one.info.name)), None)
+        return self._membership.peer(self._found(peer))
+
+    def _found(self, peer: str) -> str:
+        found = peer_called(peer, self._membership.everybody)
+        return found.id if found is not None else ""

@@ -72,7 +72,7 @@ class PidFiles:
 def _left_behind(file: Path) -> tuple[psutil.Process | None, str]:
     """The process of a file, if it still runs; a newer process with the same pid does not count."""
     try:
-        noted = json.loads(file.read_text())
+        noted = json.loads(file.read_bytes())
         pid, began, label = int(noted["pid"]), float(noted["began"]), str(noted["label"])[:200]
         process = psutil.Process(pid)
         if pid > 1 and abs(process.create_time() - began) < SAME_S and process.status() != psutil.STATUS_ZOMBIE:

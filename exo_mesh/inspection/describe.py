@@ -229,7 +229,8 @@ def describe_beat(beat: Heartbeat) -> dict[str, Any]:
 def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
     """The link from this node to a peer, with the measurements of each known path.
 
-    rtt_ms: measured for the address in use; until then, of the last exchanges. mb_per_s: 10^6 bytes per second.
+    rtt_ms: measured for the address in use; until then, of the last exchanges. mb_per_s: 10^6 bytes per second, of one
+    transfer of 256 KiB at the time mb_per_s_at (Unix seconds).
     """
     used = peer.paths.get(peer.client.address)
     return {
@@ -238,12 +239,14 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
         "address": peer.client.address,
         "rtt_ms": _rounded(used.rtt_ms if used is not None and used.works else peer.rtt_ms),
         "mb_per_s": _rounded(used.mb_per_s) if used is not None else None,
+        "mb_per_s_at": used.mb_per_s_at if used is not None else None,
         "paths": [
             {
                 "address": path.address,
                 "kind": path.kind.name.lower(),
                 "rtt_ms": _rounded(path.rtt_ms),
                 "mb_per_s": _rounded(path.mb_per_s),
+                "mb_per_s_at": path.mb_per_s_at,
                 "works": path.works,
             }
             for path in peer.paths.values()

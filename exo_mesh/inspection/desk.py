@@ -13,6 +13,7 @@ from exo_mesh.inspection.otlp.wiring import exporter_of
 from exo_mesh.inspection.runner_cancels import RunnerCancels
 from exo_mesh.inspection.trace_keeper import DAY_S, TraceKeeper
 from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
@@ -113,7 +114,8 @@ class Inspection:
         return await self._captures.answer(request)
 
     def _is_own(self, peer_id: str) -> bool:
-        return not peer_id or self._membership.own.id.startswith(peer_id)
+        return not peer_id or peer_called(peer_id, self._membership.everybody) == self._membership.own
 
     def _peer(self, peer_id: str) -> Peer | None:
-        return next((peer for peer in self._membership.peers if peer.id.startswith(peer_id)), None)
+        found = peer_called(peer_id, self._membership.everybody)
+        return None if found is None else self._membership.peer(found.id)

@@ -20,6 +20,7 @@ from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.inspection.asking import ASK_S, ask_peers
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.printable import printable_values
@@ -96,10 +97,11 @@ class Diagnostics:
         return pb.DiagnoseReply(json=msgspec.json.encode(found))
 
     async def of(self, peer_id: str) -> dict[str, Any] | None:
-        """The diagnostics of one node, by its id or a prefix of it; None if no live peer has it. Raises MeshErrors."""
-        if not peer_id or self._membership.own.id.startswith(peer_id):
+        """The diagnostics of one node, see peer_called; None if there is no such live peer. Raises MeshErrors."""
+        found = peer_called(peer_id, self._membership.everybody) if peer_id else self._membership.own
+        if found == self._membership.own:
             return await asyncio.to_thread(self.node)
-        peer = next((peer for peer in self._membership.peers if peer.id.startswith(peer_id)), None)
+        peer = None if found is None else self._membership.peer(found.id)
         return None if peer is None else await _ask(peer, timeline=False)
 
     async def cluster(self) -> dict[str, Any]:

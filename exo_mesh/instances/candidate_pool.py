@@ -9,6 +9,7 @@ from exo_mesh.domain.device import API, EDGE, PeerInfo
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.domain.speed.engine_speed import speed_of
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.instances.outlook import capacity_of
@@ -62,7 +63,8 @@ class CandidatePool:
                 details = (info.engine_info(engine) for engine in engines)
                 builds = tuple((detail.name, detail.build) for detail in details if detail is not None)
                 tier = self._tier(info, card, spec, engines[0])
-                found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds, tier=tier))
+                one = Candidate(info.id, usable, engines[0], speed, engines[1:], builds, tier=tier, has_files=has_model)
+                found.append(one)
         return found
 
     def _s_per_gb(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec, engine: str) -> float | None:
@@ -71,6 +73,11 @@ class CandidatePool:
             return speed.s_per_gb(card.num_layers, card.step_bytes(0, card.num_layers), spec.policy or "")
         reading = self._membership.telemetry.get(info.id)
         return None if reading is None else reading.s_per_gb.get(engine)
+
+    def on_disk(self, card: ModelCard) -> dict[str, tuple[KeptLayers, ...]]:
+        """What peers have on their disks of parts of a model."""
+        kept = {info.id: info.kept_of(card.digest) for info in self._membership.view.peers()}
+        return {peer_id: found for peer_id, found in kept.items() if found}
 
     def knows_here(self, card: ModelCard) -> bool:
         """Whether an engine of this node knows the architecture of the model."""

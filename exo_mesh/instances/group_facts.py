@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.tensor_groups import MAX_SETS, GroupTroubles
-from exo_mesh.model_files import read_json_text
+from exo_mesh.model_files import read_json
 from exo_mesh.proto.runner_pb2 import GroupFigures
 from exo_mesh.settings.config import Settings
 
@@ -117,15 +116,7 @@ class GroupKnowledge:
     async def _config(self, name: str) -> Mapping[str, Any]:
         """The config.json of a model. Raises ModelError if it cannot be read."""
         file = await self._text_files(name) / "config.json"
-        try:
-            config = json.loads(await asyncio.to_thread(read_json_text, file))
-        except FileNotFoundError as exc:
-            raise ModelError(f"{name} has no {file.name}") from exc
-        except (ValueError, RecursionError) as exc:
-            raise ModelError(f"{file.name} of {name} cannot be read: {exc}") from exc
-        if not isinstance(config, dict):
-            raise ModelError(f"{file.name} of {name} is not a JSON object")
-        return config
+        return await asyncio.to_thread(read_json, file)
 
     def _obstacle(self, engine: str, config: Mapping[str, Any], size: int) -> str:
         try:

@@ -32,6 +32,7 @@ from exo_mesh.instances.ring_use import RingUse
 from exo_mesh.instances.silent_owners import SilentOwners
 from exo_mesh.instances.unloading import UnusedRings
 from exo_mesh.membership.service import Membership
+from exo_mesh.printable import counted
 from exo_mesh.tasks import TaskOwner
 
 RELEASE_S = 2.0
@@ -369,7 +370,7 @@ class OwnedRings:
         looks = await asyncio.gather(*map(self._silent.looks_at(instance).result, gone))
         if StageLook.LIVES in looks and not self._is_idle(instance):
             return
-        _log.info("recovering %s, which lost its owner and %d seats", instance_id, len(gone))
+        _log.info("recovering %s, which lost its owner and %s", instance_id, counted(len(gone), "seat"))
         self._start_recovery(instance_id, instance.ballot, self._take_over(plan, instance.ballot))
 
     def _is_idle(self, instance: InstanceInfo) -> bool:

@@ -36,7 +36,9 @@ from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.instances.tensor_groups import wirings
+from exo_mesh.membership.naming import told_apart
 from exo_mesh.membership.service import Membership
+from exo_mesh.printable import counted
 from exo_mesh.telemetry.metrics import Metrics
 
 CHUNK_TOKENS = 512
@@ -148,12 +150,12 @@ class Placer:
 
     def _summary(self, plan: Plan) -> str:
         """The model, peers and layers of a plan, for the log."""
-        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        names = told_apart((peer.id, peer.name) for peer in self._membership.view.peers())
         parts = [
             f"{'+'.join(names.get(one, one[:8]) for one in stage.peers)} {stage.shard.start}-{stage.shard.stop}"
             for stage in plan.stages
         ]
-        over = f"{len(plan.member_ids)} peer{'s' if len(plan.member_ids) > 1 else ''}"
+        over = counted(len(plan.member_ids), "peer")
         return f"{plan.model} over {over} (layers {', '.join(parts)}), context of {plan.context_limit} tokens"
 
     async def _bring_up(self, monitor: RingMonitor) -> InstanceInfo:

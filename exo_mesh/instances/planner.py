@@ -122,7 +122,8 @@ class Planner:
     async def _propose(
         self, card: ModelCard, spec: InstanceSpec, instance_id: str, ballot: Ballot, candidates: list[Candidate]
     ) -> Plan:
-        around = Surroundings(hop_s=self._hops(), even=self._effective.now.proportional_layers == "off")
+        is_even = self._effective.now.proportional_layers == "off"
+        around = Surroundings(hop_s=self._hops(), even=is_even, on_disk=self._pool.on_disk(card))
         facts = await self._groups.facts(card, spec, num_candidates=len(candidates))
         while True:
             plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around, facts)

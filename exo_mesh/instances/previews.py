@@ -15,9 +15,11 @@ from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
 from exo_mesh.domain.tensor_group import sharded
+from exo_mesh.engine.registry import installed_names
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.naming import peer_called
 
 MAX_WIDTH = 16
 """Wider rings than this are not previewed: every further hop makes each token slower."""
@@ -27,7 +29,8 @@ _PEER_ID = re.compile(r"[0-9a-f]{16,64}")
 
 def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec:
     """The spec with peer ids instead of names. Raises InputError for a name that no peer has, or that several peers
-    have."""
+    have, and for an engine that does not exist."""
+    _check_engines(spec, peers)
     return replace(
         spec,
         exclude_peers=tuple(_peer_id(name, peers, "exclude_peers") for name in spec.exclude_peers),
@@ -43,17 +46,30 @@ def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec
     )
 
 
+def _check_engines(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> None:
+    """Raises InputError for an engine that no peer has, and for a preference that names no engine at all. A preference
+    for an engine that only other machines have is no mistake."""
+    here = {engine for peer in peers for engine in peer.engines}
+    pinned = [("stages", pin.engine) for pin in spec.pins if pin.engine]
+    for param, engine in [("engine", spec.engine), *pinned]:
+        if engine and engine not in here:
+            listed = ", ".join(sorted(here)) or "none"
+            raise InputError(
+                f"no peer has an engine {_quoted(engine[:80])}; engines of the mesh: {listed}", param=param
+            )
+    known = here | {tag for peer in peers for tag in peer.tags} | installed_names()
+    for wanted in spec.engine_preference:
+        if not {wanted, wanted.partition("-")[0]} & known:
+            raise InputError(
+                f"engine_preference: there is no engine {_quoted(wanted[:80])}; engines: {', '.join(sorted(here))}, "
+                "also with their build, as in torch-cuda",
+                param="engine_preference",
+            )
+
+
 def _peer_id(name: str, peers: Sequence[PeerInfo], param: str) -> str:
-    if any(peer.id == name for peer in peers):
-        return name
-    found = [peer.id for peer in peers if peer.name == name]
-    if len(found) == 1:
-        return found[0]
-    if len(found) > 1:
-        raise InputError(
-            f"{len(found)} peers are called {_quoted(name)}: use an id ({', '.join(found)})",
-            param=param,
-        )
+    if (found := peer_called(name, peers, param)) is not None:
+        return found.id
     if _PEER_ID.fullmatch(name):
         return name  # the id of a peer that is not connected now
     known = ", ".join(sorted(peer.name for peer in peers))

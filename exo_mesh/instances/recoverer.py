@@ -29,6 +29,7 @@ from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mixing import Mixing
+from exo_mesh.printable import counted
 from exo_mesh.telemetry.metrics import Metrics
 
 MAX_PLANS = 4
@@ -301,13 +302,15 @@ def _kept_from(found: Recovery, statuses: Mapping[str, StageStatus]) -> int | No
 
 
 def _log_recovery(monitor: RingMonitor, found: Recovery, trouble_s: float, took_s: float) -> None:
+    # requests that are sent to the ring again are not known here: their own log lines say that they continue
+    held = f", {counted(monitor.resumed, 'request')} kept in the ring" if monitor.resumed else ""
     loads = [f"{gigabytes(size)} at {peer_id[:8]}" for peer_id, size in found.load_bytes.items() if size]
     _log.warning(
-        "%s recovered by ballot %s: detected after %.2f s, recovered in %.2f s, loaded %s, resumed %d requests",
+        "%s recovered by ballot %s: detected after %.2f s, recovered in %.2f s, loaded %s%s",
         found.plan.instance_id,
         found.plan.ballot,
         trouble_s,
         took_s,
         " and ".join(loads) or "nothing",
-        monitor.resumed,
+        held,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from exo_mesh.domain.group_placement import FAILED
 from exo_mesh.domain.plan import Plan, Seat
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
+from exo_mesh.printable import counted
 
 MAX_FAILURES = 2
 """How often a set of peers may fail to form a group before its members become pipeline stages."""
@@ -56,7 +57,7 @@ class GroupTroubles:
         before = self._troubles.pop(peers, None)
         failures = 1 + (before.failures if before is not None and now - before.at < FORGET_S else 0)
         failures = min(failures, MAX_FAILURES)
-        self._troubles[peers] = _Trouble(failures, f"they {FAILED} {failures} times, lastly: {reason}", now)
+        self._troubles[peers] = _Trouble(failures, f"they {FAILED} {counted(failures, 'time')}, lastly: {reason}", now)
         while len(self._troubles) > MAX_SETS:
             del self._troubles[next(iter(self._troubles))]
         return failures

@@ -22,8 +22,11 @@ from exo_mesh.domain.health import HealthLevel, Reason
 FLOOR_SHARE, FLOOR_BYTES = 0.05, 64 * 2**20
 """Nothing is written if less than this would be left: 5 % of the volume, but no more than 64 MiB."""
 
-LOW_SHARE, LOW_BYTES = 0.1, 2 * 10**9
-"""Below this a hint is shown: 10 % of the volume, but no more than 2 GB."""
+LOW_SHARE, LOW_BYTES = 0.1, 10 * 10**9
+"""Below this a hint is shown: 10 % of the volume, but no more than 10 GB, which one model takes."""
+
+FULL_SHARE, FULL_BYTES = 0.05, 2 * 10**9
+"""Below this the node is degraded: 5 % of the volume, but no more than 2 GB. No model of use is smaller."""
 
 READ_EVERY_S = 1.0
 
@@ -122,13 +125,13 @@ class Disk:
     def problem(self) -> Reason | None:
         """Returns what is wrong with the disk now, or None."""
         total, free = self._look()
+        room = f"{_megabytes(free)} of {_megabytes(total)} are free at {self.home}"
         full = bool(total) and free < self.floor_bytes
         if full or (self._failed is not None and self._failed.errno in _FULL):
             return Reason(
                 "disk_full",
                 HealthLevel.DEGRADED,
-                f"{_megabytes(free)} of {_megabytes(total)} are free at {self.home}, or writing is limited; "
-                "requests are served, but nothing new is written to disk",
+                f"{room}, or writing is limited; requests are served, but nothing new is written to disk",
                 f"free space on that volume ({_megabytes(self.floor_bytes)} stay unused), raise the limit, or give "
                 "--home a directory elsewhere",
             )
@@ -139,6 +142,9 @@ class Disk:
                 f"{self._failed_what} cannot be written below {self.home}: {self._failed.strerror or self._failed}",
                 "give --home a directory that this user may write to",
             )
+        if total and free < min(FULL_BYTES, int(FULL_SHARE * total)):
+            remedy = "free space on that volume, or give --home a directory elsewhere"
+            return Reason("disk_full", HealthLevel.DEGRADED, f"{room}, too little for another model", remedy)
         if total and free < min(LOW_BYTES, int(LOW_SHARE * total)):
             remedy = "free space before models are added or engines write their caches"
             return Reason("disk_low", HealthLevel.OK, f"only {_megabytes(free)} are free at {self.home}", remedy)

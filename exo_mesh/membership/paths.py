@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -59,12 +60,14 @@ class PathKeeper:
         *,
         read: Callable[[], list[Interface]] = recent_interfaces,
         clock: Clock = monotonic,
+        wall_clock: Clock = time.time,
         settle_s: float = SETTLE_S,
         soon_s: float = SOON_S,
     ) -> None:
         self._membership = membership
         self._read = read
         self._clock = clock
+        self._wall_clock = wall_clock
         self._settle_s = settle_s
         self._soon_s = soon_s
         self._measured_at: dict[str, float] = {}
@@ -136,8 +139,7 @@ class PathKeeper:
             paths.append(await self._with_rtt(path, client) if answered else path)
         if not self._transfer_is_due(peer):
             known = peer.paths
-            return [replace(path, mb_per_s=known[path.address].mb_per_s) if path.address in known else path
-                    for path in paths]  # fmt: skip
+            return [_with_goodput_of(known[path.address], path) if path.address in known else path for path in paths]
         self._transferred_at[peer.id] = self._clock()
         worth_it = any(path.works and not path.kind.comes_last for path in paths)
         return [
@@ -167,11 +169,12 @@ class PathKeeper:
     async def _with_goodput(self, path: Path, client: ControlPort) -> Path:
         if not path.works or path.rtt_ms is None:
             return path
+        now = round(self._wall_clock())
         try:
             took_ms = await self._probe_ms(client, MAX_PROBE_BYTES, TRANSFER_S)
         except MeshError:  # slower than 0.1 MB/s
-            return replace(path, mb_per_s=MAX_PROBE_BYTES / TRANSFER_S / 1e6)
-        return replace(path, mb_per_s=MAX_PROBE_BYTES / 1000 / max(took_ms - path.rtt_ms, 0.05))
+            return replace(path, mb_per_s=MAX_PROBE_BYTES / TRANSFER_S / 1e6, mb_per_s_at=now)
+        return replace(path, mb_per_s=MAX_PROBE_BYTES / 1000 / max(took_ms - path.rtt_ms, 0.05), mb_per_s_at=now)
 
     async def _probe_ms(self, client: ControlPort, reply_bytes: int, timeout_s: float) -> float:
         sent = self._clock()
@@ -187,6 +190,10 @@ class PathKeeper:
                 if address in peer.addresses:
                     peer.addresses.remove(address)
                 del peer.paths[address]
+
+
+def _with_goodput_of(before: Path, path: Path) -> Path:
+    return replace(path, mb_per_s=before.mb_per_s, mb_per_s_at=before.mb_per_s_at)
 
 
 def _choice(peer: Peer) -> tuple[str, frozenset[str]] | None:

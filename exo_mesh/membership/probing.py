@@ -187,7 +187,8 @@ class Probing:
         if found.state is SwimState.DEAD:
             self._roster.bury(peer.id)
         else:
-            _log.info("peer %s (%s) is suspected: %s", peer.info.name, peer.id[:8], reason)
+            # most suspicions are refuted within a second, so only the death that may follow is news
+            _log.debug("peer %s (%s) is suspected: %s", peer.info.name, peer.id[:8], reason)
             self._roster.tell_of(peer.id)
 
     async def _ask(self, peer: Peer, timeout_s: float, *, by_call: bool = False) -> None:

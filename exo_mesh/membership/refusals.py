@@ -47,6 +47,12 @@ class Refusals:
         self._forget_old(now)
         return list(dict.fromkeys(one.text for one in self._until))
 
+    def holds(self, peer_id: str, addresses: Iterable[str], now: float) -> bool:
+        """Whether a peer with this id, or at one of these addresses, is being refused."""
+        self._forget_old(now)
+        known = set(addresses)
+        return any(one.peer_id == peer_id or one.address in known for one in self._until)
+
     def _forget_old(self, now: float) -> None:
         for one in [one for one, until in self._until.items() if until <= now]:
             del self._until[one]

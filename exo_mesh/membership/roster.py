@@ -176,6 +176,9 @@ class Roster:
         _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
         return AdmitResult.NEW
 
+    def everybody(self) -> list[PeerInfo]:
+        return [self.own, *(self.peers[peer_id].info for peer_id in sorted(self.peers))]
+
     def bury(self, peer_id: str) -> None:
         """Remove a peer that this node has found to be dead, and gossip that."""
         self.tell_of(peer_id)
@@ -216,9 +219,10 @@ class Roster:
         return [(info, gone_s) for info, gone_s in gone if gone_s <= LOST_S and info.id not in self.peers]
 
     def gone(self, now: float) -> list[PeerInfo]:
-        """Peers that were given up or said goodbye within LOST_S and have not returned."""
+        """Peers that were given up or said goodbye within LOST_S and may return. One that is refused here will not."""
         kept = [(since, info) for since, info in self._gone.values() if info.id not in self.peers]
-        return [info for since, info in kept if now - since <= LOST_S]
+        recent = [info for since, info in kept if now - since <= LOST_S]
+        return [info for info in recent if not self._refusals.holds(info.id, info.addresses, now)]
 
     def tell_of(self, key: str | RecordKey, *, own: bool = False) -> None:
         """Gossip news of a peer (its id) or of a record (its key). own: whether this node wrote the record."""

@@ -190,6 +190,11 @@ class Membership:
         return self._roster.gone(self._roster.clock())
 
     @property
+    def everybody(self) -> list[PeerInfo]:
+        """This node and all live peers."""
+        return self._roster.everybody()
+
+    @property
     def num_peers(self) -> int:
         """Number of other living peers, without the sorting of `peers`."""
         return len(self._roster.peers)

@@ -13,6 +13,7 @@ from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.errors import InputError
 from exo_mesh.membership.known_peers import FILE_NAME, MAX_KNOWN_ADDRESSES, KnownPeer, write_private
 from exo_mesh.membership.roster import Roster
+from exo_mesh.printable import counted
 from exo_mesh.proto import control_pb2 as pb
 
 GOODBYE_S = 0.5
@@ -61,7 +62,7 @@ class SleepDesk:
         goodbye = pb.GoodbyeRequest(peer_id=roster.own.id, incarnation=roster.own.incarnation, asleep=True)
         calls = (peer.client.goodbye(goodbye, GOODBYE_S) for peer in list(roster.peers.values()))
         heard = [answer is None for answer in await asyncio.gather(*calls, return_exceptions=True)]
-        _log.info("this machine is going to sleep; %d of %d peers acknowledged", sum(heard), len(heard))
+        _log.info("this machine is going to sleep; %d of %s acknowledged", sum(heard), counted(len(heard), "peer"))
         if not self._watching:
             self._watching = True
             roster.tasks.start(self._watch_for_waking(clock, wall), "waking up")

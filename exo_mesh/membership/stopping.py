@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from exo_mesh.errors import StopPendingError
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.roster import Roster
 
 
@@ -16,19 +18,22 @@ class StopDesk:
         self.wants_restart = False
 
     def ask(self, *, restart: bool) -> None:
-        """Start stopping this node; its streams may finish first."""
+        """Start stopping this node; its streams may finish first. A stop wins over a restart. Raises StopPendingError
+        for a restart of a node that stops or restarts already."""
+        if restart and self.asked.is_set():
+            again = "restarting" if self.wants_restart else "stopping"
+            raise StopPendingError(f"node {self._roster.own.name} is {again} already")
         self.wants_restart = restart
         self.asked.set()
 
     async def tell(self, peer: str, *, restart: bool) -> str:
-        """Stop or restart a node, given by name or id; "" means this node. Returns its id at once, or "" if there is
-        none."""
-        own = self._roster.own
-        if peer in ("", own.id, own.name):
-            self.ask(restart=restart)
-            return own.id
-        found = next((one for one in self._roster.peers.values() if peer in (one.id, one.info.name)), None)
+        """Stop or restart a node, see peer_called; "" means this node. Returns its id at once, or "" if there is none.
+        Raises like ask, and InputError if several are called so."""
+        found = peer_called(peer, self._roster.everybody()) if peer else self._roster.own
         if found is None:
             return ""
-        await found.client.stop_node(found.id, restart=restart)
+        if found.id == self._roster.own.id:
+            self.ask(restart=restart)
+        else:
+            await self._roster.peers[found.id].client.stop_node(found.id, restart=restart)
         return found.id

@@ -29,6 +29,9 @@ MAX_REMOTE_CARDS = 1024
 LOOK_S = 2.0
 """How long a node waits for a scan of its models; models that take longer are served later."""
 
+START_LOOK_S = 10.0
+"""How long a starting node waits for its first scan: a node that is ready should list its models."""
+
 MAX_LOGGED = 16
 """Most unusable models per scan that get a log line each; a log shows 20 lines of a kind a minute."""
 
@@ -111,6 +114,11 @@ class Catalogue:
         """The architecture of each model on this machine, by name."""
         return {name: card.architecture for name, card in self._local.items()}
 
+    def is_partial(self, name: str) -> bool:
+        """Whether no peer has all files of a model, although some have its headers, or parts of it."""
+        whole = name in self.local_names or any(name in peer.info.models for peer in self._membership.peers)
+        return not whole and (name in self._partial or bool(self.holders(name)))
+
     def names(self) -> dict[str, list[str]]:
         """Returns the ids of the peers that have each model or parts of it, or serve it, by name, for models with known
         cards."""
@@ -160,6 +168,8 @@ class Catalogue:
             pass
         except ModelError as exc:
             unusable = exc
+        if not self.holders(name):
+            self._remote.pop(name, None)
         if name not in self._remote:
             if not self.holders(name):
                 if unusable is not None:
@@ -203,8 +213,8 @@ class Catalogue:
             return pb.DescribeModelReply(found=False, error_code=exc.code, error_message=str(exc))
         return pb.DescribeModelReply(found=True, card_json=card_to_json(card))
 
-    async def rescan(self) -> bool:
-        """Scans the disk again, for at most LOOK_S; True if the models there have changed.
+    async def rescan(self, *, is_first: bool = False) -> bool:
+        """Scans the disk again, for at most LOOK_S, or START_LOOK_S; True if the models there have changed.
 
         A longer scan goes on, and the next call waits for it.
         """
@@ -213,7 +223,7 @@ class Catalogue:
             look = _Look()
             self._look = (look, asyncio.create_task(asyncio.to_thread(self._scan, look), name="look at models"))
         look, task = self._look
-        await asyncio.wait({task}, timeout=LOOK_S)
+        await asyncio.wait({task}, timeout=START_LOOK_S if is_first else LOOK_S)
         before = self.local_names, self.partial_names
         if task.done():
             self._look = None
@@ -224,6 +234,11 @@ class Catalogue:
             self._partial = self._partial | frozenset(list(look.partial))
         self._note_unusable(dict(look.unusable), is_all=task.done())
         return (self.local_names, self.partial_names) != before
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a scan is still going on, so that the lists may lack models of this machine."""
+        return self._look is not None and not self._look[1].done()
 
     @property
     def is_due(self) -> bool:

@@ -17,7 +17,7 @@ class ModelEntry:
     aliases: other names in its card. profile: its capabilities, as far as known. num_bytes: of all weights.
     quantization: of the weights, "" if unknown. dtype: of the activations. digest: SHA-256 by which peers recognise the
     model, 64 hex digits. served: set if a model server has it, and no peer has its files. stand_ins: models of model
-    servers that can answer for it. tasks: what it is for, by the names on cards.
+    servers that can answer for it. tasks: what it is for, by the names on cards. is_partial: no peer has all its files.
     """
 
     name: str
@@ -36,3 +36,4 @@ class ModelEntry:
     served: ServedModel | None = None
     stand_ins: tuple[ServedModel, ...] = ()
     tasks: tuple[str, ...] = DECODER_TASKS
+    is_partial: bool = False

@@ -49,7 +49,7 @@ class HubToken:
 
     def _read(self) -> str:
         try:
-            text = self._path.read_text("ascii").strip()
+            text = self._path.read_text("utf-8-sig").strip()
         except (OSError, ValueError):
             return ""
         return text if _TEXT.fullmatch(text) else ""

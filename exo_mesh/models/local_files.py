@@ -15,16 +15,18 @@ import msgspec
 from msgspec.structs import replace
 
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.model_settings import text_config
 from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
+from exo_mesh.model_files import read_json
 from exo_mesh.printable import quoted
-from exo_mesh.weights.card import read_json, text_config
 from exo_mesh.weights.fetched import (
     MANIFEST_FILE,
     SCRATCH_PREFIX,
     FetchedFile,
     Manifest,
+    is_here,
     pieces_of_layers,
     read_manifest,
     with_remedy,
@@ -166,11 +168,15 @@ class LocalFiles:
         """Returns the bytes that a stage of these layers needs. Raises UnknownModelError or ModelError."""
         if layers is None:
             return {file: ((0, one.size),) for file, one in self.holding(name).files.items()}
+        return self._needs_of(name)(*layers)
+
+    def _needs_of(self, name: str) -> Callable[[int, int], Pieces]:
+        """Returns a function that returns the bytes that a stage of some layers needs."""
         model_dir, card = self.model_dir(name), self._card(name)
         tied = text_config(read_json(model_dir / "config.json")).get("tie_word_embeddings")
         table = read_stage_tensors(model_dir)
-        start, stop = layers
-        return pieces_of_layers(table, card.num_layers, start, stop, tied=tied if isinstance(tied, bool) else None)
+        known = tied if isinstance(tied, bool) else None
+        return lambda start, stop: pieces_of_layers(table, card.num_layers, start, stop, tied=known)
 
     def missing(self, name: str, layers: Layers) -> Pieces:
         """Returns the bytes that a stage of these layers needs and that are missing. Raises as `pieces`."""
@@ -180,6 +186,24 @@ class LocalFiles:
         wanted = self.pieces(name, layers)
         missing = {file: minus(merged(spans), _present(manifest, file)) for file, spans in wanted.items()}
         return {file: spans for file, spans in missing.items() if spans}
+
+    def whole_layers(self, name: str) -> list[range]:
+        """Returns the ranges of layers that a stage could load here although the model has not all files; none if it
+        has. Raises as `pieces`."""
+        model_dir = self.model_dir(name)
+        manifest = _manifest_of(name, model_dir)
+        if manifest is None or manifest.is_whole:
+            return []
+        num_layers, needs = self._card(name).num_layers, self._needs_of(name)
+        found: list[range] = []
+        start = 0
+        while start < num_layers:
+            stops = range(start + 1, num_layers + 1)
+            stop = next((one - 1 for one in stops if not is_here(manifest, needs(start, one))), num_layers)
+            if stop > start:
+                found.append(range(start, stop))
+            start = max(stop, start + 1)
+        return found
 
     # use and deletion
 

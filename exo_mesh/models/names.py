@@ -58,9 +58,10 @@ class KnownNames:
 
 
 def find_reference(text: str, known: KnownNames) -> ModelReference:
-    """Resolves a name. An unknown hub id refers to itself, because the hub may have it.
+    """Resolves a name. An unknown name refers to itself, because the hub may have it; some of the hub's oldest models,
+    such as gpt2, have ids without an organisation.
 
-    Raises UnknownModelError, with the most similar names, if the text is neither a hub id nor a known name.
+    Raises UnknownModelError, with the most similar names, if the text has not the form of a name.
     """
     given, parts = _parsed(text)
     if given in known.local or given in known.peers:
@@ -76,9 +77,7 @@ def find_reference(text: str, known: KnownNames) -> ModelReference:
     if quant and (of_quant := _known_quant(f"{base}@{revision}" if revision else base, quant, known)):
         return _reference(of_quant)
     found = known.cards.get(base.lower()) or _same_name(text, base, known)
-    if found is None:
-        raise unknown_model(text, known)
-    return _reference(found, revision, quant)
+    return ModelReference(*_named(base, revision), quant) if found is None else _reference(found, revision, quant)
 
 
 def is_name(text: str) -> bool:
@@ -110,7 +109,8 @@ def _parsed(text: str) -> tuple[str, re.Match[str] | None]:
 
 
 def _same_name(text: str, base: str, known: KnownNames) -> str | None:
-    """Returns the one known name that differs at most in case and in a missing organisation; else a hub id itself.
+    """Returns the one known name that differs at most in case and in a missing organisation; else a hub id with its
+    organisation itself.
 
     Raises UnknownModelError if there are several such names.
     """
@@ -135,7 +135,13 @@ def _known_quant(base: str, quant: str, known: KnownNames) -> str | None:
 
 def _reference(name: str, revision: str = "", quant: str = "") -> ModelReference:
     """Makes the reference to a model by its full name, which may contain a revision."""
+    name, repo, revision = _named(name, revision)
+    return ModelReference(name, repo if "/" in repo else "", revision, quant)
+
+
+def _named(name: str, revision: str) -> tuple[str, str, str]:
+    """(name in the mesh, name without a revision, revision that is not main)."""
     repo, _, of_name = name.partition("@")
     revision = revision or of_name
     revision = "" if revision == "main" else revision
-    return ModelReference(f"{repo}@{revision}" if revision else repo, repo if "/" in repo else "", revision, quant)
+    return f"{repo}@{revision}" if revision else repo, repo, revision

@@ -18,6 +18,7 @@ from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.engine_speeds import EngineSpeeds
 from exo_mesh.models.file_exchange import FileExchange
+from exo_mesh.models.kept_here import KeptHere
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.models.mixing import Mixing
@@ -29,6 +30,7 @@ from exo_mesh.models.surveys import Surveys
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
+from exo_mesh.text.text_files import check_text_files
 from exo_mesh.weights.store import ModelStore
 
 LOOK_EVERY_S = 10.0
@@ -55,6 +57,7 @@ class ModelParts:
     profiles: Profiles
     served: ServedModels
     speeds: EngineSpeeds
+    kept: KeptHere
 
     def server_options(self, model: ServedModel) -> dict[str, str]:
         """The settings of a whole-model engine for a model that it serves here, with what the model's card says."""
@@ -98,7 +101,9 @@ class ModelParts:
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
         served = ServedModels(registry, membership, server_options(settings, registry), on_reports)
         views = None if settings.llama_server else home / "gguf"  # else the llama-server has the GGUF files
-        catalogue = Catalogue(ModelStore(tuple(places), views_dir=views), membership, shelf, served)
+        catalogue = Catalogue(
+            ModelStore(tuple(places), views_dir=views, check=check_text_files), membership, shelf, served
+        )
         exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes, root)
         files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk, is_store=store.is_here)
         rules = FetchRules(
@@ -116,6 +121,7 @@ class ModelParts:
         profiles = Profiles(catalogue, shelf, texts)
         is_on = settings.measure_engines == "on"
         speeds = EngineSpeeds(registry, catalogue, home / "speeds", disk, options, is_on=is_on)
+        kept = KeptHere(settings, membership, catalogue, files)
         return ModelParts(
-            catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served, speeds
+            catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served, speeds, kept
         )

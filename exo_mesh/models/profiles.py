@@ -7,11 +7,12 @@ from pathlib import Path
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError, UnknownModelError
+from exo_mesh.model_files import read_json_if_there
 from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.text_cache import TextCache
-from exo_mesh.text.template import find_template, read_json
+from exo_mesh.text.template import find_template
 
 
 class Profiles:
@@ -70,7 +71,7 @@ class Profiles:
 def facts_in(directory: Path) -> TemplateFacts | None:
     """Returns what the template of a model shows; None if there is no readable template."""
     try:
-        template = find_template(directory, read_json(directory / "tokenizer_config.json"))
+        template = find_template(directory, read_json_if_there(directory / "tokenizer_config.json"))
     except (ModelError, OSError):
         return None
-    return None if template is None else TemplateFacts.of(template.source)
+    return None if template is None else TemplateFacts.of(template.sources)

@@ -19,6 +19,7 @@ from exo_mesh.hosting.guard import Guard
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor, PressureLevel
 from exo_mesh.membership.service import Membership
+from exo_mesh.printable import counted
 from exo_mesh.settings.config import Settings
 
 MAX_SKEW_S = 5.0
@@ -93,8 +94,8 @@ class Health:
         settings = self._settings
         found = settings.wait_for_peers - self._num_missed
         return (
-            f"{found} of {settings.wait_for_peers} other peers were found within {settings.discovery_timeout} s, "
-            "so this node is ready without the rest"
+            f"{found} of {counted(settings.wait_for_peers, 'other peer')} were found within "
+            f"{settings.discovery_timeout} s, so this node is ready without the rest"
         )
 
     def reasons(self) -> list[Reason]:
@@ -275,7 +276,7 @@ class Health:
     def _waiting(self, phase: str, num_others: int) -> list[Reason]:
         if phase != "waiting_for_peers":
             return []
-        text = f"{num_others} of {self._settings.wait_for_peers} other peers seen"
+        text = f"{num_others} of {counted(self._settings.wait_for_peers, 'other peer')} seen"
         remedy = "start the other peers, or run exo-mesh doctor if they run already"
         return [Reason("waiting_for_peers", HealthLevel.OK, text, remedy)]
 

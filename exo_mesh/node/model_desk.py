@@ -25,7 +25,9 @@ from exo_mesh.fetcher.wire import FILES_ONLY, HubModel
 from exo_mesh.instances.planner import Planner
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.membership.service import Membership
+from exo_mesh.model_files import read_json
 from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
@@ -38,7 +40,6 @@ from exo_mesh.models.profiles import facts_in
 from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Bound
-from exo_mesh.weights.card import read_json
 
 _log = logging.getLogger(__name__)
 
@@ -81,13 +82,21 @@ class ModelDesk:
         try:
             return await self._catalogue.card(name)
         except UnknownModelError as exc:
+            unknown = exc
             meant = await self._catalogue.reference(name)
             if not meant.repo or not self._may_resolve(is_asked_for):
                 raise
             if not may_download:
+                if "/" not in meant.repo:  # more likely a mistyped name than a model of the hub
+                    raise
                 raise NotFetchedError(str(exc), param="model") from exc
         repo = f"{meant.repo}:{meant.quant}" if meant.quant else meant.repo
-        await self._resolve(meant.in_mesh, repo, meant.revision or MAIN)
+        try:
+            await self._resolve(meant.in_mesh, repo, meant.revision or MAIN)
+        except (UnknownModelError, FetchError) as of_hub:
+            if "/" in meant.repo:
+                raise
+            raise UnknownModelError(f"{unknown}; at the hub: {of_hub}", param="model") from of_hub
         try:
             return await self._catalogue.card(meant.in_mesh)
         except UnknownModelError as exc:
@@ -336,10 +345,8 @@ async def _with_remedy(work: Awaitable[None]) -> None:
 
 
 def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
-    """Finds a peer by id, by at least 4 leading digits of the id, or by name; returns its id. Raises InputError."""
-    found = [peer.id for peer in peers if name in (peer.id, peer.name)]
-    found = found or [peer.id for peer in peers if len(name) >= 4 and peer.id.startswith(name)]
-    if len(found) != 1:
-        known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
-        raise InputError(f"{quoted(name)} matches {len(found) or 'no'} peers; there are: {known}", param="peers")
-    return found[0]
+    """Returns the id of a peer; see peer_called. Raises InputError."""
+    if (found := peer_called(name, peers, "peers")) is not None:
+        return found.id
+    known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
+    raise InputError(f"no peer is called {quoted(name)}; there are: {known}", param="peers")

@@ -54,10 +54,11 @@ class ModelList:
             profile,
             num_bytes=card.total_bytes,
             num_layers=card.num_layers,
-            quantization=(about.quantization if about is not None else None) or "",
+            quantization=card.quantization or (about.quantization if about is not None else None) or "",
             dtype=card.dtype,
             digest=card.digest.removeprefix(SERVED_DIGEST),
             served=served.find(name) if card.architecture == SERVED_ARCHITECTURE else None,
             stand_ins=tuple(one for other in served.standing_for(name) if (one := served.find(other)) is not None),
             tasks=self._models.shelf.tasks_of(card),
+            is_partial=self._models.catalogue.is_partial(name),
         )

@@ -114,7 +114,7 @@ class Node:
         )
         phases.done("engines")
         await self._models.exchange.start(self._hosting.host.is_in_use)
-        await self._models.catalogue.rescan()
+        await self._models.catalogue.rescan(is_first=True)
         model_engines = await asyncio.to_thread(self._parts.engines.of_local_models)
         phases.done("models")
         self.membership.start(
@@ -130,6 +130,7 @@ class Node:
                 has_store=self._models.downloads.rules.store.is_here,
                 static_rank=self._static_rank,
                 macs=own_macs(recent_interfaces()),
+                on_disk=await asyncio.to_thread(self._models.kept.read),
             )
         )
         self._hosting.host.start()
@@ -249,6 +250,9 @@ class Node:
 
     def unusable_models(self) -> dict[str, str]:
         return self._models.catalogue.unusable
+
+    def is_reading_models(self) -> bool:
+        return self._models.catalogue.is_reading
 
     async def text_files(self, name: str) -> Path:
         return await self._models.texts.directory(name)

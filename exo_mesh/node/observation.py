@@ -27,6 +27,7 @@ from exo_mesh.instances.stage_phases import with_phases
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.health import Health
+from exo_mesh.printable import counted
 from exo_mesh.serving.explanations import Explanation
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings
@@ -72,6 +73,8 @@ class Observation:
             "links": self.topology()["links"],
             "cables": describe_cables(self._membership.view),
             "fast_synch": resolve(self._settings.fast_synch, os.environ)._asdict(),
+            "runner": self.runner(),
+            "requests_here": Counter(one["state"] for one in self._serving.journal.describe_live()),
             "stages_here": {name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
             "health": self.health(),
         }
@@ -99,7 +102,7 @@ class Observation:
     def work(self) -> str:
         """The reason why this machine must not sleep, in words; "" if it works for no request."""
         if requests := len(self._serving.journal):
-            return f"{requests} requests that entered here run"
+            return f"it works for {counted(requests, 'request')}"
         return "a stage here works for a request" if self._host.is_in_use() else ""
 
     def drain_state(self) -> dict[str, Any]:
@@ -123,11 +126,15 @@ class Observation:
 
     def runner(self) -> dict[str, str]:
         beats, own_id = self._host.beats(), self._membership.own.id
-        loads = any(
-            one.state is InstanceState.LOADING and own_id in one.plan.member_ids for _, one in self._instances.all()
-        )
-        busy = any(stage.beat.sequences for stage in beats)
-        status = "busy" if busy else "loading" if loads else "idle" if beats else "none"
+        states = {one.state for _, one in self._instances.all() if own_id in one.plan.member_ids}
+        tests = {
+            "shutting_down": self._membership.stops.asked.is_set(),
+            "busy": any(stage.beat.sequences for stage in beats),
+            "loading": InstanceState.LOADING in states,
+            "idle": bool(beats),
+            "failed": InstanceState.FAILED in states,
+        }
+        status = next((word for word, holds in tests.items() if holds), "none")
         return {"runner_mode": "subprocess", "runner_status": status}
 
     def idle_instances(self) -> list[str]:

@@ -56,7 +56,8 @@ class MeshObservation(Protocol):
 
     def runner(self) -> dict[str, str]:
         """{"runner_mode": "subprocess", "runner_status"}; runner_status: "none" without a stage here, "loading",
-        "idle", or "busy" while a stage holds a sequence."""
+        "idle", "busy" while a stage holds a sequence, "failed" if nothing runs here and an instance with a stage here
+        failed, or "shutting_down" while the node stops."""
 
     def idle_instances(self) -> list[str]:
         """Ids of instances that failed, or that no request uses or waits for, as far as this node knows."""
@@ -165,6 +166,9 @@ class MeshService(Protocol):
 
     def unusable_models(self) -> dict[str, str]:
         """The models on this machine that cannot be used: reason by name."""
+
+    def is_reading_models(self) -> bool:
+        """Whether this node still reads its disk, so that models may be missing in the lists."""
 
     async def text_files(self, name: str) -> Path:
         """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs, copied

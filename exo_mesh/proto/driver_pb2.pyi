@@ -16,7 +16,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "logprobs", "repetition_window")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Sampling(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_WINDOW_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -37,7 +38,8 @@ class Sampling(_message.Message):
     logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
     seed: int
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    repetition_window: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., repetition_window: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text")
@@ -82,14 +84,16 @@ class Respelling(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., spelling: _Optional[bytes] = ..., known: _Optional[bytes] = ...) -> None: ...
 
 class TextInput(_message.Message):
-    __slots__ = ("body", "stops", "begun")
+    __slots__ = ("body", "stops", "begun", "thinking_budget")
     BODY_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    THINKING_BUDGET_FIELD_NUMBER: _ClassVar[int]
     body: bytes
     stops: _containers.RepeatedScalarFieldContainer[bytes]
     begun: _containers.RepeatedCompositeFieldContainer[TextPiece]
-    def __init__(self, body: _Optional[bytes] = ..., stops: _Optional[_Iterable[bytes]] = ..., begun: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ...) -> None: ...
+    thinking_budget: int
+    def __init__(self, body: _Optional[bytes] = ..., stops: _Optional[_Iterable[bytes]] = ..., begun: _Optional[_Iterable[_Union[TextPiece, _Mapping]]] = ..., thinking_budget: _Optional[int] = ...) -> None: ...
 
 class Embed(_message.Message):
     __slots__ = ("pooling", "normalise", "dimensions", "whole", "second", "choice")

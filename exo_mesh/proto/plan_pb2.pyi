@@ -69,12 +69,32 @@ class RankWiring(_message.Message):
     def __init__(self, backend: _Optional[str] = ..., rank: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., rdma: _Optional[_Iterable[_Union[RdmaRow, _Mapping]]] = ...) -> None: ...
 
 class PlanCandidate(_message.Message):
-    __slots__ = ("peer_id", "usable_bytes")
+    __slots__ = ("peer_id", "usable_bytes", "on_disk")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ON_DISK_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     usable_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., usable_bytes: _Optional[int] = ...) -> None: ...
+    on_disk: _containers.RepeatedCompositeFieldContainer[KeptLayers]
+    def __init__(self, peer_id: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[KeptLayers, _Mapping]]] = ...) -> None: ...
+
+class KeptLayers(_message.Message):
+    __slots__ = ("engine", "start", "stop", "tokens", "activation_dtype", "rank", "size")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    start: int
+    stop: int
+    tokens: int
+    activation_dtype: str
+    rank: int
+    size: int
+    def __init__(self, engine: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., tokens: _Optional[int] = ..., activation_dtype: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("instance_id", "ballot", "model", "model_digest", "stages", "context_limit", "candidates", "policy", "min_peers", "pool_tokens", "activation_dtype", "pool_sequences")

@@ -107,13 +107,12 @@ class Constraint:
         return () if self._matcher is None or self._beginning is not None else self._matcher.compute_ff_tokens()
 
     def _end_of_thought(self) -> tuple[int, ...]:
-        """The tokens that must come to end a thought; none if the grammar does not allow them, or not yet."""
+        """The tokens that must come to end a thought; none where the grammar does not allow them."""
         if self._thought is None or self._beginning is not None:
             return ()
         ids = self._thought.forced()
         if ids and self._matcher is not None and self._matcher.validate_tokens(list(ids)) < len(ids):
-            self._thought.give_up()
-            return ()
+            return ()  # a character may be unfinished: the end comes after the next token
         return ids
 
     def _settle(self) -> None:

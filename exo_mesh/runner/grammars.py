@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exo_mesh.errors import InputError, MeshError, ModelError
-from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file
+from exo_mesh.model_files import named, one_line
 from exo_mesh.text.deep_stack import deep_executor
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.spelling import TokenBytes
+from exo_mesh.text.tokenizer import tokenizer_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -117,27 +117,9 @@ def read_tokenizer(model_dir: Path) -> LLTokenizer:
 
     path = model_dir / "tokenizer.json"
     try:
-        text = read_model_file(path, MAX_TOKENIZER_BYTES).decode()
-        if _CUTS.search(text):
-            text = _uncut(text)
-        return LLTokenizer(text)
-    except FileNotFoundError as exc:
-        raise ModelError(f"{named(path)}: the file does not exist, and grammars need it") from exc
+        return LLTokenizer(tokenizer_text(model_dir))
     except BaseException as exc:
         # The library raises ValueError for a bad file, and panics on some files.
         if isinstance(exc, MeshError) or not (isinstance(exc, Exception) or is_panic(exc)):
             raise
         raise ModelError(f"{named(path)}: cannot be used for grammars: {one_line(str(exc))}") from exc
-
-
-_CUTS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
-
-
-def _uncut(text: str) -> str:
-    """The tokenizer without truncation and padding, which would add tokens to those that a grammar forces."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(text)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return str(tokenizer.to_str())

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from exo_mesh.domain.frame import HIDDEN, Row
+from exo_mesh.domain.model_settings import text_config
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
@@ -33,9 +34,9 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, InputError, MeshError
-from exo_mesh.model_files import without_paths
+from exo_mesh.model_files import read_json, without_paths
 from exo_mesh.runner.lifeline import tie
-from exo_mesh.weights.card import read_card, read_json, text_config
+from exo_mesh.weights.card import read_card
 from exo_mesh.weights.excerpt import write_excerpt
 
 FRAMES = (23, 17, 1, 1, 1)

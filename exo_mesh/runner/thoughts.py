@@ -37,10 +37,6 @@ class ThoughtLimit:
         begun = next((n for n in range(len(end) - 1, 0, -1) if self._ends_with(end[:n])), 0)
         return end[begun:]
 
-    def give_up(self) -> None:
-        """Stop forcing the end marker: the grammar does not allow it here."""
-        self._left = 2**62
-
     def _ends_with(self, ids: tuple[int, ...]) -> bool:
         recent = list(self._recent)[-len(ids) :]
         return recent == list(ids)

@@ -75,6 +75,11 @@ class KeyFile:
         known = self._keys.get(match[1], _NO_KEY) if match else _NO_KEY
         return known if known.fits(match[2] if match else "") else None
 
+    def refuses(self, key_id: str) -> bool:
+        """Whether this id was revoked, also if no key has it. An unreadable file refuses every id."""
+        entry = self.table.get(key_id)
+        return self._in_file is None or (entry is not None and bool(entry.revoked))
+
     def learn(self, received: Iterable[ApiKey]) -> list[ApiKey]:
         """Accept the keys that a peer sent; returns the new ones. They are valid at once; `save` stores them."""
         before = self.table
@@ -111,6 +116,10 @@ class KeyFile:
         self.change(without_it)
         return found
 
+    def refuse(self, key_id: str, now: datetime.datetime) -> None:
+        """Revoke an id that no key has: that of a session. Raises like `save`."""
+        self.change(lambda keys: merge(keys, [revoke(key_id, now)]).values())
+
     def change(self, edit: Callable[[list[ApiKey]], Iterable[ApiKey]]) -> None:
         """Replace the entries of the file under a lock against other processes. Raises like `save`, and what `edit`
         raises."""
@@ -132,7 +141,7 @@ class KeyFile:
     def read_all(self) -> list[ApiKey]:
         """Like `read`, including revoked keys."""
         try:
-            tables = tomllib.loads(self.path.read_text(encoding="ascii"))
+            tables = tomllib.loads(self.path.read_text(encoding="utf-8-sig"))
             return [_from_table(key_id, table) for key_id, table in tables.items()]
         except FileNotFoundError:
             return []

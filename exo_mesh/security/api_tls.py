@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import ssl
@@ -88,6 +89,8 @@ def read_pem(path: Path) -> bytes:
         raise ValueError(f"{path} is not a regular file")
     if len(content) > MAX_PEM_BYTES:
         raise ValueError(f"{path} has more than {MAX_PEM_BYTES} bytes")
+    if content.startswith(codecs.BOM_UTF8):
+        raise ValueError(f"{path} begins with a byte-order mark, which OpenSSL cannot read: save it without one")
     return content
 
 

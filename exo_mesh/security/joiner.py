@@ -19,9 +19,8 @@ MAX_ANSWER_BYTES = 64 * 1024
 MAX_MESSAGE_CHARS = 500
 
 
-def fetch(address: str, password: str, name: str) -> Gift:
-    """Run the exchange with the node at an address. Raises MeshError. The code itself is never sent."""
-    url = address if "//" in address else f"http://{address}"
+def fetch(url: str, password: str, name: str) -> Gift:
+    """Run the exchange with the node at an HTTP address. Raises MeshError. The code itself is never sent."""
     side, name = Side("A", password), shown_name(name)
     answer = _post(url, {"hello": _text(side.hello), "name": name})
     theirs = _binary(answer.get("hello"))

@@ -11,6 +11,7 @@ CA_INFO = b"exo-mesh v1: certificate authority, P-256 private key"
 ANNOUNCEMENT_INFO = b"exo-mesh v1: announcements, HMAC-SHA256"
 PROBE_INFO = b"exo-mesh v1: probe datagrams, ChaCha20-Poly1305"
 PREFIX_DISK_INFO = b"exo-mesh v1: files with KV, AES-256-GCM"
+SESSION_INFO = b"exo-mesh v1: sessions of the page, HMAC-SHA256"
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """SEC 2, 2.4.2 (secp256r1)."""
@@ -38,6 +39,11 @@ def announcement_key(secret: str) -> bytes:
 def probe_key(secret: str) -> bytes:
     """The key from which each start of a node derives its own for probe datagrams."""
     return derive(secret, PROBE_INFO, 32)
+
+
+def session_key(secret: str) -> bytes:
+    """The key that signs sessions of the page."""
+    return derive(secret, SESSION_INFO, 32)
 
 
 def prefix_disk_key(secret: str) -> bytes:

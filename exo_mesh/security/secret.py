@@ -59,7 +59,7 @@ def read_secret_file(path: Path) -> str:
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"the secret file has more than {MAX_FILE_BYTES} bytes")
     try:
-        return parse_secret(content.decode("ascii"))
+        return parse_secret(content.decode("utf-8-sig"))
     except UnicodeDecodeError as exc:
         raise ValueError(_NOT_ASCII) from exc
 

@@ -37,6 +37,7 @@ class CallTally:
         self._sum = replace(
             before,
             outcome=worst.outcome,
+            error_message=worst.error_message,
             timed_out=worst.timed_out,
             is_pressure_abort=before.is_pressure_abort or ended.is_pressure_abort,
             prompt_tokens=before.prompt_tokens + ended.prompt_tokens,

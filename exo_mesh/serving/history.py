@@ -7,12 +7,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from statistics import quantiles
 from typing import Any
 
+from exo_mesh.errors import InputError, MeshError
+from exo_mesh.printable import counted, printable
+
 MAX_RECENT = 10_000
 """Detailed records kept; one takes about 400 bytes."""
+MAX_MESSAGE_CHARS = 300
+LATEST_S = 60.0
 SPREAD_OF = 512
 """Latencies are computed from this many of the last requests."""
 
@@ -45,7 +50,8 @@ class RequestOutcome:
     limit of a request, with or without tokens. is_pressure_abort: it ended with the tokens so far, because no machine
     had memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by all programs, when the request
     entered and when it ended. key_id: of the API key that the request came with; empty without one. trace_id: empty if
-    the request was not traced. cached_tokens: prompt tokens that came from the prefix cache."""
+    the request was not traced. cached_tokens: prompt tokens that came from the prefix cache. error_message: what the
+    client got, without its own words; empty without an error."""
 
     request_id: str
     model: str
@@ -63,6 +69,7 @@ class RequestOutcome:
     key_id: str = ""
     trace_id: str = ""
     cached_tokens: int = 0
+    error_message: str = ""
 
     @property
     def status(self) -> str:
@@ -87,8 +94,8 @@ class RequestOutcome:
         """One line for the log."""
         rate = "" if self.tokens_per_s is None else f", {self.tokens_per_s:.1f} tokens/s"
         return (
-            f"request {self.request_id} to {self.model}: {self.outcome} after {self.prompt_tokens} tokens of prompt "
-            f"and {self.output_tokens} of output in {self.duration_s:.1f} s{rate}"
+            f"request {self.request_id} to {self.model}: {self.outcome} after {counted(self.prompt_tokens, 'token')} "
+            f"of prompt and {self.output_tokens} of output in {self.duration_s:.1f} s{rate}"
         )
 
     def describe(self) -> dict[str, Any]:
@@ -100,6 +107,13 @@ class RequestOutcome:
             "tokens_per_s": None if rate is None else round(rate, 2),
             "memory_delta_bytes": self.memory_after_bytes - self.memory_before_bytes,
         }
+
+
+def message_for_the_log(error: MeshError) -> str:
+    """The text of an error without a client's words, which the message of a refused request quotes."""
+    if isinstance(error, InputError):
+        return f"the request was refused because of {error.param or 'a value in it'}"
+    return printable(str(error), MAX_MESSAGE_CHARS)
 
 
 def status_of(outcome: str) -> str:
@@ -123,6 +137,7 @@ class History:
         write: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._now = now
+        self._began_at = now()
         self._write = write
         self._recent: deque[RequestOutcome] = deque(maxlen=max_recent)
         self._counts: Counter[str] = Counter()
@@ -145,12 +160,20 @@ class History:
         return list(islice((one for one in reversed(self._recent) if key_id in (None, one.key_id)), most))
 
     def stats(self) -> dict[str, Any]:
-        """Sums since the start; rates and latencies of the last SPREAD_OF successful requests."""
+        """Sums since the start and of the last minute; rates and latencies of the last SPREAD_OF that went well."""
         total = sum(self._counts.values())
         errors = sum(count for outcome, count in self._counts.items() if outcome not in FINE)
         fine = [ended for ended in self.recent(SPREAD_OF) if ended.outcome in ("stop", "length")]
         rates = [rate for ended in fine if (rate := ended.tokens_per_s) is not None]
+        now = self._now()
+        latest = list(takewhile(lambda ended: ended.ended_at > now - LATEST_S, reversed(self._recent)))
         return {
+            "uptime_s": round(now - self._began_at, 1),
+            "last_minute": {
+                "requests": len(latest),
+                "errors": sum(ended.outcome not in FINE for ended in latest),
+                "output_tokens": sum(ended.output_tokens for ended in latest),
+            },
             "total": total,
             "errors": errors,
             "error_rate": round(errors / total, 4) if total else 0.0,

@@ -7,12 +7,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.replay import Kept, Output, ReplayStore, output_of
-from exo_mesh.domain.request import GenerateRequest, PrefixReport, PromptLogprobs, TextBridge, TokenEvent
+from exo_mesh.domain.request import FLEX_PRIORITY, GenerateRequest, PrefixReport, PromptLogprobs, TextBridge, TokenEvent
 from exo_mesh.domain.whole.text_pieces import Respelling, TextPiece, TextUsage, rest_of
 from exo_mesh.errors import (
     CancelledRequestError,
@@ -24,6 +24,7 @@ from exo_mesh.errors import (
     SupersededError,
     TransportError,
 )
+from exo_mesh.printable import counted
 from exo_mesh.serving.explanations import Explanations, explain
 from exo_mesh.serving.history import History, RequestOutcome
 from exo_mesh.serving.traces import RequestTrace
@@ -57,6 +58,7 @@ class JournalEntry:
     """Seconds from its entry to its first token."""
     trace: RequestTrace | None = None
     timed_out: bool = False
+    error_message: str = ""
     memory_before_bytes: int = 0
     instance_id: str = ""
     """The instance that serves it now; empty if none does."""
@@ -282,7 +284,7 @@ class Journal:
         if running is not None and running is not before:
             raise InputError(f"a request {request.request_id} is running already", param="request_id")
         if len(self._live) >= self._max_live:
-            raise OverloadError(f"{len(self._live)} requests are live on this peer already")
+            raise OverloadError(f"{counted(len(self._live), 'request')} are live on this peer already")
         kept = self._replays.open(request, now) if request.key_hash else None
         if before is not None:
             self._supersede(before)
@@ -324,6 +326,7 @@ class Journal:
             key_id=entry.request.key_id,
             trace_id=entry.request.trace_id,
             cached_tokens=entry.cached_tokens,
+            error_message=entry.error_message,
         )
         if entry.request.tally is None:
             self._record(ended)
@@ -362,6 +365,19 @@ class Journal:
         if not share_id:
             return set()
         return {entry.instance_id for entry in self._live.values() if entry.request.share_id == share_id}
+
+    def place_in_line(self, entry: JournalEntry) -> int:
+        """How many live requests of its model and kind (flex or not) have come before a request and still wait for
+        their first instance. All choices of a request are one."""
+        before = takewhile(lambda one: one is not entry, self._live.values())
+        waiting = {
+            one.request.share_id or one.request.request_id
+            for one in before
+            if one.model == entry.model
+            and not (one.instance_id or one.had_instance)
+            and (one.request.priority <= FLEX_PRIORITY) == (entry.request.priority <= FLEX_PRIORITY)
+        }
+        return len(waiting - {entry.request.share_id})
 
     def on_instances(self) -> dict[str, list[JournalEntry]]:
         """The live requests by instance, oldest first."""
@@ -405,13 +421,14 @@ class Journal:
     async def finish(self, grace_s: float) -> None:
         """Wait before a stop until no request is live, at most grace_s."""
         if self._live:
-            _log.info("stopping: %d requests that entered here may continue for up to %g s", len(self._live), grace_s)
+            live = counted(len(self._live), "request")
+            _log.info("stopping: %s that entered here may continue for up to %g s", live, grace_s)
         await self._wait_until_empty(grace_s)
 
     async def cut(self) -> None:
         """End every live request because this node stops, and wait until their clients have been notified."""
         if self._live:
-            _log.warning("stopping ends %d requests; another peer can continue them", len(self._live))
+            _log.warning("stopping ends %s; another peer can go on", counted(len(self._live), "request"))
         for entry in list(self._live.values()):
             entry.is_cut_by_stop = True
             self._cancel(entry)

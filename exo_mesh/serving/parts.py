@@ -73,6 +73,7 @@ class ServingParts:
             clock=clock,
             auto_place=settings.auto_place,
             stand_ins=stand_ins,
+            max_queued=settings.max_queued,
         )
         streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
         answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)

@@ -31,6 +31,7 @@ from exo_mesh.errors import (
     OverloadError,
     StageLostError,
 )
+from exo_mesh.printable import counted
 from exo_mesh.serving.journal import JournalEntry
 from exo_mesh.serving.leg_times import LegTimes
 from exo_mesh.serving.redial import Redial
@@ -297,10 +298,10 @@ class RequestRun:
             raise self._trouble
         self._meter.resumed()
         _log.warning(
-            "request %s: %s; resuming after %d tokens",
+            "request %s: %s; resuming after %s",
             self._entry.request.request_id,
             self._trouble,
-            len(self._entry.emitted),
+            counted(len(self._entry.emitted), "token"),
         )
         self._go(RunState.PLACING)
         return [Progress("recovering")]
@@ -386,10 +387,10 @@ class RequestRun:
         losses."""
         self._meter.resumed()
         _log.warning(
-            "request %s continues under ballot %s after %d tokens",
+            "request %s continues under ballot %s after %s",
             self._entry.request.request_id,
             ballot,
-            len(self._entry.emitted),
+            counted(len(self._entry.emitted), "token"),
         )
         if self._count_loss():
             raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times in a row")
@@ -427,7 +428,10 @@ class RequestRun:
         """End a request for which no machine has memory any more: the tokens so far are its answer."""
         self._entry.is_pressure_abort = True
         _log.warning(
-            "request %s ends with %d tokens: %s", self._entry.request.request_id, len(self._entry.emitted), error
+            "request %s ends with %s: %s",
+            self._entry.request.request_id,
+            counted(len(self._entry.emitted), "token"),
+            error,
         )
         self._go(RunState.ENDED)
         return TokenEvent(self._entry.next_index, None, finish=FinishReason.LENGTH)

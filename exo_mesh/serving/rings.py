@@ -13,7 +13,7 @@ from exo_mesh.domain.request import FrameTrace, GenerateRequest
 from exo_mesh.domain.routing.choice import Job
 from exo_mesh.domain.routing.digest import prompt_hashes
 from exo_mesh.domain.view import InstanceInfo
-from exo_mesh.errors import MemoryPressureError, NoInstanceError
+from exo_mesh.errors import MemoryPressureError, NoInstanceError, OverloadError
 from exo_mesh.instances.choosing import Load, OwnJobs
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
@@ -22,6 +22,9 @@ from exo_mesh.serving.journal import Journal, JournalEntry
 from exo_mesh.serving.leg_times import LegTimes
 from exo_mesh.serving.redial import ReachedDrivers, Redial
 from exo_mesh.transport.control_driver import DriverCall, DriverChannels, Silences
+
+LOADING_S = 5.0
+"""Seconds after which a client may try again while a model loads."""
 
 BYTES_PER_TOKEN = 4
 """Of English text, with the usual tokenizers."""
@@ -62,6 +65,8 @@ class Rings:
     """Whether a request for a model without an instance places one."""
     stand_ins: Callable[[str], list[str]] = lambda model: []
     """The names of served models that can answer for a model."""
+    max_queued: int = 2**31
+    """Most new requests that wait here for an instance of one model; as many flex requests besides."""
 
     async def find(
         self,
@@ -109,7 +114,18 @@ class Rings:
                 self.instances.place_soon(InstanceSpec(name))
         if len(names) > 1 and ready:
             return self.instances.choice.best(ready, load)
+        if not entry.had_instance and not self.instances.of_model(entry.model):
+            self._refuse_too_many(entry)
         return await self.instances.ensure(InstanceSpec(entry.model), load)
+
+    def _refuse_too_many(self, entry: JournalEntry) -> None:
+        """Raises OverloadError for a new request if as many as may queue wait for an instance already. Requests that
+        were served before and lost their ring are never refused."""
+        if self.journal.place_in_line(entry) >= self.max_queued:
+            phase, _, _ = self.instances.progress(entry.model)
+            raise OverloadError(
+                f"{self.max_queued} requests for {entry.model} are waiting already ({phase})", retry_after_s=LOADING_S
+            )
 
     def _names(self, entry: JournalEntry) -> list[str]:
         """The model and the served models that can answer for it."""

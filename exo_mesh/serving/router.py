@@ -9,7 +9,7 @@ from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent,
 from exo_mesh.errors import MeshError
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
-from exo_mesh.serving.history import FINE
+from exo_mesh.serving.history import FINE, message_for_the_log
 from exo_mesh.serving.journal import Journal, JournalEntry
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.request_run import Patience, RequestRun, RunState
@@ -36,9 +36,19 @@ class Router:
         clock: Clock = monotonic,
         auto_place: bool = True,
         stand_ins: Callable[[str], list[str]] = lambda model: [],
+        max_queued: int = 2**31,
     ) -> None:
-        """auto_place, stand_ins: see Rings."""
-        self._rings = Rings(instances, members, drivers, journal, clock, auto_place=auto_place, stand_ins=stand_ins)
+        """auto_place, stand_ins, max_queued: see Rings."""
+        self._rings = Rings(
+            instances,
+            members,
+            drivers,
+            journal,
+            clock,
+            auto_place=auto_place,
+            stand_ins=stand_ins,
+            max_queued=max_queued,
+        )
         self._journal = journal
         self._live = live or LiveStreams()
         self._metrics = metrics
@@ -70,7 +80,7 @@ class Router:
                         self._live.add(live, event)
                     yield event
         except MeshError as exc:
-            outcome = exc.code
+            outcome, entry.error_message = exc.code, message_for_the_log(exc)
             if live is not None:
                 live.end(exc)
             raise

@@ -132,6 +132,8 @@ ALIASES = (
     Alias("RKLLM_SERVER_HOST", "rkllm_server_host", _as_is),
     Alias("RKLLM_SERVER_PORT", "rkllm_server_port", _as_is),
     Alias("EXO_MESH_LLAMA_SERVER_BIN", "llama_server", _as_is),
+    Alias("EXO_MESH_SKIP_LLM_WARMUP", "skip_warmup", _if_on, "1, on, yes or true; other values are ignored"),
+    Alias("EXO_MESH_MLX_HANG_DEBUG_INTERVAL_SECONDS", "hang_debug", _as_is),
     Alias("PROPORTIONAL_LAYERS", "proportional_layers", _on_or_off, "1 or 0; other values are ignored"),
     Alias("HF_HUB_OFFLINE", "offline", _if_on, "1, on, yes or true; other values are ignored"),
     Alias("TRANSFORMERS_OFFLINE", "offline", _if_on, "1, on, yes or true; other values are ignored"),

@@ -15,6 +15,7 @@ from exo_mesh.domain.device import FULL
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
+from exo_mesh.printable import printable, typed
 from exo_mesh.settings import values
 
 PREFIX = "EXO_MESH_"
@@ -113,6 +114,7 @@ class Settings:
     preload: tuple[str, ...] = ()
     idle_unload: int = 0
     keep_agent_lines: bool = False
+    control_tokens_in_text: bool = False
     keep_responses: int = 86_400
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False
@@ -180,7 +182,7 @@ class LoadedSettings:
 
 def default_settings() -> Settings:
     """The settings of a node without flags, variables and config.toml."""
-    name = re.sub(r"\s+", "-", platform.node().split(".")[0].strip())[:64]
+    name = re.sub(r"\s+", "-", printable(typed(platform.node())).split(".")[0].strip())[:64]
     return Settings(home=home_of({}), name=name or "exo-mesh")
 
 

@@ -53,7 +53,16 @@ KEYS = {
 
 _AUTOMATIC = "a node derives this from its measurements; leave it out"
 
-_LLAMA = {
+RENAMED = {
+    "PIPELINE_EVAL_TIMEOUT_SECONDS": _AUTOMATIC,
+    "GROUP_CONNECT_DEADLINE_SECONDS": "the ranks of a group have 30 s to connect",
+    "WARMUP_DEADLINE_SECONDS": _AUTOMATIC,
+    "SKIP_LLM_WARMUP": "use EXO_MESH_SKIP_WARMUP",
+    "MLX_HANG_DEBUG": "use --hang-debug SECONDS",
+    "MLX_HANG_DEBUG_INTERVAL_SECONDS": "use --hang-debug SECONDS",
+    "NATIVE_VISION_REFERENCE_PATH": "tests compare each family with transformers; see docs/tasks/images.md",
+    "KV_CACHE_BACKEND": "KV has the model's own dtype; see docs/how-it-works/roadmap.md",
+    "LLAMA_SERVER_BIN": "use --llama-server FILE",
     "LLAMA_CPP_BACKENDS": "use --engine llamacpp --engine-option device=vulkan+cpu, or another backend",
     "LLAMA_CPP_LOGITS_ALL": "every request may ask for logprobs, which take no memory beforehand; leave it out",
     "LLAMA_CPP_LOGITS_ALL_N_CTX": "logprobs do not limit the context; --context-limit does",
@@ -61,34 +70,27 @@ _LLAMA = {
     "docs/reference/engines/llamacpp.md",
     "LLAMA_SERVER_BACKENDS": "use --server-option openai.backends=vulkan, or other backends",
     "LLAMA_SERVER_FORCE_NO_SPEC": "use --server-option openai.no_spec=true",
+    "ZENOH_LISTEN": "use EXO_MESH_HOST and EXO_MESH_GRPC_PORT",
+    "ZENOH_CONNECT": "use EXO_MESH_BOOTSTRAP_PEERS",
+    "LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
+    "DATA_REORDER_BUFFER": "frames arrive in order; leave it out",
+    "EVENT_LOG_DIR": "there is no event log; GET /events reads the flight recorder",
+    "TEST_DISTRIBUTED_MODEL": "scripts/test_distributed_2node.py has a flag for it; see docs/tasks/scripts.md",
+    "MAX_TOKENS": "use EXO_MESH_MAX_GENERATE_TOKENS",
 }
-"""By what follows SKULK_ or EXO_MESH_ in a variable about llama.cpp."""
+"""By what follows SKULK_, EXO_ or EXO_MESH_ in a variable: what to use instead."""
+
+PREFIXES = ("SKULK_", "EXO_", "EXO_MESH_")
 
 VARIABLES = {
     "RDMA_DEVICES": "a node finds its RDMA devices by itself; --hostfile FILE sets others, in the `rdma` of each host",
-    "SKULK_PIPELINE_EVAL_TIMEOUT_SECONDS": _AUTOMATIC,
-    "SKULK_GROUP_CONNECT_DEADLINE_SECONDS": "the ranks of a group have 30 s to connect",
-    "SKULK_WARMUP_DEADLINE_SECONDS": _AUTOMATIC,
-    "SKULK_SKIP_LLM_WARMUP": "use EXO_MESH_SKIP_WARMUP",
-    "SKULK_MLX_HANG_DEBUG": "use --hang-debug SECONDS",
-    "SKULK_MLX_HANG_DEBUG_INTERVAL_SECONDS": "use --hang-debug SECONDS",
     "SKULK_IMAGE_TRANSPORT_DEBUG": "use --image-transport-debug",
     "SKULK_VISION_DEBUG_SAVE_DIR": "use --vision-debug-save-dir DIR",
-    "SKULK_NATIVE_VISION_REFERENCE_PATH": "tests compare each family with transformers; see docs/tasks/images.md",
-    "SKULK_KV_CACHE_BACKEND": "KV has the model's own dtype; see docs/how-it-works/roadmap.md",
-    "SKULK_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
-    "EXO_LIBP2P_NAMESPACE": "use EXO_MESH_NAMESPACE",
-    "SKULK_LLAMA_SERVER_BIN": "use --llama-server FILE",
-    **{prefix + name: hint for name, hint in _LLAMA.items() for prefix in ("SKULK_", "EXO_MESH_")},
-    "SKULK_ZENOH_LISTEN": "use EXO_MESH_HOST and EXO_MESH_GRPC_PORT",
-    "SKULK_ZENOH_CONNECT": "use EXO_MESH_BOOTSTRAP_PEERS",
-    "SKULK_DATA_REORDER_BUFFER": "frames arrive in order; leave it out",
-    "SKULK_EVENT_LOG_DIR": "there is no event log; GET /events reads the flight recorder",
     "RUNNER_MODE": FLAGS["--subprocess"],
+    **{prefix + name: hint for name, hint in RENAMED.items() for prefix in PREFIXES},
 }
 """By variable: what to use instead."""
 
-_PREFIXES = ("SKULK_", "EXO_")
 _OURS = "EXO_MESH_"
 
 
@@ -98,7 +100,7 @@ def foreign_variables(environ: Mapping[str, str], own: Collection[str]) -> tuple
     found = []
     for name in sorted(environ):
         hint = VARIABLES.get(name, "")
-        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+        prefix = next((prefix for prefix in PREFIXES[:2] if name.startswith(prefix)), "")
         if not hint and prefix and not name.startswith(_OURS) and _OURS + name.removeprefix(prefix) in own:
             hint = f"use {_OURS}{name.removeprefix(prefix)}"
         if hint and environ[name] and name not in taken:

@@ -34,13 +34,12 @@ VERB_HINTS = {
     "distributed_config": "a node finds cables between Macs without a file: `exo-mesh topology` shows them, "
     "`exo-mesh doctor rdma` what is missing; `exo-mesh hostfile FILE` checks a file that there is",
     # LM Studio, llama.cpp, exo, and plain guesses
+    "place": "`exo-mesh load MODEL` places a model over peers; `exo-mesh preview MODEL` shows the possible plans",
     "get": "`exo-mesh pull MODEL` downloads a model",
     "download": "`exo-mesh pull MODEL` downloads a model",
-    "load": "`exo-mesh run MODEL` loads a model and asks it; `exo-mesh preview MODEL` shows how it would be placed",
     "unload": "`exo-mesh stop MODEL` unloads a model",
     "remove": "`exo-mesh rm MODEL` deletes the files of a model",
     "delete": "`exo-mesh rm MODEL` deletes the files of a model",
-    "chat": "`exo-mesh run MODEL` starts a conversation",
     "ask": "`exo-mesh run MODEL PROMPT` asks a model",
     "generate": "`exo-mesh run MODEL PROMPT` asks a model",
     "server": "`exo-mesh serve` starts a node",

@@ -14,7 +14,7 @@ from typing import Any
 
 from exo_mesh.printable import quoted
 from exo_mesh.security.secret import parse_secret, read_secret_file
-from exo_mesh.settings.aliases import alias_texts
+from exo_mesh.settings.aliases import ALIASES, alias_texts
 from exo_mesh.settings.config import (
     PREFIX,
     SECRET_FILE_NAME,
@@ -38,8 +38,10 @@ _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 RETIRED = {"no_loopback_exemption": "being on this machine gives no rights any more; leave it out"}
 """By retired setting: what to do instead."""
 
-_VARIABLES = frozenset(setting.variable for setting in SETTINGS.values())
-"""The variable of every setting."""
+_VARIABLES = frozenset(variable for setting in SETTINGS.values() for variable in setting.variables)
+"""The variables of every setting."""
+_BY_KEY = {key: name for name, setting in SETTINGS.items() for key in setting.keys}
+"""The setting of each key of config.toml."""
 
 
 def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> LoadedSettings:
@@ -56,8 +58,8 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
             source = setting.flag
             given[name] = _read(f"{source} {flags[name][-1]}", setting.from_texts, flags[name]), f"flag {source}"
         elif name in texts:
-            source = setting.variable
-            given[name] = _read(f"{source}={texts[name]}", setting.from_texts, [texts[name]]), f"environment {source}"
+            source, text = texts[name]
+            given[name] = _read(f"{source}={text}", setting.from_texts, [text]), f"environment {source}"
         elif name in aliases:
             source, text = aliases[name]
             given[name] = _read(f"{source}={environ[source]}", setting.from_texts, [text]), f"environment {source}"
@@ -118,15 +120,15 @@ def _read(source: str, parse: Callable[[Any], Any], raw: Any) -> Any:
         raise ConfigError(f"{source}: {exc}") from exc
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The texts of the EXO_MESH_* variables, by setting."""
-    known = {setting.variable: name for name, setting in SETTINGS.items()}
-    return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
+def _environment(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """By setting: (EXO_MESH_* variable, its text). The setting's own name wins over its second one."""
+    known = [(name, variable) for name, setting in SETTINGS.items() for variable in reversed(setting.variables)]
+    return {name: (variable, environ[variable]) for name, variable in known if environ.get(variable)}
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     """A warning for each EXO_MESH_* variable that is not a setting."""
-    known = {*_VARIABLES, *_OTHER_VARIABLES, *FOREIGN_VARIABLES}
+    known = {*_VARIABLES, *_OTHER_VARIABLES, *FOREIGN_VARIABLES, *(alias.variable for alias in ALIASES)}
     ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
     return tuple(f"{name} is set, but there is no such setting{did_you_mean(name, _VARIABLES)}" for name in ours)
 
@@ -138,7 +140,7 @@ def _file(path: Path) -> dict[str, Any]:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: has more than {MAX_FILE_BYTES} bytes")
-        keys = tomllib.loads(content.decode())
+        keys = tomllib.loads(content.decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -156,8 +158,10 @@ def _file(path: Path) -> dict[str, Any]:
     for key in keys:
         if key == "home":
             raise ConfigError(f"{path}: home cannot be set in here; use --home or {PREFIX}HOME")
-        if key not in SETTINGS:
+        if key not in _BY_KEY:
             known = {**KEYS, **RETIRED}
-            hint = f": {known[key]}" if key in known else did_you_mean(key, SETTINGS)
+            hint = f": {known[key]}" if key in known else did_you_mean(key, _BY_KEY)
             raise ConfigError(f"{path}: no setting {quoted(key)}{hint}")
-    return keys
+        if (name := _BY_KEY[key]) != key and name in keys:
+            raise ConfigError(f"{path}: {key} and {name} set the same thing: leave one out")
+    return {_BY_KEY[key]: value for key, value in keys.items()}

@@ -1,4 +1,4 @@
-"""The default URL of a node's API, and the directories in which a node looks for models."""
+"""The default URL of a node's API, and the directories of running nodes and of models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from pathlib import Path
 from exo_mesh.settings.config import Settings
 
 DEFAULT_API_URL = "http://127.0.0.1:52415"
+
+
+def own_nodes_dir() -> Path:
+    """The folder of this user in which running nodes name their homes, so that a command finds them."""
+    import platformdirs
+
+    return platformdirs.user_state_path("exo-mesh", appauthor=False) / "nodes"
 
 
 def models_dirs(settings: Settings, environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -14,10 +14,11 @@ from exo_mesh.settings.config import PREFIX, Settings
 class Setting:
     """Declares one setting: its names, its help, and how its texts are parsed.
 
-    parse: turns the text of one item into its value; its ValueError says what is needed. field: the name in Settings,
-    if it differs. toml: types that config.toml may use for an item. separator: set if several items are allowed; it
-    separates them in a variable, and the flag may be repeated. show: turns a value into its text. alias: a second flag
-    for the same setting. bare: the text that the flag without a value stands for, if that is allowed.
+    parse: turns the text of one item into its value; its ValueError says what is needed. field: the name in
+    Settings, if it differs. toml: types that config.toml may use for an item. separator: set if several items are
+    allowed; it separates them in a variable, and the flag may be repeated. show: turns a value into its text.
+    alias: a second flag for the same setting, whose name config.toml and variables may use, too. bare: the text
+    that the flag without a value stands for, if that is allowed.
     """
 
     name: str
@@ -37,7 +38,16 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return PREFIX + self.name.upper()
+        return self.variables[0]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names in config.toml: its own, then that of the second flag."""
+        return (self.name, self.alias.removeprefix("--").replace("-", "_")) if self.alias else (self.name,)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return tuple(PREFIX + key.upper() for key in self.keys)
 
     @property
     def words(self) -> tuple[str, ...]:

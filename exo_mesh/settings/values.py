@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_mesh.printable import typed
+
 
 def size(text: str) -> int:
     """Parses a size to bytes: `12GB` (decimal), `512MiB` (binary) or `1000000` (bytes)."""
@@ -136,9 +138,10 @@ def matching(pattern: str, what: str) -> Callable[[str], str]:
     """Returns a parser of texts that match a whole pattern. what: the expected form, for the error."""
 
     def parse(text: str) -> str:
-        if not re.fullmatch(pattern, text.strip()):
+        word = typed(text.strip())
+        if not re.fullmatch(pattern, word) or re.search("[\ud800-\udfff]", word):
             raise ValueError(f"{what} is needed")
-        return text.strip()
+        return word
 
     return parse
 
@@ -161,11 +164,25 @@ def endpoint(text: str) -> str:
     return text
 
 
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
 def origin(text: str) -> str:
-    """Checks a web origin in the form that browsers send, or `*`."""
-    if text != "*" and not re.fullmatch(r"https?://[a-z0-9.\[\]:_-]+", text):
-        raise ValueError("an origin such as https://chat.example.org or http://localhost:3000 is needed, or *")
-    return text
+    """Parses an origin to the form that browsers and desktop programs send, in lower case; `*` stands for all.
+
+    `SCHEME://*` stands for all of a scheme that no web site has, since editors and extensions make up new hosts. `null`
+    is refused: a page of any site sends it from a sandboxed frame.
+    """
+    found = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([a-z0-9.\[\]:_-]*|\*)/?", text.strip().lower())
+    scheme, host = (found[1], found[2].removesuffix(_DEFAULT_PORTS.get(found[1], "/"))) if found else ("", "")
+    if found and (host or scheme == "file") and not (host == "*" and scheme in _DEFAULT_PORTS):
+        return f"{scheme}://{host}"
+    if text.strip() == "*":
+        return "*"
+    example = "an origin such as https://chat.example.org, http://localhost:3000 or app://obsidian.md is needed"
+    if text.strip().lower() == "null":
+        raise ValueError(f"{example}, or * for all pages; every site can send null, so it cannot be allowed alone")
+    raise ValueError(f"{example}, SCHEME://* for all of a scheme but http and https, or * for all")
 
 
 TRACES_PATH = "/v1/traces"

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from exo_mesh.printable import counted
+
 MAX_QUEUED = 4096
 """Most lines that wait for a slow destination; further ones are dropped and counted."""
 CLOSE_S = 0.5
@@ -85,7 +87,7 @@ class LineWriter:
                 self._is_cut = False
                 if self._is_failing and not self._queue.full():
                     self._is_failing = False
-                    _log.info("writing to %s works again; %d lines were lost", self._what, self._lost)
+                    _log.info("writing to %s works again after the loss of %s", self._what, counted(self._lost, "line"))
         self._sink.close()
 
     def _next(self) -> bytes | None:

@@ -91,3 +91,43 @@ class Detokenizer:
             if not is_panic(exc):
                 raise
             raise ModelError("the model's tokenizer cannot decode the tokens that the model generated") from exc
+
+
+class CleaningDetokenizer(Detokenizer):
+    """Leaves out the spaces before punctuation and English endings, for tokenizers that cut texts into words. Holds
+    back the last word until it is certain where its space stays."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
+        super().__init__(tokenizer, hidden_ids)
+        self._held = ""
+
+    def push(self, token_id: int) -> str:
+        text = self._held + super().push(token_id)
+        border = _certain(text)
+        self._held = text[border:]
+        return _clean(text[:border])
+
+    def flush(self) -> str:
+        text, self._held = self._held + super().flush(), ""
+        return _clean(text)
+
+
+_LEFT_OUT = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+"""Texts without some of their spaces, in the order of transformers: " n ' t" becomes " n't", and that "n't"."""
+
+_LONGEST = len(" n ' t")
+_MOST_HELD = 64
+
+
+def _certain(text: str) -> int:
+    """The length of the beginning that no further text changes."""
+    if " " not in text[-_LONGEST:] or len(text) > _MOST_HELD:
+        return len(text)
+    spaces = (at for at in range(len(text) - 2, 0, -1) if text[at] == " ")
+    return next((at for at in spaces if text[at + 1] != "'" and text[at - 1] != "'"), 0)
+
+
+def _clean(text: str) -> str:
+    for one in _LEFT_OUT:
+        text = text.replace(one, one.strip())
+    return text

@@ -19,10 +19,10 @@ from exo_mesh.model_files import (
     exists,
     named,
     place_of,
+    read_json_if_there,
     read_steps,
     shown,
 )
-from exo_mesh.text.template import read_json
 
 MAX_PROMPTS = 256
 
@@ -73,7 +73,7 @@ class EmbeddingSettings:
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
     """Read the settings of a model. It blocks. Raises ModelError, naming file and key, for a step from text to vector
     that is not supported."""
-    config = read_json(directory / "config.json")
+    config = read_json_if_there(directory / "config.json")
     whole = is_encoder(config)
     classifies = is_classifier(config)
     prompts, default = _prompts(directory / PROMPTS_FILE)
@@ -89,7 +89,7 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
 def _choice(directory: Path) -> tuple[int, ...]:
     """The tokens whose logits make a score."""
     file = place_of(directory, SCORE_FILE)
-    config = read_json(file)
+    config = read_json_if_there(file)
     choice = config.get("true_token_id"), config.get("false_token_id")
     if not _is_token(choice[0]) or not (choice[1] is None or _is_token(choice[1])):
         raise ModelError(f"{named(file)}: true_token_id and false_token_id are {shown(choice)}, not token ids")
@@ -111,7 +111,7 @@ def _pooling(directory: Path, steps: Sequence[str] | None) -> Pooling:
     file = place_of(directory, POOLING_FILE)
     if not exists(file):
         raise ModelError(f"{named(modules)} names 1_Pooling, but its config.json is missing")
-    return _mode(file, read_json(file))
+    return _mode(file, read_json_if_there(file))
 
 
 def _mode(file: Path, config: Mapping[str, Any]) -> Pooling:
@@ -134,7 +134,7 @@ def _mode(file: Path, config: Mapping[str, Any]) -> Pooling:
 def _max_tokens(directory: Path, config: Mapping[str, Any], whole: bool) -> int | None:
     """The most tokens of a text: of sentence_bert_config.json, and for an encoder also its positions."""
     found: list[int] = []
-    if _is_count(most := read_json(directory / LENGTH_FILE).get("max_seq_length")):
+    if _is_count(most := read_json_if_there(directory / LENGTH_FILE).get("max_seq_length")):
         found.append(most)
     most = config.get("max_position_embeddings", config.get("n_positions"))
     if whole and _is_count(most):
@@ -154,7 +154,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 def _prompts(file: Path) -> tuple[dict[str, str], str]:
     """(prompts by name, the name of the default prompt)"""
-    config = read_json(file)
+    config = read_json_if_there(file)
     prompts = config.get("prompts")
     pairs = list(prompts.items())[:MAX_PROMPTS] if isinstance(prompts, dict) else []
     found = {name: text for name, text in pairs if isinstance(text, str)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
+from exo_mesh.text.json_schema import SchemaError, standard_schema
 from exo_mesh.text.panics import is_panic
 
 if TYPE_CHECKING:
@@ -102,7 +103,12 @@ def _schema(text: str, param: str) -> dict[str, Any]:
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise InputError("the schema is not an object, true or false", param=param)
-    return {**schema, "x-guidance": LAYOUT}
+    try:
+        return {**standard_schema(schema), "x-guidance": LAYOUT}
+    except SchemaError as exc:
+        raise InputError(f"the schema cannot be enforced because of {exc}", param=param) from exc
+    except RecursionError as exc:
+        raise InputError("the schema is nested too deeply", param=param) from exc
 
 
 def _written(schema: dict[str, Any], param: str) -> str:

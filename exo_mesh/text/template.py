@@ -1,17 +1,24 @@
-"""Finds the chat template in a model's files. Templates are untrusted code: only `rendering` runs them, in a child."""
+"""Finds the chat templates in a model's files. Templates are untrusted code: only `rendering` runs them, in a child."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import exists, named, read_json_text, read_model_file, shown
+from exo_mesh.model_files import (
+    TOOL_USE_FILE,
+    as_text,
+    exists,
+    named,
+    place_of,
+    read_json_if_there,
+    read_model_file,
+    shown,
+)
 
 Message = dict[str, Any]
 
@@ -30,6 +37,43 @@ RESERVED = frozenset(
 """Names that the node sets for a template; a request may not set them."""
 
 
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Fields of an assistant's message in which templates look for its reasoning; gpt-oss for `thinking`."""
+
+TOOL_USE = "tool_use"
+"""The name of the template for conversations with tools, if a model has one of its own for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a template did with small conversations that it was tried with (see probes). The default values, as if it
+    did everything, hold for a template that could not be tried.
+
+    knows_developer: it treats the role developer in another way than a role that it cannot know. judges: it shows
+    messages of the roles query and document. part_roles: roles whose content it reads only as a list of parts.
+    takes_image_parts: it writes something for a part that is an image. tools_need_system: it shows tools only if there
+    is a system message. calls_stand_alone: it shows calls only in messages whose content is null. takes_text_arguments:
+    it wants the arguments of a call as JSON text. takes_long_ids: it takes ids of calls that do not have nine letters
+    and digits. written: what it wrote, to find the control tokens in it.
+    """
+
+    shows_system: bool = True
+    shows_late_system: bool = True
+    knows_developer: bool = False
+    judges: bool = True
+    part_roles: frozenset[str] = frozenset()
+    takes_image_parts: bool = False
+    shows_tools: bool = True
+    tools_need_system: bool = False
+    shows_calls: bool = True
+    shows_results: bool = True
+    calls_stand_alone: bool = False
+    takes_text_arguments: bool = False
+    takes_long_ids: bool = True
+    reasoning_key: str = REASONING_KEYS[0]
+    written: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """The text of one template and where it was found."""
@@ -40,6 +84,20 @@ class ChatTemplate:
     """SHA-256 of the text; a renderer process that has compiled the template finds it by this digest."""
     variables: frozenset[str] = frozenset()
     """Names that the template reads from outside, such as `enable_thinking`; empty until a renderer has compiled it."""
+    traits: TemplateTraits = TemplateTraits()
+    """What it can do; the default until a renderer has tried it."""
+    tool_use: ChatTemplate | None = None
+    """The template to use instead for conversations with tools; None if it is this one."""
+
+    @property
+    def sources(self) -> str:
+        """The text of this template and of the one for tools."""
+        return self.source if self.tool_use is None else f"{self.source}\n{self.tool_use.source}"
+
+    @property
+    def written(self) -> str:
+        """What this template and the one for tools wrote when they were tried."""
+        return self.traits.written if self.tool_use is None else self.traits.written + self.tool_use.traits.written
 
     @classmethod
     def found(cls, source: str, where: str) -> ChatTemplate:
@@ -55,40 +113,48 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatT
     """Find a model's template in chat_template.jinja, else chat_template.json, else tokenizer_config.json; None if no
     file has one.
 
-    Of several named templates it takes the one called "default". Raises ModelError.
+    Of several named templates it takes the one called "default", and "tool_use" for conversations with tools, as
+    transformers does. Files in additional_chat_templates are named templates, too. Raises ModelError.
     """
-    jinja = directory / "chat_template.jinja"
-    if exists(jinja):
-        try:
-            return ChatTemplate.found(read_model_file(jinja, MAX_SOURCE_BYTES).decode("utf-8"), named(jinja))
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ModelError(f"{named(jinja)}: cannot be read: {exc}") from exc
+    named_templates = _named_templates(directory, tokenizer_config)
+    default = named_templates.get("default")
+    if default is None:
+        if not named_templates:
+            return None
+        where = next(iter(named_templates.values())).where
+        names = shown(sorted(named_templates))
+        raise ModelError(f'{where}: none of the chat templates {names} is called "default"')
+    return replace(default, tool_use=named_templates.get(TOOL_USE))
+
+
+def _named_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, ChatTemplate]:
+    """All templates of a model that have a name; a single one is called "default"."""
+    additional = _read_jinja(place_of(directory, TOOL_USE_FILE))
+    found = {} if additional is None else {TOOL_USE: additional}
+    if (template := _read_jinja(directory / "chat_template.jinja")) is not None:
+        return {**found, "default": template}
     where = directory / "chat_template.json"
-    found = read_json(where).get("chat_template")
-    if found is None:
+    value = read_json_if_there(where).get("chat_template")
+    if value is None:
         where = directory / "tokenizer_config.json"
-        found = tokenizer_config.get("chat_template")
-    if isinstance(found, list):
-        by_name = {str(entry.get("name")): entry.get("template") for entry in found if isinstance(entry, dict)}
-        if "default" not in by_name:
-            names = shown(sorted(map(str, by_name)))
-            raise ModelError(f'{named(where)}: none of the chat templates {names} is called "default"')
-        found = by_name["default"]
-    if found is None:
+        value = tokenizer_config.get("chat_template")
+    by_name = {"default": value}
+    if isinstance(value, list):
+        by_name = {str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, dict)}
+    for name, source in by_name.items():
+        if source is None:
+            continue
+        if not isinstance(source, str):
+            raise ModelError(f"{named(where)}: chat_template is {shown(source)}, not a string")
+        found.setdefault(name, ChatTemplate.found(source, named(where)))
+    return found
+
+
+def _read_jinja(path: Path) -> ChatTemplate | None:
+    """The template in a file; None if there is no such file. Raises ModelError."""
+    if not exists(path):
         return None
-    if not isinstance(found, str):
-        raise ModelError(f"{named(where)}: chat_template is {shown(found)}, not a string")
-    return ChatTemplate.found(found, named(where))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; {} if the file does not exist. Raises ModelError."""
     try:
-        value = msgspec.json.decode(read_json_text(path))
-    except FileNotFoundError:
-        return {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        return ChatTemplate.found(as_text(path, read_model_file(path, MAX_SOURCE_BYTES)), named(path))
+    except OSError as exc:
         raise ModelError(f"{named(path)}: cannot be read: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ModelError(f"{named(path)}: is not a JSON object")
-    return value

@@ -41,7 +41,9 @@ from exo_mesh.text.template_wire import (
     TemplateCompiled,
     TemplateRefused,
     TemplateRendered,
+    TemplateTried,
     TemplateUnknown,
+    TryTemplate,
     frame,
 )
 
@@ -85,7 +87,13 @@ class Renderer:
                 return _check_grammar(question)
             if isinstance(question, DecodeImage):
                 return _decode_image(question)
-            return self._render(question)
+            compiled = self._kept.get(question.digest)
+            if compiled is None:
+                return TemplateUnknown()
+            self._kept.move_to_end(question.digest)
+            if isinstance(question, TryTemplate):
+                return TemplateTried(compiled.traits(question.variables, question.limit_s))
+            return _render(compiled, question)
         except (InputError, ModelError) as exc:
             param = getattr(exc, "param", None) or "messages"
             return TemplateRefused(_short(str(exc)), param, isinstance(exc.__cause__, MemoryError))
@@ -103,19 +111,17 @@ class Renderer:
             self._kept.popitem(last=False)
         return TemplateCompiled(sorted(compiled.variables))
 
-    def _render(self, question: RenderTemplate) -> TemplateRendered | TemplateUnknown:
-        compiled = self._kept.get(question.digest)
-        if compiled is None:
-            return TemplateUnknown()
-        self._kept.move_to_end(question.digest)
-        text = compiled.render(
+
+def _render(compiled: CompiledTemplate, question: RenderTemplate) -> TemplateRendered:
+    return TemplateRendered(
+        compiled.render(
             question.messages,
             add_generation_prompt=question.add_generation_prompt,
             continue_final_message=question.continue_final_message,
             variables=question.variables,
             limit_s=question.limit_s,
         )
-        return TemplateRendered(text)
+    )
 
 
 def _check_grammar(question: CheckGrammar) -> GrammarSound:

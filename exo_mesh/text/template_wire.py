@@ -13,7 +13,7 @@ import msgspec
 from exo_mesh.domain.grammar import GrammarKind
 from exo_mesh.pictures import CHANNELS, MAX_PIXELS
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
-from exo_mesh.text.template import MAX_LENGTH, Message
+from exo_mesh.text.template import MAX_LENGTH, Message, TemplateTraits
 
 LENGTH = struct.Struct(">I")
 """The length before each message, in bytes."""
@@ -32,6 +32,14 @@ class CompileTemplate(msgspec.Struct, tag="compile", frozen=True):
     digest: str
     source: str
     where: str
+    limit_s: float
+
+
+class TryTemplate(msgspec.Struct, tag="try", frozen=True):
+    """Find the traits of the template with this digest. variables: the special tokens that it may write."""
+
+    digest: str
+    variables: dict[str, Any]
     limit_s: float
 
 
@@ -69,6 +77,12 @@ class TemplateCompiled(msgspec.Struct, tag="compiled", frozen=True):
     variables: list[str]
 
 
+class TemplateTried(msgspec.Struct, tag="tried", frozen=True):
+    """What a template can do."""
+
+    traits: TemplateTraits
+
+
 class TemplateRendered(msgspec.Struct, tag="rendered", frozen=True):
     """The rendered prompt."""
 
@@ -88,12 +102,13 @@ class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):
     """The process does not have the template: the node must send CompileTemplate first."""
 
 
-Question = CompileTemplate | RenderTemplate | CheckGrammar | DecodeImage
+Question = CompileTemplate | TryTemplate | RenderTemplate | CheckGrammar | DecodeImage
 Answer = (
     RendererReady
     | GrammarSound
     | ImageDecoded
     | TemplateCompiled
+    | TemplateTried
     | TemplateRendered
     | TemplateRefused
     | TemplateUnknown

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
-from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
+from exo_mesh.model_files import named, one_line, read_tokenizer_text
+from exo_mesh.random_hex import random_digits
 from exo_mesh.text.built_in_templates import built_in_template
-from exo_mesh.text.detokenizer import Detokenizer
+from exo_mesh.text.completing import complete, may_change
+from exo_mesh.text.control_text import ChatPrompt, ControlTexts
+from exo_mesh.text.detokenizer import CleaningDetokenizer, Detokenizer
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
-from exo_mesh.text.template import ChatTemplate, find_template, read_json
+from exo_mesh.text.template import ChatTemplate
+from exo_mesh.text.text_files import SamplingDefaults, TextFiles
+from exo_mesh.text.text_guard import TextGuard
 from exo_mesh.text.vision import VisionSpec, read_vision
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_NUMBER = 2**31 - 1
-"""Largest token id and sampling value that is accepted in generation_config.json."""
-
 NO_VISION = "its files are not in the mesh"
 
 SLICE_LENGTH = 1 << 16
 """Characters whose tokens are counted at a time; encoding this many takes 25 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """Sampling values of generation_config.json; None if it has none. `do_sample: false` means temperature 0."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +51,42 @@ class TextModel:
     """How the model marks thoughts and tool calls."""
     vision: VisionSpec | str = NO_VISION
     """How its prompts take images, or the reason why they do not."""
+    cleans_spaces: bool = False
+    """Whether spaces before punctuation are left out of its text. For BPE they never are, as in transformers."""
+    controls: ControlTexts | None = None
+    """Its control tokens; None if it has no chat template."""
 
     @classmethod
     def open(cls, directory: Path) -> TextModel:
         """Read a model's text files. It blocks, up to a second for a large vocabulary. Raises ModelError."""
-        tokenizer = _read_tokenizer(directory / "tokenizer.json")
-        config = read_json(directory / "tokenizer_config.json")
-        generation = read_json(directory / "generation_config.json")
-        special_tokens = _special_tokens(config)
-        eos_ids = _ids(generation.get("eos_token_id"), directory / "generation_config.json")
+        files = TextFiles.read(directory)
+        tokenizer = read_tokenizer(directory, files)
+        special_tokens = {**_tokens_by_id(tokenizer, files.ids), **files.special_tokens}
+        eos_ids = files.stop_ids
         if (eos := special_tokens.get("eos_token")) is not None and (eos_id := tokenizer.token_to_id(eos)) is not None:
             eos_ids |= {eos_id}
         added = tokenizer.get_added_tokens_decoder()
-        architecture = str(read_json(directory / "config.json").get("model_type", ""))
-        template = find_template(directory, config) or built_in_template(architecture)
+        template = files.template or built_in_template(files.architecture)
         markers = {token.content: token_id for token_id, token in added.items()}
-        return cls(
+        made = cls(
             name=directory.name,
             tokenizer=tokenizer,
             template=template,
             special_tokens=special_tokens,
             eos_ids=eos_ids,
             hidden_ids=frozenset(token_id for token_id, token in added.items() if token.special),
-            defaults=_sampling_defaults(generation, directory / "generation_config.json"),
+            defaults=files.defaults,
             byte_of_character=_byte_of_character() if _decodes_bytes(tokenizer) else None,
-            output=format_of(template.source if template else None, architecture, markers),
+            output=format_of(template.sources if template else None, files.architecture, markers),
             vision=read_vision(directory, tokenizer.id_to_token),
+            cleans_spaces=files.cleans_spaces and type(tokenizer.model).__name__ != "BPE",
         )
+        return made if template is None else made.with_template(template)
+
+    def with_template(self, template: ChatTemplate) -> TextModel:
+        """The same with a template that was tried: what it writes shows which tokens are control tokens."""
+        markers = {token for token, _ in self.output.tokens}
+        return replace(self, template=template, controls=ControlTexts(self.tokenizer, markers, template.written))
 
     @classmethod
     def without_vocabulary(cls, name: str) -> TextModel:
@@ -105,6 +107,14 @@ class TextModel:
         )
 
     @property
+    def chat_template(self) -> ChatTemplate:
+        """The template of its conversations. Raises InputError if it has none."""
+        if self.template is None:
+            text = f"the model {self.name} has no chat template; use /v1/completions with a plain prompt"
+            raise InputError(text, param="messages")
+        return self.template
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens that the tokenizer knows; the model's logits may be padded beyond it."""
         return int(self.tokenizer.get_vocab_size())
@@ -117,23 +127,36 @@ class TextModel:
         """Encode a prompt from a chat template, which already has its special tokens. It blocks. Raises InputError."""
         return self._encode(prompt, add_special_tokens=False)
 
+    def guard(self) -> TextGuard:
+        """A guard for the texts of one request: see control_text."""
+        if self.controls is None:
+            return TextGuard()
+        allowed = () if self.output.is_harmony else self.output.markers(has_tools=True)
+        return TextGuard(self._marked, random_digits(), allowed)
+
+    def _marked(self, text: str, mark: str, allowed: Collection[str]) -> str:
+        assert self.controls is not None
+        with _encoding_errors():
+            return self.controls.marked(text, mark, allowed)
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Encode a prompt in which control tokens that texts spell are marked. It blocks. Raises InputError."""
+        if not prompt.mark or self.controls is None:
+            return self.encode_prompt(prompt.marked)
+        with _encoding_errors():
+            return self.controls.encode(prompt)
+
     def encode_for_vector(self, text: str, pair: str | None = None, limit: int | None = None) -> tuple[list[int], int]:
         """(tokens, where the second text begins) of a text or a pair of texts, with the special tokens around them; the
         second number is 0 if the model does not mark second texts. limit: cut the longer text until so many tokens are
         left; None: cut nothing. It blocks. Raises InputError."""
-        try:
+        with _encoding_errors("input"):
             first = self.tokenizer.encode(text, add_special_tokens=False)
             second = None if pair is None else self.tokenizer.encode(pair, add_special_tokens=False)
             if limit is not None:
                 room = max(1, limit - self.tokenizer.num_special_tokens_to_add(second is not None))
                 _cut(first, second, room)
             whole = self.tokenizer.post_process(first, second, add_special_tokens=True)
-        except UnicodeEncodeError as exc:
-            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="input") from exc
-        except BaseException as exc:
-            if not is_panic(exc):
-                raise
-            raise InputError("the model's tokenizer cannot encode this text", param="input") from exc
         types = whole.type_ids
         return list(whole.ids), types.index(1) if pair is not None and 1 in types else 0
 
@@ -156,19 +179,14 @@ class TextModel:
                 )
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
+        with _encoding_errors():
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError as exc:
-            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
-        except BaseException as exc:
-            if not is_panic(exc):
-                raise
-            raise InputError("the model's tokenizer cannot encode this text", param="messages") from exc
 
     def detokenizer(self, shown: Collection[str] = ()) -> Detokenizer:
         """A new detokenizer for one output. shown: special tokens to decode as text, for an output parser."""
         ids = frozenset(self.tokenizer.token_to_id(token) for token in shown) if shown else frozenset()
-        return Detokenizer(self.tokenizer, self.hidden_ids - ids)
+        kind = CleaningDetokenizer if self.cleans_spaces else Detokenizer
+        return kind(self.tokenizer, self.hidden_ids - ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text, without special tokens. It blocks."""
@@ -202,6 +220,19 @@ class TextModel:
         return token.replace("▁", " ").encode()
 
 
+@contextmanager
+def _encoding_errors(param: str = "messages") -> Iterator[None]:
+    """Turns the errors of the tokenizers library into an InputError. param: the field of the text."""
+    try:
+        yield
+    except UnicodeEncodeError as exc:
+        raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param=param) from exc
+    except BaseException as exc:
+        if not is_panic(exc):
+            raise
+        raise InputError("the model's tokenizer cannot encode this text", param=param) from exc
+
+
 def _cut(first: Any, second: Any, room: int) -> None:
     """Cut the longer of two encodings, in place, until both have `room` tokens together; second may be None."""
     if second is None:
@@ -215,17 +246,20 @@ def _cut(first: Any, second: Any, room: int) -> None:
     shorter.truncate(max(0, len(shorter) - rest // 2))
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(directory: Path, files: TextFiles) -> Tokenizer:
+    """The tokenizer of a model with the tokens and settings that its other files add. It blocks. Raises ModelError."""
     from tokenizers import Tokenizer  # takes 4 MB and 4 ms, which a node without requests does not need
 
+    path = directory / "tokenizer.json"
     try:
-        content = read_model_file(path, MAX_TOKENIZER_BYTES)
+        content = read_tokenizer_text(path)
     except FileNotFoundError as exc:
         raise ModelError(f"{named(path)}: this file is missing, and no other tokenizer format is supported") from exc
     try:
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(content.encode())
         tokenizer.no_padding()
         tokenizer.no_truncation()  # a prompt must never be cut silently
+        complete(tokenizer, files)
     except BaseException as exc:
         # The tokenizers library raises a bare Exception for most faults of the file, and panics at some.
         if not isinstance(exc, Exception) and not is_panic(exc):
@@ -234,40 +268,34 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every `…_token` of tokenizer_config.json that is a string, or an object with its text under "content"."""
-    tokens: dict[str, str] = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens
+def tokenizer_text(directory: Path) -> str:
+    """The text of a tokenizer.json with the same tokens as `read_tokenizer`, for another library. The file itself if
+    nothing is to be changed, because a large vocabulary takes long to write. It blocks. Raises ModelError."""
+    from tokenizers import Tokenizer  # late, as in read_tokenizer
+
+    path = directory / "tokenizer.json"
+    files = TextFiles.read(directory)
+    try:
+        text = read_tokenizer_text(path)
+    except FileNotFoundError as exc:
+        raise ModelError(f"{named(path)}: the file does not exist, and grammars need it") from exc
+    if _CUTS.search(text) or may_change(text, files):
+        tokenizer = Tokenizer.from_str(text)
+        is_cut = tokenizer.padding is not None or tokenizer.truncation is not None
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        if complete(tokenizer, files) or is_cut:
+            return str(tokenizer.to_str())
+    return text
 
 
-def _ids(value: Any, where: Path) -> frozenset[int]:
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token_id, int) and 0 <= token_id <= MAX_NUMBER for token_id in ids):
-        raise ModelError(f"{named(where)}: eos_token_id is {shown(value)}, not a token id or a list of them")
-    return frozenset(ids)
+_CUTS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
+"""What would add tokens to those that a grammar forces, or leave some out."""
 
 
-def _sampling_defaults(generation: Mapping[str, Any], where: Path) -> SamplingDefaults:
-    values: dict[str, Any] = {}
-    for name, kind in (("temperature", float), ("top_p", float), ("top_k", int), ("min_p", float)):
-        values[name] = _number(generation.get(name), kind, name, where)
-    values["repetition_penalty"] = _number(generation.get("repetition_penalty"), float, "repetition_penalty", where)
-    if generation.get("do_sample") is False:
-        values["temperature"] = 0.0
-    return SamplingDefaults(**values)
-
-
-def _number(value: Any, kind: type[float] | type[int], name: str, where: Path) -> float | int | None:
-    if value is None:
-        return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= MAX_NUMBER or (kind is int and value != int(value)):
-        raise ModelError(f"{named(where)}: {name} is {shown(value)}, which is not a valid value")
-    return kind(value)
+def _tokens_by_id(tokenizer: Tokenizer, ids: Mapping[str, int]) -> dict[str, str]:
+    found = {name: tokenizer.id_to_token(token_id) for name, token_id in ids.items()}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def _decodes_bytes(tokenizer: Tokenizer) -> bool:

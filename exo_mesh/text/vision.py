@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.errors import InputError, ModelError
+from exo_mesh.model_files import read_json_if_there
 from exo_mesh.pictures import MAX_PIXELS, Picture, PictureSpec, digest_of
 from exo_mesh.text.image_wire import ImageRecipe
-from exo_mesh.text.template import read_json
 
 FAMILIES = ("gemma3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 """Values of `model_type` whose images are supported."""
@@ -93,7 +93,7 @@ class VisionSpec:
 def read_vision(directory: Path, token_of: Callable[[int], str | None]) -> VisionSpec | str:
     """How the model in `directory` takes images, or the reason why it does not. token_of: the text of a token id."""
     try:
-        config = read_json(directory / "config.json")
+        config = read_json_if_there(directory / "config.json")
         family = config.get("model_type")
         if not isinstance(config.get("vision_config"), dict):
             return "it has no vision tower (vision_config in config.json)"
@@ -107,9 +107,9 @@ def read_vision(directory: Path, token_of: Callable[[int], str | None]) -> Visio
 
 
 def _processor_settings(directory: Path) -> dict[str, Any]:
-    settings = read_json(directory / PROCESSOR_FILES[0])
+    settings = read_json_if_there(directory / PROCESSOR_FILES[0])
     if not settings:
-        nested = read_json(directory / PROCESSOR_FILES[1]).get("image_processor")
+        nested = read_json_if_there(directory / PROCESSOR_FILES[1]).get("image_processor")
         settings = nested if isinstance(nested, dict) else {}
     if not settings:
         raise _UnusableError(f"{PROCESSOR_FILES[0]} is missing")

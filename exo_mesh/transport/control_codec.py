@@ -24,6 +24,7 @@ from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.power.readings import NO_HARDWARE
 from exo_mesh.domain.shared.settings import SharedSettings
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS
 from exo_mesh.domain.view import (
     KINDS,
     MAX_CARD_BYTES,
@@ -36,12 +37,21 @@ from exo_mesh.domain.view import (
     RecordKey,
 )
 from exo_mesh.errors import TransportError
+from exo_mesh.printable import printable
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.hardware_codec import hardware_from_proto, hardware_to_proto
-from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
+from exo_mesh.transport.plan_codec import (
+    MAX_KEPT,
+    ballot_from_proto,
+    ballot_to_proto,
+    kept_from_proto,
+    kept_to_proto,
+    plan_from_proto,
+    plan_to_proto,
+)
 from exo_mesh.transport.served_codec import MAX_SERVED, served_from_proto, served_to_proto
 from exo_mesh.transport.settings_codec import settings_from_proto, settings_to_proto
-from exo_mesh.transport.speeds_codec import speeds_from_proto, speeds_to_proto
+from exo_mesh.transport.speeds_codec import MAX_MODELS, speeds_from_proto, speeds_to_proto
 
 MAX_REASON = 256  # characters
 MAX_KIND = 40
@@ -113,6 +123,10 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         role="" if peer.role == FULL else peer.role,
         served=[served_to_proto(one) for one in peer.served[:MAX_SERVED]],
         engine_speeds=speeds_to_proto(peer.engine_speeds),
+        on_disk=[
+            pb.ModelOnDisk(digest=digest, layers=[kept_to_proto(one) for one in kept[:MAX_KEPT]])
+            for digest, kept in peer.on_disk[:MAX_MODELS]
+        ],
     )
 
 
@@ -150,6 +164,9 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         role=message.role if message.role in ROLES else FULL,
         served=tuple(served_from_proto(one) for one in message.served[:MAX_SERVED]),
         engine_speeds=speeds_from_proto(message.engine_speeds),
+        on_disk=tuple(
+            (printable(one.digest, DIGEST_CHARS), kept_from_proto(one.layers)) for one in message.on_disk[:MAX_MODELS]
+        ),
     )
 
 

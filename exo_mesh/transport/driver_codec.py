@@ -82,6 +82,7 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
             seed=sampling.seed,
+            repetition_window=sampling.repetition_window,
         ),
     )
     if sampling.logprobs is not None:
@@ -154,6 +155,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
             seed=sampling.seed,
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            repetition_window=sampling.repetition_window,
         ),
     )
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.domain.tensor_group import GroupBackend, RankWiring, RdmaMatrix, TensorGroup
 from exo_mesh.printable import printable
 from exo_mesh.proto import plan_pb2 as pb
+
+MAX_KEPT = 32
+"""Most parts of one model that a peer can have on its disk; the rest is cut off."""
+
+MAX_NAME_CHARS = 64
 
 
 def ballot_to_proto(ballot: Ballot) -> pb.Ballot:
@@ -21,6 +26,7 @@ def ballot_from_proto(message: pb.Ballot) -> Ballot:
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
+    on_disk = dict(plan.inputs.on_disk)
     return pb.Plan(
         instance_id=plan.instance_id,
         ballot=ballot_to_proto(plan.ballot),
@@ -28,7 +34,10 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         model_digest=plan.model_digest,
         stages=[_stage_to_proto(stage) for stage in plan.stages],
         context_limit=plan.context_limit,
-        candidates=[pb.PlanCandidate(peer_id=peer, usable_bytes=usable) for peer, usable in plan.inputs.candidates],
+        candidates=[
+            pb.PlanCandidate(peer_id=peer, usable_bytes=usable, on_disk=map(kept_to_proto, on_disk.get(peer, ())))
+            for peer, usable in plan.inputs.candidates
+        ],
         policy=plan.inputs.policy,
         min_peers=plan.inputs.min_peers,
         pool_tokens=plan.pool_tokens,
@@ -50,11 +59,39 @@ def plan_from_proto(message: pb.Plan) -> Plan:
             candidates=tuple((candidate.peer_id, candidate.usable_bytes) for candidate in message.candidates),
             policy=message.policy,
             min_peers=message.min_peers,
+            on_disk=tuple(
+                sorted((one.peer_id, kept_from_proto(one.on_disk)) for one in message.candidates if one.on_disk)
+            ),
         ),
         pool_tokens=message.pool_tokens,
         activation_dtype=message.activation_dtype,
         pool_sequences=message.pool_sequences,
     )
+
+
+def kept_to_proto(kept: KeptLayers) -> pb.KeptLayers:
+    size = 0 if kept.size == 1 else kept.size
+    return pb.KeptLayers(
+        engine=kept.engine,
+        start=kept.start,
+        stop=kept.stop,
+        tokens=kept.tokens,
+        activation_dtype=kept.activation_dtype,
+        rank=kept.rank,
+        size=size,
+    )
+
+
+def kept_from_proto(messages: Sequence[pb.KeptLayers]) -> tuple[KeptLayers, ...]:
+    """What a peer has on its disk of a model; MAX_KEPT at most, and nothing that is impossible."""
+    return tuple(
+        KeptLayers(
+            printable(one.engine, MAX_NAME_CHARS), one.start, one.stop, one.tokens,
+            printable(one.activation_dtype, MAX_NAME_CHARS), one.rank, one.size or 1,
+        )
+        for one in messages[:MAX_KEPT]
+        if one.start < one.stop and one.rank < max(1, one.size)
+    )  # fmt: skip
 
 
 def _stage_to_proto(stage: StagePlan) -> pb.StagePlan:

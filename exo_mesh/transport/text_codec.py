@@ -41,6 +41,7 @@ def text_to_proto(text: TextInput) -> pb.TextInput:
         body=text.body,
         stops=[_bytes(stop) for stop in text.stops],
         begun=[piece_to_proto(piece) for piece in text.begun],
+        thinking_budget=text.thinking_budget,
     )
 
 
@@ -49,7 +50,9 @@ def text_from_proto(message: pb.TextInput) -> TextInput:
     if len(message.stops) > MAX_STOPS:
         raise ValueError(f"{len(message.stops)} stop strings, more than {MAX_STOPS}")
     stops = tuple(_text(stop) for stop in message.stops)
-    return TextInput(message.body, stops, tuple(piece_from_proto(piece) for piece in message.begun))
+    begun = tuple(piece_from_proto(piece) for piece in message.begun)
+    budget = message.thinking_budget if message.HasField("thinking_budget") else None
+    return TextInput(message.body, stops, begun, budget)
 
 
 def add_usage(message: pb.TokenEvent, usage: TextUsage) -> None:

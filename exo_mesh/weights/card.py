@@ -13,6 +13,7 @@ from typing import Any
 
 from exo_mesh.domain.embedding.tasks import find_tasks
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.model_settings import quantization_of, text_config, token_ids
 from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import (
@@ -23,18 +24,21 @@ from exo_mesh.model_files import (
     POOLING_FILE,
     PROMPTS_FILE,
     SCORE_FILE,
+    TOOL_USE_FILE,
     exists,
     label,
     named,
     open_model_file,
     place_of,
     read_in_pieces,
-    read_json_text,
+    read_json,
+    read_json_if_there,
     read_steps,
     shown,
     size_of,
 )
 from exo_mesh.weights.gguf import BLOCK_SIZES
+from exo_mesh.weights.gguf_config import QUANT_METHOD
 from exo_mesh.weights.safetensors import DTYPE_BITS, PART, TensorInfo, TensorTable, on_disk
 from exo_mesh.weights.tensors import read_tensor_table
 
@@ -51,6 +55,7 @@ TEXT_FILES = (
     SCORE_FILE,
     PROMPTS_FILE,
     LENGTH_FILE,
+    TOOL_USE_FILE,
 )
 """The files that a peer needs to turn text into ids and back; they are small, and fetched from any peer that has the
 model."""
@@ -86,8 +91,10 @@ model."""
 MAX_FIGURE = 2**31 - 1
 """Largest width, length or token id in config.json: what messages between peers can carry."""
 
+NO_LIMIT = 2**20
+"""Context length of a model that has no limit of its own, because it has a state in place of positions."""
+
 MAX_KV_BYTES = 2**48
-MAX_EOS_IDS = 1000
 _MAX_ARCHITECTURE = 100
 _ROWS = 4096
 _SAMPLED_TENSORS = 32
@@ -150,31 +157,13 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         tied=tied,
         kv_bytes_per_token=_kv_bytes(model_dir, text, hidden_size, dtype),
         dtype=dtype,
-        eos_ids=_eos_ids(model_dir, config, text),
+        eos_ids=_eos_ids(model_dir, config),
         legal_cuts=tuple(range(1, num_layers)),
         digest=_digest(config, table),
         text_digest=_text_digest(model_dir),
         tasks=find_tasks(config, read_steps(model_dir)),
+        quantization=_quantization(config, table),
     )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises ModelError if the file is missing or holds no JSON object."""
-    try:
-        value = json.loads(read_json_text(file))
-    except FileNotFoundError as exc:
-        raise ModelError(f"{named(file)} cannot be read: there is no such file") from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{named(file)} is not valid JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ModelError(f"{named(file)} is not a JSON object")
-    return value
-
-
-def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the language model: those of a nested `text_config` override those beside it."""
-    nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
 
 def _architecture(model_dir: Path, config: Mapping[str, Any]) -> str:
@@ -214,8 +203,15 @@ def _num_layers(model_dir: Path, text: Mapping[str, Any]) -> int:
 
 
 def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
+    """The most positions of config.json; without any, as for models without attention, the length that the tokenizer's
+    settings give."""
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
-    return _find_size(text, *keys) or _require_size(model_dir, text, *keys)
+    if (found := _find_size(text, *keys)) is not None:
+        return found
+    of_tokenizer = read_json_if_there(model_dir / "tokenizer_config.json").get("model_max_length")
+    if isinstance(of_tokenizer, int | float) and of_tokenizer > MAX_FIGURE:
+        return NO_LIMIT  # transformers writes 10^30 where there is no limit
+    return _find_size({"model_max_length": of_tokenizer}, "model_max_length") or _require_size(model_dir, text, *keys)
 
 
 def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
@@ -268,6 +264,18 @@ def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype:
     return kv_bytes
 
 
+def _quantization(config: Mapping[str, Any], table: TensorTable) -> str:
+    """As the config says it; of a GGUF file, whose config was made here, the type of most bytes of the layers."""
+    found = quantization_of(config) or ""
+    if found != QUANT_METHOD:
+        return found
+    sizes: Counter[str] = Counter()
+    for name, info in table.items():
+        if layer_of(name) is not None:
+            sizes[info.dtype] += info.num_bytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default=found)
+
+
 def _activation_dtype(text: Mapping[str, Any], table: TensorTable) -> str:
     """The most common floating dtype of the layers' tensors (norms and scales, where weights are packed). For a GGUF
     file, whose norms are float32 whatever the others are, the dtype that was chosen for its config."""
@@ -316,16 +324,11 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
     return tuple(layers), embed_bytes, head_bytes, not has_head
 
 
-def _eos_ids(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json overrides config.json; an int or a list of ints."""
-    generation_file = model_dir / "generation_config.json"
-    generation = read_json(generation_file) if exists(generation_file) else {}
-    candidates = (generation.get("eos_token_id"), config.get("eos_token_id"), text.get("eos_token_id"))
-    eos: Any = next((value for value in candidates if value is not None), [])
-    ids = eos if isinstance(eos, list) else [eos]
-    if len(ids) > MAX_EOS_IDS or not all(isinstance(value, int) and abs(value) <= MAX_FIGURE for value in ids):
-        raise ModelError(f"{label(model_dir)}: eos_token_id is {shown(eos)}, not an integer or a list of integers")
-    return tuple(ids)
+def _eos_ids(model_dir: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    try:
+        return token_ids("eos_token_id", read_json_if_there(model_dir / "generation_config.json"), config)
+    except ValueError as exc:
+        raise ModelError(f"{label(model_dir)}: {exc}") from exc
 
 
 def _digest(config: Mapping[str, Any], table: TensorTable) -> str:

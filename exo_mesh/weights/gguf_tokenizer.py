@@ -47,7 +47,7 @@ def make_tokenizer(header: GgufHeader) -> dict[str, Any]:
 
 
 def make_tokenizer_config(header: GgufHeader) -> dict[str, Any]:
-    """The content of tokenizer_config.json: the tokens with a name, and the chat template. Raises ModelError."""
+    """The content of tokenizer_config.json: the tokens with a name, and the chat templates. Raises ModelError."""
     tokens = list(_texts(header, "tokenizer.ggml.tokens", MAX_TOKENS))
     config: dict[str, Any] = {}
     for key, name in _NAMES.items():
@@ -55,6 +55,10 @@ def make_tokenizer_config(header: GgufHeader) -> dict[str, Any]:
         if token_id is not None and 0 <= token_id < len(tokens):
             config[name] = tokens[token_id]
     template = header.text("tokenizer.chat_template")
+    tool_use = header.text("tokenizer.chat_template.tool_use")
+    if template and tool_use:
+        named = [{"name": "default", "template": template}, {"name": "tool_use", "template": tool_use}]
+        return {**config, "chat_template": named}
     return {**config, "chat_template": template} if template else config
 
 

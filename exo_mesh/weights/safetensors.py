@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeGuard
 import msgspec
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import exists, named, open_model_file, read_model_file, shown
+from exo_mesh.model_files import as_text, exists, named, open_model_file, read_model_file, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """Most bytes of a header, as in the reference implementation of the format."""
@@ -281,7 +281,7 @@ def read_weight_map(index_file: Path) -> Mapping[str, str]:
     if raw.count(b".safetensors") > MAX_TENSORS:
         raise ModelError(f"{named(index_file)} names more than {MAX_TENSORS} tensors")
     try:
-        weight_map = _INDEX.decode(raw).weight_map
+        weight_map = _INDEX.decode(as_text(index_file, raw)).weight_map
     except msgspec.ValidationError as exc:
         if "weight_map[" in str(exc):
             raise ModelError(f"{named(index_file)}: a tensor's file name is not a safetensors file name") from exc

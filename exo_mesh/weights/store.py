@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -83,8 +83,17 @@ class ModelStore:
     are kept until its files change. Safe to use from several threads.
     """
 
-    def __init__(self, models_dirs: Sequence[Path], clock: Clock = monotonic, *, views_dir: Path | None = None) -> None:
-        """views_dir: where the directories of GGUF models are made; without it, GGUF files are no models."""
+    def __init__(
+        self,
+        models_dirs: Sequence[Path],
+        clock: Clock = monotonic,
+        *,
+        views_dir: Path | None = None,
+        check: Callable[[Path], None] = lambda model_dir: None,
+    ) -> None:
+        """views_dir: where the directories of GGUF models are made; without it, GGUF files are no models. check: raises
+        ModelError for a model that has a card, but whose other files cannot be used."""
+        self._check = check
         self._models_dirs = tuple(models_dirs)
         self._views_dir = views_dir
         self._clock = clock
@@ -207,7 +216,9 @@ class ModelStore:
         try:
             if source is not None:
                 ensure_view(model_dir, source)
-            return _Read(name, stamp, read_card_within_limits(model_dir, name))
+            card = read_card_within_limits(model_dir, name)
+            self._check(model_dir)
+            return _Read(name, stamp, card)
         except ModelError as exc:
             passing = isinstance(exc.__cause__, OSError)
             reason = one_line(str(exc))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class ScriptedMesh:
     requests: list[GenerateRequest] = field(default_factory=list)
     specs: list[InstanceSpec] = field(default_factory=list)
     unusable: dict[str, str] = field(default_factory=dict)
+    is_reading: bool = False
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     explanations: Explanations = field(default_factory=Explanations)
     status: str = "ok"
@@ -177,6 +178,9 @@ class ScriptedMesh:
 
     def unusable_models(self) -> dict[str, str]:
         return self.unusable
+
+    def is_reading_models(self) -> bool:
+        return self.is_reading
 
     async def text_files(self, name: str) -> Path:
         return self.directory
@@ -437,15 +441,22 @@ class Served:
             return reply.status, await reply.json()
 
 
+compile_once = cache(CompiledTemplate.compile)
+
+
 class TemplatesRenderedHere(TemplateRenderer):
     """It renders in this process, since starting another one for each test would take longer than most of them."""
 
     async def compile(self, template: ChatTemplate) -> ChatTemplate:
-        compiled = CompiledTemplate.compile(template.source, template.where)
+        compiled = compile_once(template.source, template.where)
         return replace(template, variables=compiled.variables)
 
+    async def try_out(self, template: ChatTemplate, variables: Mapping[str, Any]) -> ChatTemplate:
+        compiled = compile_once(template.source, template.where)
+        return replace(template, traits=compiled.traits(variables))
+
     async def render(self, template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
-        return CompiledTemplate.compile(template.source, template.where).render(messages, **options)
+        return compile_once(template.source, template.where).render(messages, **options)
 
 
 @asynccontextmanager

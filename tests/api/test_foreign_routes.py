@@ -60,6 +60,25 @@ async def test_an_absent_route_says_why_and_what_to_use_instead(api: Served, met
     assert answer["error"]["message"] == ABSENT[method, path]
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/messages/batches"),
+        ("GET", "/v1/messages/batches/b/results"),
+        ("POST", "/v1/files"),
+        ("GET", "/v1/files/f/content"),
+        ("POST", "/v1/batches"),
+        ("GET", "/v1/batches/b"),
+    ],
+)
+async def test_routes_for_files_of_requests_name_the_command_that_runs_them(
+    api: Served, method: str, path: str
+) -> None:
+    async with api.http.request(method, path) as reply:
+        answer = await reply.json()
+    assert reply.status == 404 and "exo-mesh batch" in answer["error"]["message"]
+
+
 async def test_the_older_lists_of_models_have_models_and_downloads(api: Served) -> None:
     info = DownloadInfo("org/other", DownloadState.ONGOING, 25, 100)
     api.mesh.progress.append(entry_of("p1", "alpha", info))

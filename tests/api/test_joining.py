@@ -62,7 +62,7 @@ async def test_the_other_machine_gets_the_secret_and_the_line_carries_none_of_it
         assert await state(api) == "open"
         port = int(api.url.rpartition(":")[2])
         async with Recorder(port).listening() as line:
-            assert await asyncio.to_thread(fetch, f"127.0.0.1:{line.port}", password, "laptop") == GIFT
+            assert await asyncio.to_thread(fetch, f"http://127.0.0.1:{line.port}", password, "laptop") == GIFT
         heard = b"".join(map(said, line.sessions)) + bytes(line.answers)
         assert b"laptop" in heard and b"sealed" in heard
         for hidden in (GIFT.secret, GIFT.node, password, parse_password(password)):
@@ -135,7 +135,7 @@ async def test_a_server_that_is_no_node_is_one_clear_error(mesh: ScriptedMesh) -
     server = await asyncio.start_server(nonsense, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(TransportError):
-        await asyncio.to_thread(fetch, f"127.0.0.1:{port}", WRONG, "laptop")
+        await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}", WRONG, "laptop")
     server.close()
 
 

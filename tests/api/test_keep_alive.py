@@ -11,7 +11,16 @@ from exo_mesh.errors import InputError
 @pytest.mark.parametrize(
     ("given", "seconds"),
     [
-        *[(None, None), (300, 300.0), ("300", 300.0), ("5m", 300.0), ("1h30m", 5400.0), ("250ms", 0.25), (0, 0.0)],
+        *[
+            (None, None),
+            ("", None),
+            (300, 300.0),
+            ("300", 300.0),
+            ("5m", 300.0),
+            ("1h30m", 5400.0),
+            ("250ms", 0.25),
+            (0, 0.0),
+        ],
         *[(-1, FOR_EVER), ("-1", FOR_EVER), ("-1m", FOR_EVER)],
     ],
 )
@@ -19,7 +28,7 @@ def test_numbers_and_times_are_seconds(given: float | str | None, seconds: float
     assert keep_alive_s(given, "keep_alive") == seconds
 
 
-@pytest.mark.parametrize("given", ["", "m", "5 m", "5m3", "soon", "1e3", float("nan"), 1e12, "9999999h"])
+@pytest.mark.parametrize("given", ["m", "5 m", "5m3", "soon", "1e3", float("nan"), 1e12, "9999999h"])
 def test_anything_else_is_refused_by_name(given: float | str) -> None:
     with pytest.raises(InputError, match="keep_alive must be a number of seconds or a time") as refused:
         keep_alive_s(given, "keep_alive")

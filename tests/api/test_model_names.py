@@ -79,6 +79,14 @@ async def test_unusable_models_are_listed_apart_from_those_that_can_be_used(api:
     assert listed["data"] == [{"id": "broken", "object": "model", "status": "unusable", "reason": reason}]
 
 
+async def test_the_list_says_that_models_are_still_being_read_and_which_are_partial(api: Served) -> None:
+    assert (await call(api, "", "GET", "/v1/models", None))[1]["is_reading"] is False
+    api.mesh.is_reading = True
+    listed = (await call(api, "", "GET", "/v1/models?status=downloaded", None))[1]
+    assert listed["is_reading"] is True and [one["status"] for one in listed["data"]] == ["downloaded"]
+    assert (await call(api, "", "GET", "/v1/models?status=partial", None))[1]["data"] == []
+
+
 @pytest.mark.parametrize("named_by", ["name", "path"])
 async def test_a_request_that_names_no_model_gets_the_default_one(model_dir: Path, named_by: str) -> None:
     """A default that is a path is the operator's word, so it serves callers who may name none."""

@@ -52,6 +52,23 @@ async def test_what_cannot_be_used_is_named(api: Served, method: str, path: str,
     assert (status, said["error"]["param"]) == (400, param), said
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/place_instance", {"model_id": "absent"}),
+        ("POST", "/place_instance", {"model_id": "/absent"}),
+        ("GET", "/instance/placement?model_id=absent", None),
+        ("GET", "/instance/previews?model_id=absent", None),
+    ],
+)
+async def test_an_unknown_model_is_refused_under_the_name_that_the_client_used(
+    api: Served, method: str, path: str, body: Any
+) -> None:
+    status, said = await call(api, method, path, body)
+    assert (status, said["error"]["param"]) == (404, "model_id"), said
+    assert (await call(api, "GET", "/instance/previews?model=absent"))[1]["error"]["param"] == "model"
+
+
 async def test_models_are_loaded_unloaded_and_collected(api: Served) -> None:
     assert (await call(api, "POST", "/model/load", {"model": "exo-mesh-demo"}))[1]["id"] == "i2"
     assert (await call(api, "POST", "/model/unload"))[1]["instances"] == ["i1", "i2"]

@@ -85,6 +85,15 @@ def test_the_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
+    "ending",
+    ["", "/", "//", "/v1", "/v1/", "/v1/chat/completions", "/v1/messages/", "/?a=b", "/#token=exo-local-A", "/v1#x"],
+)
+def test_the_address_of_other_clients_is_accepted(client: ApiClient, ending: str) -> None:
+    assert ApiClient(client.url + ending).get("/healthz") == {"path": "/healthz"}
+    assert ApiClient(f"{client.url}/mesh/v1x{ending}").get("/healthz") == {"path": "/mesh/v1x/healthz"}
+
+
+@pytest.mark.parametrize(
     ("path", "kind", "message"),
     [
         ("/unknown", UnknownModelError, "no model x"),

@@ -34,6 +34,8 @@ def test_once_answers_over_two_peers_and_leaves_nothing(tmp_path: Path, monkeypa
 @pytest.mark.extended
 def test_it_goes_on_serving_until_it_is_stopped(tmp_path: Path) -> None:
     process, peers = _serving_demo(tmp_path)
+    placed = run(["load", "exo-mesh-demo", "--on", "peer-2,peer-3"], tmp_path)
+    assert placed.returncode == exit_codes.OK, f"another command has local rights by itself: {placed.stderr}"
     process.send_signal(signal.SIGTERM)
     _, complaints = process.communicate(timeout=10)
     assert (process.returncode, complaints) == (exit_codes.OK, "")
@@ -50,7 +52,7 @@ def test_no_peer_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
 
 def _serving_demo(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """A demo of dummy engines that serves, and all processes below it."""
-    process = start(["demo", "--engine", "dummy", "--peers", "3"], tmp_path)
+    process = start(["demo", "--engine", "dummy", "--peers", "3", "--api-port", "0"], tmp_path)
     shown = read_until(process, "Ctrl-C")
     assert "over 3 peers" in shown, process.stderr.read() if process.stderr else ""
     url = next(word for word in shown.split() if word.startswith("http://")).removesuffix("/v1")

@@ -61,9 +61,9 @@ def engine(name: str, available: bool, chosen: bool = False) -> dict[str, Any]:
     ("engines", "preference", "expected"),
     [
         ([engine("mlx", True, True), engine("dummy", True)], "auto", ["ok"]),
-        ([engine("mlx", True, True), engine("torch", False)], "auto", ["ok", "ok"]),
+        ([engine("mlx", True, True), engine("torch", False)], "auto", ["ok", "note"]),
         ([engine("dummy", True)], "auto", ["warn"]),
-        ([engine("mlx", False)], "auto", ["warn", "ok"]),
+        ([engine("mlx", False)], "auto", ["warn", "note"]),
         ([engine("mlx", True, True), engine("dummy", True)], "dummy", ["ok"]),
         ([engine("mlx", False)], "mlx", ["fail"]),
         ([engine("mlx", True, True)], "torch", ["fail"]),
@@ -74,7 +74,7 @@ def test_engines(engines: list[dict[str, Any]], preference: str, expected: list[
     found = checks.check_engines(engines, preference)
     assert levels(found) == expected
     assert all(finding.remedy for finding in found if finding.level != "ok")
-    assert [f.remedy for f in found[1:]] == [e["remedy"] for e in engines if not e["available"]][: len(found) - 1]
+    assert all(e["remedy"] in found[1].text for e in engines if not e["available"] and len(found) > 1)
 
 
 @pytest.mark.parametrize(

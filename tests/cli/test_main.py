@@ -16,6 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser, add_node_flags
+from exo_mesh.cli.tables import wrapped
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.settings.table import GROUPS, SETTINGS
@@ -40,11 +41,13 @@ HEAVY = {
 
 ASKING = {
     "run": ["m", "hello"],
+    "chat": ["m", "hello"],
     "launch": ["claude", "--print"],
     "batch": [str(DOCS.parent / "examples" / "batch.jsonl")],
     "status": [],
     "topology": [],
     "preview": ["m"],
+    "load": ["m"],
     "explain": ["r-1"],
     "ps": [],
     "top": [],
@@ -105,7 +108,22 @@ def test_the_child_of_the_ring_benchmark_imports_nothing_heavy() -> None:
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == exit_codes.OK
     shown = capsys.readouterr().out
-    assert all(f"\n  {verb} " in shown for verb in ALL_VERBS if verb != "ls")
+    assert all(f"\n  {verb} " in shown for verb in ALL_VERBS if verb not in ("ls", "chat"))
+
+
+def test_the_help_names_no_module() -> None:
+    modules = {path.stem for path in (DOCS.parent / "exo_mesh").rglob("*.py") if "_" in path.stem.strip("_")}
+    for verb in ALL_VERBS:
+        text = importlib.import_module(module_of(verb)).__doc__ or ""
+        assert not modules & set(re.findall(r"\w+", text)), verb
+
+
+def test_an_error_on_a_terminal_is_not_cut_in_a_word() -> None:
+    text = "exo-mesh: no node answers at http://127.0.0.1:52415; start one with `exo-mesh`, or give its address\n  log"
+    lines = wrapped(text, 40).splitlines()
+    assert " ".join(lines).split() == text.split()
+    assert all(len(line) <= 40 for line in lines) and lines[-1] == "  log"
+    assert wrapped("a" * 50 + " b", 40) == "a" * 50 + "\nb"
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS)
@@ -133,6 +151,16 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--disable-tui"], "`exo-mesh top` shows the mesh live"),
         (["mlx.launch"], "start `exo-mesh` on each machine"),
         (["mlx.distributed_config"], "`exo-mesh doctor rdma` what is missing"),
+        (["--home", "h1", "invite"], "the verb comes first: exo-mesh invite --home h1"),
+        (
+            ["--api-url", "http://a b", "status", "--json"],
+            "the verb comes first: exo-mesh status --api-url 'http://a b' --json",
+        ),
+        (["--qqqqq", "chat", "m"], "the verb comes first: exo-mesh chat --qqqqq m"),
+        (["serve", "invite"], 'unexpected argument "invite"; see exo-mesh serve --help'),
+        (["demo", "--api-port", "70000"], "--api-port 70000: a whole number from 0 to 65535 is needed"),
+        (["key", "new", "laptop"], 'key new takes no name or id: "laptop" is too much'),
+        (["key", "remove"], "key remove needs the ID of a key or a session"),
         (["ps", "extra"], 'unexpected argument "extra"; see exo-mesh ps --help'),
         (["--api-p", "1"], "unknown flag --api-p; did you mean --api-port?"),
         (["--api-port"], "--api-port/--port: expected one argument"),
@@ -275,12 +303,12 @@ def test_the_documentation_says_which_verbs_ask_a_node_and_which_print_json() ->
 
 
 def test_the_help_fits_a_small_terminal() -> None:
-    assert usage().count("\n") < 46
+    assert usage().count("\n") < 47
 
 
 def test_the_help_has_every_verb_once() -> None:
     shown = re.findall(r"^  ([\w-]+) ", usage(), re.MULTILINE)
-    assert sorted(shown) == sorted({*VERBS, *MODEL_VERBS} - {"ls"})
+    assert sorted(shown) == sorted({*VERBS, *MODEL_VERBS} - {"ls", "chat"})
 
 
 @pytest.mark.parametrize("verb", sorted(VERB_HINTS))

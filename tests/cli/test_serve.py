@@ -220,6 +220,7 @@ def test_run_starts_a_node_where_there_is_none(tmp_path: Path) -> None:
     environ_port = closed_port()
     asked = run(["run", "exo-mesh-demo", "Hello.", *flags, "--listen-port", str(environ_port)], tmp_path)
     assert (asked.returncode, asked.stdout.strip() != "") == (exit_codes.OK, True), asked.stderr
+    assert asked.stderr.startswith("exo-mesh: no node runs here: starting one for this question\n")
 
 
 @pytest.mark.extended

@@ -9,10 +9,13 @@ import pytest
 from exo_mesh.cli.config import reference
 from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags, node_flags
+from exo_mesh.cli.wiring import check_options
+from exo_mesh.engine.registry import load_registry
 from exo_mesh.settings import values
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
 from exo_mesh.settings.loading import load_settings
+from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.table import SETTINGS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -116,6 +119,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "system_prompt": "Be brief.",
         "max_generate_tokens": "100",
         "keep_agent_lines": "true",
+        "control_tokens_in_text": "true",
         "keep_responses": "60",
         "preload": "alpha,beta",
         "idle_unload": "600",
@@ -242,6 +246,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         system_prompt="Be brief.",
         max_generate_tokens=100,
         keep_agent_lines=True,
+        control_tokens_in_text=True,
         keep_responses=60,
         preload=("alpha", "beta"),
         idle_unload=600,
@@ -492,6 +497,73 @@ def test_an_unknown_variable_is_a_warning_with_a_suggestion(tmp_path: Path) -> N
         "EXO_MESH_SECRET": "0" * 15 + "f5c8bb0a1f3fd0c0a6",
     }
     assert load(tmp_path, {}, others).warnings == ()
+
+
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.alias])
+def test_the_name_of_a_second_flag_works_everywhere(tmp_path: Path, name: str) -> None:
+    setting = SETTINGS[name]
+    _, variable = setting.variables
+    text = {"host": "127.0.0.1", "peers_file": "/p", "tailnet": "t"}.get(name, "17")
+    loaded = load(tmp_path, {}, {variable: text})
+    assert setting.text(loaded.settings) == text
+    assert (loaded.origins[name], loaded.warnings) == (f"environment {variable}", ())
+    assert load(tmp_path, {}, {variable: text, setting.variable: "18"}).origins[name].endswith(setting.variable)
+    key = f"{setting.keys[1]} = {text if text.isdecimal() else repr(text)}\n"
+    (tmp_path / "config.toml").write_text(key)
+    assert setting.text(load(tmp_path).settings) == text
+    (tmp_path / "config.toml").write_text(key + key.replace(setting.keys[1], name))
+    with pytest.raises(ConfigError, match="set the same thing"):
+        load(tmp_path)
+
+
+def test_an_alias_that_begins_like_our_variables_is_not_called_unknown(tmp_path: Path) -> None:
+    for alias in ALIASES:
+        if alias.variable.startswith("EXO_MESH_"):
+            assert load(tmp_path, {}, {alias.variable: "1"}).warnings == ()
+    assert load(tmp_path, {}, {"EXO_MESH_LLAMA_SERVER_BIN": "/x"}).settings.llama_server == "/x"
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("EXO_MESH_API_PROT", "EXO_MESH_API_PORT"), ("EXO_MESH_MAX_QUEUD", "EXO_MESH_MAX_QUEUED"),
+        ("EXO_MESH_PREFIX_CACHES", "EXO_MESH_PREFIX_CACHE"), ("EXO_MESH_CACHE_BACKEND", ""), ("EXO_MESH_API_HOST", ""),
+        ("EXO_MESH_KV_CACHE", ""), ("EXO_MESH_LOG_DIRECTORY", ""), ("EXO_MESH_X", ""), ("EXO_MESH_", ""),
+    ],
+)  # fmt: skip
+def test_only_a_typing_error_or_a_beginning_gets_a_hint(word: str, near: str) -> None:
+    variables = [variable for setting in SETTINGS.values() for variable in setting.variables]
+    assert did_you_mean(word, variables) == (f"; did you mean {near}?" if near else "")
+    flag = f"--{word.removeprefix('EXO_MESH_').lower().replace('_', '-')}"
+    assert bool(did_you_mean(flag, [setting.flag for setting in SETTINGS.values()])) == bool(near)
+
+
+WRONG_OPTIONS = {
+    "llamacpp": "kv=q8_0", "numpy": "mode=exact", "torch": "dtype=int3", "mlx": "batching=off", "dummy": "cost_ms=x"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", WRONG_OPTIONS)
+def test_a_wrong_option_of_an_engine_ends_the_start(tmp_path: Path, engine: str) -> None:
+    settings = load(tmp_path, {"engine": engine, "engine_option": WRONG_OPTIONS[engine]}).settings
+    with pytest.raises(ConfigError, match=f"--engine-option of {engine}: "):
+        check_options(load_registry(), settings)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("opnai.slots=2", "must begin with the name of an engine and a dot"),
+        ("slots=2", "must begin with the name of an engine and a dot"),
+        ("openai.slot=2", "openai has no option"),
+        ("rkllm.port=x", "is not a port"),
+    ],
+)
+def test_a_wrong_option_for_model_servers_ends_the_start(tmp_path: Path, option: str, message: str) -> None:
+    settings = load(tmp_path, {"engine": "dummy", "server_option": option}).settings
+    with pytest.raises(ConfigError, match=message):
+        check_options(load_registry(), settings)
+    check_options(load_registry(), load(tmp_path, {"engine": "dummy", "server_option": "openai.slots=2"}).settings)
 
 
 @pytest.mark.parametrize("source", ["flag", "variable", "alias", "file", "default"])

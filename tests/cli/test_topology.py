@@ -11,7 +11,7 @@ from rich.console import Console
 
 from exo_mesh.cli.preview import describe
 from exo_mesh.cli.topology import run, speeds, watch
-from exo_mesh.cli.topology_picture import layer_bar, memory_bar, picture
+from exo_mesh.cli.topology_picture import goodput_text, layer_bar, memory_bar, picture
 from exo_mesh.errors import InputError, TransportError
 
 GB = 10**9
@@ -68,6 +68,13 @@ def test_a_mesh_without_models_says_so() -> None:
 )
 def test_a_memory_bar_shows_reserved_others_and_usable(usable: float, reserved: float, bar: str) -> None:
     assert memory_bar(reading(int(usable * GB), int(reserved * GB)), 8).plain == bar
+
+
+def test_the_age_of_a_measured_goodput_is_shown() -> None:
+    link = {"from": "a", "to": "b", "mb_per_s": 6.2, "mb_per_s_at": 1000.0}
+    assert goodput_text(link, 1300.0) == "6 MB/s, 5 min ago"
+    assert goodput_text({**link, "mb_per_s_at": None}, 1300.0) == "6 MB/s", "another peer reported it"
+    assert goodput_text({**link, "mb_per_s": None}, 1300.0) == "?"
 
 
 def test_layer_bars_of_a_ring_cover_all_layers_once() -> None:
@@ -128,7 +135,9 @@ def test_a_preview_for_people_has_the_arithmetic_or_the_reason() -> None:
         "width": 1, "policies": ["memory", "latency"], "context_limit": 4096, "kv_pool_tokens": 8192, "stages": [stage],
     }  # fmt: skip
     text = describe(entry)
-    assert text.startswith("1 peer (memory, latency): context 4096 tokens, KV for 8192 tokens on every stage")
+    assert text.startswith(
+        "1 peer (--placement memory or latency): context 4096 tokens, KV for 8192 tokens on every stage"
+    )
     shown = " ".join(text.splitlines()[2].split())
     assert shown == "alpha 0-7 mlx 5.0 GB 100.0 MB 268.4 MB 8.0 GB 2.6 GB"
     refused = {"width": 2, "policies": ["memory"], "refused": {"message": "needs 9 GB; there is 8 GB."}}

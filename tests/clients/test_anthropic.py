@@ -62,6 +62,10 @@ def test_python_calls_a_tool_and_gets_the_answer(seen_by_python: dict[str, Any])
     assert seen_by_python["answer"] == ANSWER
 
 
+def test_the_tool_runner_of_python_continues_its_thread(seen_by_python: dict[str, Any]) -> None:
+    assert seen_by_python["runner"] == [ANSWER, ["create", "continue"]]
+
+
 def test_python_gets_objects_and_thinking(seen_by_python: dict[str, Any]) -> None:
     assert seen_by_python["parsed"] == PERSON
     assert seen_by_python["thinking"][0] == "thinking"

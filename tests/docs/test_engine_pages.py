@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import fields
 from pathlib import Path
 
-from exo_mesh_dummy.engine import DummyOptions
+from exo_mesh_dummy.options import DummyOptions
 from exo_mesh_llamacpp.options import OPTIONS as LLAMACPP_OPTIONS
 from exo_mesh_mlx.options import MlxOptions
 from exo_mesh_numpy.options import NumpyOptions
 from exo_mesh_openai.options import OPTIONS as OPENAI_OPTIONS
 from exo_mesh_rkllm.options import RkllmOptions
+from exo_mesh_torch.options import OPTIONS as TORCH_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "reference" / "engines"
@@ -23,15 +23,6 @@ def documented_options(engine: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
 
 
-def torch_options() -> set[str]:
-    """Read from the source: the module imports torch, which need not be installed."""
-    tree = ast.parse((ROOT / "engines" / "exo_mesh_torch" / "devices.py").read_text())
-    (found,) = (
-        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OPTIONS"
-    )
-    return {*ast.literal_eval(found.value)}
-
-
 def test_every_engine_of_this_repository_has_a_page() -> None:
     own = {path.name.removeprefix("exo_mesh_") for path in (ROOT / "engines").glob("exo_mesh_*")}
     assert {path.stem for path in PAGES.glob("*.md")} == own
@@ -39,7 +30,7 @@ def test_every_engine_of_this_repository_has_a_page() -> None:
 
 def test_the_options_on_each_page_are_those_of_the_code() -> None:
     assert documented_options("mlx") == {field.name for field in fields(MlxOptions)}
-    assert documented_options("torch") == torch_options()
+    assert documented_options("torch") == set(TORCH_OPTIONS)
     assert documented_options("numpy") == {field.name for field in fields(NumpyOptions)}
     assert documented_options("llamacpp") == set(LLAMACPP_OPTIONS)
     assert documented_options("rkllm") == {field.name for field in fields(RkllmOptions)}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.partition import largest_that_fit, split_layers
 from exo_mesh.errors import PlacementError
+from exo_mesh.printable import counted
 
 GB = 10**9
 memories = st.lists(st.integers(1, 2**45), min_size=1, max_size=16)
@@ -16,7 +17,7 @@ memories = st.lists(st.integers(1, 2**45), min_size=1, max_size=16)
 @given(st.integers(1, 130), memories)
 def test_every_layer_is_held_exactly_once_or_the_split_is_refused(num_layers: int, memory: list[int]) -> None:
     if len(memory) > num_layers:
-        with pytest.raises(PlacementError, match=f"{num_layers} layers cannot fill {len(memory)} stages"):
+        with pytest.raises(PlacementError, match=f"{counted(num_layers, 'layer')} cannot fill {len(memory)} stages"):
             split_layers(num_layers, memory)
         return
     parts = split_layers(num_layers, memory)

@@ -129,6 +129,7 @@ def check_cuts_in_chunks(made: tuple[EngineProvider, Path, int], tolerance: floa
     stages.close()
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="needs mlx-lm")
 def test_a_shorter_copy_of_chunks_in_mlx_sees_its_whole_chunk_or_is_refused(tmp_path: Path) -> None:
     """It missed the beginning of its chunk if the source had begun the next chunk, and got a wrong token."""

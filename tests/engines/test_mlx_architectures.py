@@ -43,8 +43,8 @@ DIVERSE = {
 """{architecture: (legal cuts, a kind of KV that it has)}"""
 
 
-QUICK = ("gemma3_text", "qwen3_next")
-"""Windows that wrap, and recurrent state."""
+QUICK = ("gemma3_text",)
+"""Windows that wrap."""
 
 
 @pytest.mark.parametrize(

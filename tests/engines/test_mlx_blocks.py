@@ -229,6 +229,7 @@ def test_a_sequence_that_stays_away_gives_its_place_back(company: Company) -> No
     assert company.mates(1) == {1, 2, 3}
 
 
+@pytest.mark.extended
 def test_a_step_writes_in_place_and_changes_of_company_copy_a_layer_at_a_time(company: Company) -> None:
     """In bytes over those before: of a step, at most a tenth of the block; else a third."""
     for sequence in (1, 2, 3, 4):

@@ -83,6 +83,7 @@ def test_a_forward_takes_two_all_reduces_for_each_layer(llama: Path, tmp_path: P
     assert [outcome.answer["reduces"] for outcome in outcomes] == [2 * LAYERS * len(wanted)] * 2
 
 
+@pytest.mark.extended
 def test_a_sequence_is_copied_on_every_rank(llama: Path, tmp_path: Path) -> None:
     """One goes on from its own prefill, one from a copy of it, and one from a copy of fewer positions."""
     wanted: list[Frame] = [

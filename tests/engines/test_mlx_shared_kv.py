@@ -89,6 +89,7 @@ def test_the_mlx_stage_says_that_it_shares(stage: MlxStage) -> None:
     assert stage.capabilities.shares_from == LEAST_SHARED
 
 
+@pytest.mark.extended
 def test_mlx_rows_with_and_without_shared_parts_decode_together_as_alone(stage: MlxStage) -> None:
     begin(stage)
     for sequence, upto in ((2, 1000), (3, 400), (4, 100)):
@@ -214,6 +215,7 @@ def test_positions_that_only_ended_sequences_held_are_freed(stage: MlxStage) -> 
         stage.remove(sequence)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_shared_mlx_rows_in_half_precision_choose_what_they_choose_alone(tmp_path: Path, dtype: str) -> None:
     model = TinyModel("llama", layers=4, hidden=64, heads=4, kv_heads=2, intermediate=128, dtype=dtype)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from exo_mesh.engine.contract import Availability, StageEngine
+from exo_mesh.engine.contract import Availability, ChecksOptions, StageEngine
 from exo_mesh.engine.registry import GROUP, Registry, load_registry
 from exo_mesh.errors import EngineError, InputError
 
@@ -79,3 +79,27 @@ def test_errors_say_what_there_is_and_what_would_help() -> None:
         registry(ABSENT).choose("absent")
     with pytest.raises(EngineError, match=r"absent: torch is not installed.*odd: does not import: boom"):
         registry(ABSENT, odd="boom").choose()
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        ("llamacpp", {"kv": "q8_0"}, "kv=q8_0 needs flash=on"),
+        ("llamacpp", {"nope": "1"}, "has no option .*it has quant, kv"),
+        ("numpy", {"mode": "odd"}, "it may be fast or deterministic"),
+        ("torch", {"dtype": "int3"}, "supported: float32"),
+        ("torch", {"threads": "0"}, "1 to 1024"),
+        ("torch", {"packed": "yes"}, "supported: on, off"),
+        ("torch", {"quantised": "maybe"}, 'quantised="maybe"'),
+        ("mlx", {"nope": "1"}, "nope"),
+        ("dummy", {"cost_ms": "-1"}, "out of range"),
+    ],
+)
+def test_engine_options_are_refused_before_a_model_is_loaded(
+    engine: str, options: dict[str, str], message: str
+) -> None:
+    provider = load_registry([EntryPoint(engine, f"exo_mesh_{engine}:provider", GROUP)]).provider(engine)
+    assert isinstance(provider, ChecksOptions)
+    with pytest.raises(InputError, match=message):
+        provider.check_options(options)
+    provider.check_options({})

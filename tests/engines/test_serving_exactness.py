@@ -43,7 +43,9 @@ SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in (FAST, TORCH_BF16)]
 
 
 @pytest.fixture(
-    scope="module", params=[DUMMY, DETERMINISTIC, MLX, MLX_IN_BLOCKS, TORCH, *SLOW], ids=lambda way: way.name
+    scope="module",
+    params=[DUMMY, DETERMINISTIC, MLX, pytest.param(MLX_IN_BLOCKS, marks=pytest.mark.extended), TORCH, *SLOW],
+    ids=lambda way: way.name,
 )
 def way(request: pytest.FixtureRequest) -> Way:
     found: Way = request.param

@@ -211,7 +211,11 @@ def stories(count: int) -> settings:
     )
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=pytest.mark.extended if way is MLX_IN_BLOCKS else ()) for way in WAYS],
+    ids=lambda way: way.name,
+)
 @seed(0)
 @stories(6)
 @given(data=st.data())

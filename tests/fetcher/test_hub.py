@@ -20,6 +20,7 @@ from exo_mesh.fetcher.wire import Answer, CancelFetch, FetchPace, SearchResult
 from exo_mesh.files.listing import FileInfo
 from exo_mesh.files.offered import OfferedModel
 from exo_mesh.text.embedding import read_embedding_settings
+from exo_mesh.text.template import find_template
 from exo_mesh.weights.card import digest_samples, read_card
 from exo_mesh.weights.fetched import is_here, part_of, read_manifest
 from exo_mesh.weights.safetensors import read_tensor_table
@@ -461,6 +462,22 @@ def test_the_pooling_of_an_embedding_model_is_fetched_out_of_its_folder(
     for directory in (repo, tmp_path / "m"):
         listed = OfferedModel(directory, "", read_manifest(directory)).listing().files
         assert "1_Pooling.config.json" in listed and "modules.json" in listed
+
+
+def test_the_template_for_tools_is_fetched_out_of_its_folder(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path
+) -> None:
+    repo = variant(original, tmp_path / "caller")
+    (repo / "additional_chat_templates").mkdir()
+    (repo / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    (repo / "chat_template.jinja").write_text("plain")
+    hub.add("org/caller", repo)
+    assert not isinstance(child.pull("org/caller", tmp_path / "m"), FetchFailed)
+    for directory in (repo, tmp_path / "m"):
+        template = find_template(directory, {})
+        assert template is not None and template.tool_use is not None
+        assert (template.source, template.tool_use.source) == ("plain", "with tools")
+    assert read_card(tmp_path / "m", "m").text_digest == read_card(repo, "m").text_digest
 
 
 def test_a_pooling_folder_that_is_a_link_is_not_followed(tmp_path: Path, original: Path) -> None:

@@ -88,7 +88,7 @@ async def known_at(*addresses: str) -> AsyncIterator[Peer]:
 
 def keeper(peer: Peer) -> PathKeeper:
     mesh: Any = Mesh(peer)
-    return PathKeeper(mesh, settle_s=0.0, soon_s=0.0)
+    return PathKeeper(mesh, wall_clock=lambda: 1e9, settle_s=0.0, soon_s=0.0)
 
 
 async def test_the_way_with_the_short_round_trip_is_used_and_shown() -> None:
@@ -100,6 +100,7 @@ async def test_the_way_with_the_short_round_trip_is_used_and_shown() -> None:
             slow, fast = (peer.paths[address] for address in peer.addresses)
             assert slow.rtt_ms > 20 > fast.rtt_ms > 0  # type: ignore[operator]
             assert fast.mb_per_s > slow.mb_per_s > 0  # type: ignore[operator]
+            assert fast.mb_per_s_at == slow.mb_per_s_at == 1e9, "a speed has an age"
         await relay.stop()
 
 

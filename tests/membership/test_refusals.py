@@ -36,3 +36,12 @@ def test_a_flood_pushes_out_the_oldest() -> None:
     for number in range(1000):
         refusals.note(f"n{number}", "no", 0.0)
     assert refusals.texts(0.0) == [f"n{number}: no" for number in range(1000 - MAX_REFUSALS, 1000)]
+
+
+def test_a_peer_that_is_refused_will_not_come_back() -> None:
+    refusals = Refusals()
+    refusals.note("vm at 10.0.0.1", "another namespace", 0.0, peer_id="v")
+    refusals.note("10.0.0.2:5000", "another secret", 0.0, address="10.0.0.2:5000")
+    assert refusals.holds("v", [], 1.0) and refusals.holds("w", ["10.0.0.2:5000"], 1.0)
+    assert not refusals.holds("w", ["10.0.0.3:5000"], 1.0)
+    assert not refusals.holds("v", [], REFUSED_S + 1.0), "it is no longer tried"

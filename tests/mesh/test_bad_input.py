@@ -314,7 +314,7 @@ def test_a_broken_model_gets_one_clear_error(two: list[Peer], models_dir: Path, 
         began = time.monotonic()
         status, answer = post(two[0], path, body)
         assert time.monotonic() - began < 20
-        assert (status, answer["error"]["code"]) == (500, "model_unusable"), answer
+        assert (status, answer["error"]["code"]) == (400, "model_unusable"), answer
         message = answer["error"]["message"]
         assert not [word for word in BROKEN[name][1] if word not in message], message
         assert len(message.splitlines()) == 1 and len(message) < 600
@@ -332,7 +332,7 @@ def test_a_good_model_beside_broken_ones_works(two: list[Peer]) -> None:
     """Also through the peer that has to fetch the text files, and has fetched those of a model of equal weights."""
     body = {"model": "fine", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4, "temperature": 0}
     status, answer = post(two[1], "/v1/chat/completions", {**body, "model": "bad-template"})
-    assert (status, answer["error"]["code"]) == (500, "model_unusable"), answer
+    assert (status, answer["error"]["code"]) == (400, "model_unusable"), answer
     replies = [post(peer, "/v1/chat/completions", body) for peer in two]
     assert [status for status, _ in replies] == [200, 200], replies
     assert text_of(replies[0][1]) == text_of(replies[1][1])
@@ -347,7 +347,7 @@ def test_a_model_that_breaks_while_the_node_runs(two: list[Peer], models_dir: Pa
     assert two[0].api.get("/v1/models/breaking")["id"] == "breaking"
     cut(model / "model.safetensors", -1)
     status, answer = post(two[0], "/v1/chat/completions", body)
-    assert (status, answer["error"]["code"]) == (500, "model_unusable"), answer
+    assert (status, answer["error"]["code"]) == (400, "model_unusable"), answer
 
 
 @pytest.mark.parametrize(

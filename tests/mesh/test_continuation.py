@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import pytest
 
 from exo_mesh.security.secret import new_secret, write_new
 from tests.support.peers import MODEL, PLACE_S, Peer, chat_body, mesh, text_of
-from tests.support.processes import eventually, run
+from tests.support.processes import COMMAND, clean_environ, eventually, run
 
 COUNT = "Count from 3 to 40."
 BODY = chat_body(COUNT, stream=True, max_tokens=150)
@@ -140,3 +141,24 @@ def test_a_killed_replica_costs_no_request(tmp_path: Path) -> None:
             thread.join(60)
         assert texts == [whole] * 6
         assert peers[0].api.get("/requests/stats")["errors"] == 0
+
+
+@pytest.mark.extended
+def test_a_question_with_the_local_token_of_a_node_outlives_that_node(tmp_path: Path) -> None:
+    write_new(tmp_path / "mesh.secret", new_secret())
+    closed = [*SLOW, "--secret-file", str(tmp_path / "mesh.secret")]
+    with mesh(tmp_path, [closed] * 3, engine="dummy") as peers:
+        entry, *others = peers
+        others[0].place(min_peers=2, exclude_peers=[entry.id])
+        whole = text_of(others[0].chat(COUNT, max_tokens=150))
+        asked = ["run", MODEL, COUNT, "--temperature", "0", "--max-tokens", "150", "--api-url", entry.url]
+        command = subprocess.Popen(
+            [*COMMAND, *asked], env=clean_environ(tmp_path / "peer-0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        with command:
+            assert command.stdout is not None and command.stderr is not None
+            had = os.read(command.stdout.fileno(), 40)
+            os.kill(entry.child.pid, signal.SIGKILL)
+            rest, said = command.communicate(timeout=60)
+        assert command.returncode == 0, said.decode()
+        assert (had + rest).decode().rstrip("\n") == whole.rstrip("\n")

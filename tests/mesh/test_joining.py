@@ -38,8 +38,9 @@ def test_a_machine_joins_by_a_code_and_is_a_member(tmp_path: Path) -> None:
         wrong = run(["join", re.sub("[^/]+$", "aaaa-bbbb-cccc", code[1])], laptop)
         assert (wrong.returncode, wrong.stdout) == (exit_codes.FAILED, "") and "4 tries are left" in wrong.stderr
 
-        joined = run(["join", code[1]], laptop)
+        joined = run(["join", code[1], "--home", str(laptop)], tmp_path / "third")
         assert joined.returncode == exit_codes.OK, joined.stderr
+        assert f"start `exo-mesh --home {laptop}`" in joined.stderr
         said, _ = inviting.communicate(timeout=10)
         assert inviting.returncode == exit_codes.OK and "has joined" in said
         stored = laptop / SECRET_FILE_NAME

@@ -1,4 +1,4 @@
-"""Real processes: stored responses are used at another peer than their own, and streams outlive their entry peer."""
+"""Real processes: stored responses and threads go on at other peers than their own, and streams outlive their peer."""
 
 from __future__ import annotations
 
@@ -134,3 +134,36 @@ def test_a_conversation_goes_on_at_any_peer_until_its_owner_is_gone(tmp_path: Pa
                 respond(other, input="And now?", previous_response_id=lost["id"])
         with pytest.raises(MeshError, match=r"which .* continues, is not in the mesh"):
             respond(other, input="And now?", previous_response_id=second["id"])
+
+
+def test_a_thread_of_messages_goes_on_at_any_peer_until_its_owner_is_gone(tmp_path: Path) -> None:
+    def message(peer: Peer, text: str, thread: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
+        asked = [*fields.pop("before", ()), {"role": "user", "content": text}]
+        body = {"model": MODEL, "temperature": 0, "max_tokens": 60, "messages": asked, "thread": thread, **fields}
+        reply: dict[str, Any] = peer.api.post("/v1/messages", body, ANSWER_S)
+        return reply
+
+    def after(reply: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "continue", "previous_message_id": reply["id"]}
+
+    with mesh(tmp_path, [[]] * 2) as (owner, other):
+        first = message(owner, "Count from 7 to 12.", {"type": "create"}, system="Be brief.")
+        assert first["content"][0]["text"] == "7, 8, 9, 10, 11, 12"
+        assert first["id"].startswith(f"msg_{owner.id[:8]}_")
+        second = message(other, "Count from 3 to 5.", after(first))
+        before = [
+            {"role": "user", "content": "Count from 7 to 12."},
+            {"role": "assistant", "content": first["content"]},
+        ]
+        whole = message(other, "Count from 3 to 5.", None, before=before, system="Be brief.")
+        assert second["content"] == whole["content"]
+        counts = [
+            reply["usage"]["input_tokens"] + reply["usage"]["cache_read_input_tokens"] for reply in (second, whole)
+        ]
+        assert counts[0] == counts[1]
+        third = message(owner, "Count from 1 to 2.", after(second))
+        os.kill(owner.child.pid, signal.SIGKILL)
+        assert eventually(lambda: knows(other, {other.id}, MODEL), 15)
+        for lost in (first, second, third):
+            with pytest.raises(MeshError, match=r"is not in the mesh"):
+                message(other, "And now?", after(lost))

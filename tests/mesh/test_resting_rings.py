@@ -53,6 +53,7 @@ async def test_an_idle_ring_rests_is_healthy_and_answers_as_before(tmp_path: Pat
             assert got == expected
 
 
+@pytest.mark.extended
 async def test_requests_that_race_with_the_closing_of_hops_are_right(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, commands=(COMMAND,) * 2) as nodes:
         await a_ring(nodes)

@@ -69,9 +69,7 @@ def test_a_stop_string_and_a_limit_end_the_answer_as_on_a_ring(two: list[Peer]) 
     assert text_of(short) == " ".join(words[:5]) and short["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(
-    "field", [{"logprobs": True}, {"logit_bias": {"1": 5}}, {"min_tokens": 3}, {"thinking_budget": 4}]
-)
+@pytest.mark.parametrize("field", [{"logprobs": True}, {"logit_bias": {"1": 5}}, {"min_tokens": 3}])
 def test_a_wish_that_needs_token_ids_is_refused_by_its_name(two: list[Peer], field: dict[str, Any]) -> None:
     with pytest.raises(MeshError, match="model server"):
         two[0].chat("hi", model=SERVED, **field)

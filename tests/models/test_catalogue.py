@@ -117,6 +117,7 @@ async def test_a_slow_look_at_models_does_not_hold_the_node(tmp_path: Path, monk
 
     monkeypatch.setattr(store_module, "read_card_within_limits", slowly)
     monkeypatch.setattr(catalogue_module, "LOOK_S", 0.05)
+    monkeypatch.setattr(catalogue_module, "START_LOOK_S", 0.05)
     for name in ("fast", "slow"):
         write_checkpoint(tmp_path / "models" / name, TinyModel(layers=2))
     node = make_node(tmp_path / "a", "n", Machine(), models_dirs=(tmp_path / "models",))

@@ -43,6 +43,9 @@ KNOWN = KnownNames(
         ("hf.co/nobody/it-GGUF@v1:ud-iq2_xxs", "nobody/it-GGUF@v1", "nobody/it-GGUF", "v1", "UD-IQ2_XXS"),
         ("nobody/it-GGUF:bf16", "nobody/it-GGUF", "nobody/it-GGUF", "", "BF16"),
         ("tiny", "card/tiny", "card/tiny", "", ""),
+        ("gpt2", "gpt2", "gpt2", "", ""),
+        ("gpt2@v1", "gpt2@v1", "gpt2", "v1", ""),
+        ("hf.co/distilgpt2:latest", "distilgpt2", "distilgpt2", "", ""),
     ],
 )
 def test_a_name_stands_for_a_model(text: str, name: str, repo: str, revision: str, quant: str) -> None:
@@ -55,7 +58,7 @@ def test_a_model_that_is_here_wins_over_an_alias_of_a_card() -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "/", "/etc/passwd", "../x", "a/b/c", "a//b", "qwen3:7b", "x@", "x:", ":latest", "@main", "a b", "é/x",
-             "nothing-like-it", "org/tiny:wrong", "x/y\nz", "x/" + 300 * "y"]
+             "org/tiny:wrong", "x/y\nz", "x/" + 300 * "y"]
 )  # fmt: skip
 def test_what_is_no_name_is_unknown(text: str) -> None:
     with pytest.raises(UnknownModelError) as caught:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard, ToolingSection
+from exo_mesh.models.profiles import facts_in
+from tests.text.text_models import write_text_model
 
 QWEN_TEMPLATE = "{% if tools %}…{% endif %}{% if enable_thinking is defined %}<think>{% endif %}"
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -57,6 +61,13 @@ def test_the_template_says_it_for_a_model_without_a_card() -> None:
     assert thinking.supports_thinking and thinking.supports_thinking_toggle and thinking.supports_tool_calling
     plain = resolve_profile("llama", None, TemplateFacts.of(PLAIN))
     assert plain == CapabilityProfile("llama") == resolve_profile("llama", None, None)
+
+
+def test_a_template_for_tools_says_that_a_model_takes_tools(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": QWEN_TEMPLATE}]
+    for number, template in enumerate((PLAIN, named)):
+        facts = facts_in(write_text_model(tmp_path / str(number), template))
+        assert facts is not None and facts.tools == bool(number)
 
 
 def test_a_section_of_the_card_wins_over_the_template_and_the_template_over_the_list() -> None:

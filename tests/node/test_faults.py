@@ -95,8 +95,10 @@ async def test_a_cancelled_request_ends_and_frees_its_sequence(tmp_path: Path) -
 
 
 def free(node: Node) -> bool:
-    beats = node.observation.state()["stages_here"].values()
-    return bool(beats) and all(beat["sequences"] == 0 for beat in beats)
+    state = node.observation.state()
+    beats = state["stages_here"].values()
+    is_idle = state["runner"]["runner_status"] == "idle" and not state["requests_here"]
+    return is_idle and bool(beats) and all(beat["sequences"] == 0 for beat in beats)
 
 
 async def test_closing_the_stream_cancels_the_request(tmp_path: Path) -> None:

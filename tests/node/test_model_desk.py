@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.errors import OverloadError
+from exo_mesh.api.listed import status_of
+from exo_mesh.errors import NotFetchedError, OverloadError, UnknownModelError
 from exo_mesh.node.model_desk import MAX_ASKED
 from exo_mesh.proto import control_pb2 as pb
-from tests.support.nodes import Machine, make_node
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.hub import LoopbackHub
+from tests.support.nodes import Machine, make_node, until
 
 
 async def test_a_flood_of_requests_of_peers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +35,33 @@ async def test_a_flood_of_requests_of_peers_is_bounded(tmp_path: Path, monkeypat
     gate.set()
     await asyncio.gather(*(set(flood) - refused))
     await node._desk.answer_introduce(requests[0])
+
+
+async def test_a_model_of_the_hub_is_partial_until_its_files_are_here_and_gone_after_its_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id has no organisation, as those of the hub's oldest models."""
+    write_checkpoint(tmp_path / "tiny", TinyModel(layers=2))
+    with LoopbackHub() as hub:
+        hub.add("gpt2", tmp_path / "tiny")
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        node = make_node(tmp_path / "node", "n", Machine())
+        await node.start()
+        try:
+            await node.add_card("gpt2")
+            assert status_of(await node.model("gpt2")) == "partial"
+            await node.start_download("gpt2", whole=True)
+            await until(lambda: "gpt2" in node._models.catalogue.local_names, 20)
+            assert status_of(await node.model("gpt2")) == "downloaded"
+            assert await node.delete_model("gpt2")
+            with pytest.raises(UnknownModelError, match="no peer has the files of gpt2"):
+                await node.model("gpt2")
+            assert await node.delete_card("gpt2") and not node.is_reading_models()
+            with pytest.raises(UnknownModelError, match=r'model "gpt-3"; .*at the hub: there is no model'):
+                await node.find_model("gpt-3", may_download=True)
+            with pytest.raises(UnknownModelError) as refused:
+                await node.find_model("gpt-3", may_download=False)
+            assert not isinstance(refused.value, NotFetchedError), "it is a mistake, and no lack of rights"
+        finally:
+            await node.stop()

@@ -114,13 +114,63 @@ async def test_an_answer_outlives_a_reload_and_then_the_node_that_serves_the_pag
             await expect(page.locator(".connection")).to_contain_text("peer-2")
 
 
+def secret_flags(folder: Path) -> list[str]:
+    """The flags of nodes that share a new secret."""
+    secret = folder / "secret"
+    secret.write_text(secrets.token_hex(32))
+    secret.chmod(0o600)
+    return ["--secret-file", str(secret)]
+
+
+async def test_a_page_of_a_closed_mesh_that_was_opened_by_the_printed_link_outlives_its_node(
+    tmp_path: Path, whole_text: str
+) -> None:
+    from playwright.async_api import expect
+
+    with local_mesh(2, [*SLOW, *secret_flags(tmp_path)], "closed", api_port=0) as mesh:
+        mesh.wait_until_joined()
+        mesh.client().post("/instance", {"model": MODEL, "min_peers": 2}, 60.0)
+        token = mesh.client().local_token()
+        async with page_at(f"{mesh.api_urls[0]}/#token={token}", *mesh.api_urls[1:]) as page:
+            await expect(page.locator(".connection")).to_contain_text("May change the mesh")
+            await ask(page, QUESTION, **GREEDY)
+            await until_written(page, 10)
+            await page.reload()
+            await until_written(page, 30)
+            os.killpg(mesh.children[0].pid, signal.SIGKILL)
+            answer = await whole_answer(page)
+            assert (answer["error"], answer["finish"], answer["tokens"]) == (None, "length", NUM_TOKENS)
+            assert answer["content"] == whole_text
+            await expect(page.locator(".connection")).to_contain_text("peer-2")
+            await expect(page.locator(".connection")).to_contain_text("May change the mesh")
+            session = await page.evaluate("sessionStorage['exo.key']")
+            assert token not in page.url and session not in page.url
+            assert session not in await page.evaluate("JSON.stringify(localStorage)")
+        assert not [child for child in mesh.children if session in child.log_path.read_text()]
+
+
+async def test_a_page_without_a_session_says_which_node_has_gone_and_which_one_needs_a_key(tmp_path: Path) -> None:
+    from playwright.async_api import expect
+
+    with local_mesh(2, [*SLOW[:2], *secret_flags(tmp_path)], "closed", api_port=0) as mesh:
+        mesh.wait_until_joined()
+        key = key_of(Path(mesh.ready[1]["home"]))
+        async with page_at(*mesh.api_urls) as page:
+            await page.route("**/v1/session", lambda route: route.fulfill(status=404, json={}))  # an older node
+            await page.get_by_label("API key").fill(mesh.client().local_token())
+            await page.get_by_role("button", name="Use key").click()
+            await expect(page.locator(".connection")).to_contain_text("peer-1")
+            os.killpg(mesh.children[0].pid, signal.SIGKILL)
+            await expect(page.get_by_text("peer-1 no longer answers; peer-2 needs a key of the mesh")).to_be_visible()
+            await page.get_by_label("API key").fill(key)
+            await page.get_by_role("button", name="Use key").click()
+            await expect(page.locator(".connection")).to_contain_text("peer-2")
+
+
 async def test_a_closed_mesh_asks_for_a_key_and_says_what_it_may_do(tmp_path: Path) -> None:
     from playwright.async_api import expect
 
-    secret = tmp_path / "secret"
-    secret.write_text(secrets.token_hex(32))
-    secret.chmod(0o600)
-    with local_mesh(2, [*SLOW[:2], "--secret-file", str(secret)], "closed", api_port=0) as mesh:
+    with local_mesh(2, [*SLOW[:2], *secret_flags(tmp_path)], "closed", api_port=0) as mesh:
         mesh.wait_until_joined()
         key = key_of(Path(mesh.ready[0]["home"]))
         async with page_at(*mesh.api_urls) as page:

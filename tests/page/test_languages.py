@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.web.assets import FOLDER
 from exo_mesh.api.web.languages import MAX_FILE_BYTES, PageLanguages, built_in
 from tests.api.scripted_mesh import ScriptedMesh, served
 
@@ -36,7 +39,7 @@ def test_only_known_texts_with_known_marks_are_served_and_the_rest_is_said_once(
     languages = PageLanguages((), tmp_path)
     assert languages.texts("fr") == languages.texts("fr") == {"nav.chat": "Causerie"}
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "unknown to this version: 1 keys (password)" in said and "does not have: 2 keys (key.why, nav.mesh)" in said
+    assert "unknown to this version: 1 key (password)" in said and "does not have: 2 keys (key.why, nav.mesh)" in said
     assert f"not translated: {len(built_in()['en']) - 3} keys (" in said
 
 
@@ -76,3 +79,21 @@ async def test_the_routes_are_open_also_on_a_closed_mesh(scripted: ScriptedMesh,
         for path in ("/page/languages", "/page/languages/en"):
             async with api.http.get(path) as reply:
                 assert reply.status == 404
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's code in Node")
+def test_one_is_singular_on_the_page() -> None:
+    texts = {key: text for key, text in built_in()["en"].items() if "{n|" in text}
+    module = (FOLDER / "app" / "strings.js").as_uri()
+    script = f"""
+        const {{ t }} = await import({json.dumps(module)});
+        const texts = Object.entries({json.dumps(texts)});
+        const shown = (n) => Object.fromEntries(texts.map(([key, text]) => [key, t(text, {{ n, hours: 3 }})]));
+        console.log(JSON.stringify([shown(1), shown("1,024")]));
+    """
+    done = subprocess.run(["node", "--input-type=module", "-e", script], check=True, capture_output=True, timeout=60)
+    one, many = json.loads(done.stdout)
+    assert (one["models.layers"], many["models.layers"]) == ("1 layer", "1,024 layers")
+    assert (one["mesh.days"], many["chat.tokens"]) == ("1 day 3 h", "1,024 tokens")
+    for language in built_in().values():
+        assert {key for key, text in language.items() if "{n|" in text} == texts.keys()

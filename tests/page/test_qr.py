@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.api.web import qr
 from exo_mesh.api.web.qr import MAX_BYTES, qr_rows
+from exo_mesh.cli.invite import qr_text
 
 # read by OpenCV 5.0; equal to the symbol of segno 1.6 with this mask, but for segno's padding
 KNOWN = """
@@ -50,6 +51,18 @@ def test_a_reader_finds_the_text(text: str) -> None:
 @pytest.mark.parametrize("size", [14, 15, 26, 27, 42, 43, 62, 63, 84, 85, 106])
 def test_every_version_is_read_at_its_limits(size: int) -> None:
     assert read(qr_rows("x" * size)) == "x" * size
+
+
+def test_a_terminal_shows_the_modules_dark_on_light_with_a_quiet_zone() -> None:
+    rows = qr_rows("exo-mesh")
+    lines = qr_text(rows, 80).splitlines()
+    assert all(line.startswith("\x1b[30;107m") and line.endswith("\x1b[0m") for line in lines)
+    halves = {" ": "00", "▀": "10", "▄": "01", "█": "11"}
+    shown = [line.removeprefix("\x1b[30;107m").removesuffix("\x1b[0m") for line in lines]
+    modules = ["".join(halves[half][place] for half in line) for line in shown for place in (0, 1)]
+    assert [row[4:-4] for row in modules[4 : 4 + len(rows)]] == rows
+    assert "1" not in "".join(modules[:4] + modules[4 + len(rows) :] + [row[:4] + row[-4:] for row in modules])
+    assert qr_text(rows, len(rows) + 7) == "" and qr_text([], 80) == "", "too narrow, or no code"
 
 
 def test_a_longer_text_is_refused() -> None:

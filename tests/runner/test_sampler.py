@@ -65,6 +65,16 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_p
     assert [drawer.draw(logits, i).token_id for i in range(3)] == [0, 1, 0]
 
 
+def test_a_window_lets_the_repetition_penalty_forget_older_tokens_of_prompt_and_output() -> None:
+    logits = np.array([4.0, 3.0, 2.5, 0.0], np.float32)
+    assert greedy(logits=logits, prompt=(0, 3), repetition_penalty=2.0, repetition_window=1) == 0
+    assert greedy(logits=logits, prompt=(0, 3), repetition_penalty=2.0, repetition_window=2) == 1
+    drawer = sampler(prompt=(3,), temperature=0.0, repetition_penalty=2.0, repetition_window=1)
+    assert [drawer.draw(logits, i).token_id for i in range(4)] == [0, 1, 0, 1]
+    drawer = sampler(prompt=(3,), temperature=0.0, repetition_penalty=2.0, repetition_window=2)
+    assert [drawer.draw(logits, i).token_id for i in range(4)] == [0, 1, 2, 0]
+
+
 def test_presence_counts_once_and_frequency_every_time_and_the_prompt_never() -> None:
     logits = np.array([1.0, 0.0], np.float32)
     presence = sampler(prompt=(0, 0, 0), temperature=0.0, presence_penalty=0.6)
@@ -222,12 +232,15 @@ def test_logprobs_sum_to_one_over_the_vocabulary(logits: np.ndarray, logprobs: i
     assert [t.logprob for t in draw.top] == sorted((t.logprob for t in draw.top), reverse=True)
 
 
+@pytest.mark.parametrize("window", [0, 3])
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), split=st.integers(0, 12))
-def test_a_replay_goes_on_with_the_same_tokens(data: st.DataObject, split: int) -> None:
+def test_a_replay_goes_on_with_the_same_tokens(window: int, data: st.DataObject, split: int) -> None:
     """Drawing 12 tokens at once equals drawing some, losing the stage, and resuming after them elsewhere."""
     steps = data.draw(hnp.arrays(np.float32, (12, 20), elements=st.floats(-5, 5, width=32)))
-    params = SamplingParams(seed=3, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, top_p=0.9)
+    params = SamplingParams(
+        seed=3, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, top_p=0.9, repetition_window=window
+    )
     request = GenerateRequest("r", (1, 2, 3), 20, params, frozenset({4}), min_tokens=6)
     whole = Sampler(request)
     expected = [whole.draw(step, i).token_id for i, step in enumerate(steps)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from exo_mesh.api.access import (
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from exo_mesh.security.local_token import PREFIX
+from exo_mesh.settings.table import SETTINGS
 from exo_mesh.telemetry.metrics import Metrics
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
@@ -256,6 +258,40 @@ async def test_cors_is_closed_to_all_other_pages(model_dir: Path, origin: str) -
         assert await preflight(api.http, origin) == {}
         assert (await call(api, "POST", "/v1/chat/completions", Origin=origin))[0] == 403
         assert not api.mesh.requests
+
+
+DESKTOP = ["app://obsidian.md", "tauri://localhost", "chrome-extension://abcdefgh", "capacitor://localhost", "file://",
+           "moz-extension://1b2f-33", "vscode-webview://0a1b2c"]  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", [*DESKTOP, "https://Chat.example.org:8443"])
+async def test_a_page_is_refused_with_the_setting_that_allows_it(model_dir: Path, origin: str) -> None:
+    async with serving(model_dir) as api:
+        status, body = await call(api, "POST", "/v1/chat/completions", Origin=origin)
+        named = re.search(r"--cors-origin '(.+?)'", body["error"]["message"])
+        assert status == 403
+        assert named
+    allowed = SETTINGS["cors_origin"].from_texts([named[1]])
+    async with serving(model_dir, cors_origins=frozenset(allowed)) as api:
+        assert (await preflight(api.http, origin))["access-control-allow-origin"] == origin
+        assert (await call(api, "POST", "/v1/chat/completions", Origin=origin))[0] == 200
+        assert (await call(api, "POST", "/v1/chat/completions", Origin="app://other.example"))[0] == 403
+
+
+async def test_the_name_of_a_desktop_program_is_no_name_of_the_node(model_dir: Path) -> None:
+    async with serving(model_dir, cors_origins=frozenset({"app://obsidian.md"})) as api:
+        assert (await call(api, "GET", "/state", Host="obsidian.md"))[0] == 421
+
+
+async def test_a_page_without_an_origin_is_not_offered_a_setting_that_is_refused(model_dir: Path) -> None:
+    async with serving(model_dir) as api:
+        message = (await call(api, "POST", "/v1/completions", Origin="null"))[1]["error"]["message"]
+    assert "--cors-origin '*'" in message
+    for text in ("null", "https://*", "app:", "obsidian.md", "https://a/b", "://a"):
+        with pytest.raises(ValueError, match="an origin such as"):
+            SETTINGS["cors_origin"].from_texts([text])
+    same = SETTINGS["cors_origin"].from_texts(["HTTPS://Chat.example.org:443/, app://*"])
+    assert same == ("https://chat.example.org", "app://*")
 
 
 async def test_cors_is_opened_for_named_origins_and_an_origin_is_no_key(model_dir: Path, keys: Keys) -> None:

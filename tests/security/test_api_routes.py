@@ -185,16 +185,19 @@ ROUTES: dict[tuple[str, str], str] = {
     ("POST", "/v1/keys"): "keys",
     ("DELETE", "/v1/keys/{id}"): "keys",
     ("POST", "/v1/invite"): "invite",
+    ("POST", "/v1/session"): "session",
     ("POST", "/v1/join"): "join",
 }
 """Every route, and what calling it means."""
 
-EVERYTHING = {"open": 0, "read": 0, "chat": 0, "browse": 0, "change": 0, "invite": 403, "keys": 403, "join": 0}
-LOCALLY = {**EVERYTHING, "invite": 0, "keys": 0}
+LIMITED = {"invite": 403, "keys": 403, "session": 403}
+EVERYTHING = {"open": 0, "read": 0, "chat": 0, "browse": 0, "change": 0, "join": 0, **LIMITED}
+OWNS = {**EVERYTHING, "invite": 0, "keys": 0}
+LOCALLY = {**OWNS, "session": 0}
 USES = {**EVERYTHING, "change": 403}
 ANYBODY = {**USES, "browse": 403}
-NOTHING = {"open": 0, "read": 401, "chat": 401, "browse": 401, "change": 401, "invite": 401, "keys": 401, "join": 0}
-KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": LOCALLY, "token": LOCALLY}
+NOTHING = {**dict.fromkeys(EVERYTHING, 401), "open": 0, "join": 0}
+KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": OWNS, "token": LOCALLY}
 EXPECTED = {
     "open": {**dict.fromkeys(("stranger", "wrong", "use", "admin"), ANYBODY), "token": LOCALLY},
     "open-admin": {**dict.fromkeys(("stranger", "wrong", "use", "admin"), EVERYTHING), "token": LOCALLY},

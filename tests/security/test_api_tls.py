@@ -217,6 +217,9 @@ def test_a_node_says_https_and_its_own_verbs_trust_it(
     shown = run(["status", "--api-url", url], tmp_path)
     assert shown.returncode == 0, shown.stderr
     monkeypatch.setenv("EXO_MESH_HOME", str(tmp_path / "elsewhere"))
+    assert ApiClient(url).get("/drain") == {"draining": False, "drained": False, "requests": 0, "sequences": 0}
+    assert ApiClient(url).local_token(), "its home and certificate are found by its address"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another-user"))
     with pytest.raises(TransportError, match=r"not trusted .*self.signed.*EXO_MESH_API_CA"):
         ApiClient(url).get("/healthz")
     monkeypatch.setenv("EXO_MESH_API_CA", str(tmp_path / "tls" / "cert.pem"))

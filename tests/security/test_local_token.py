@@ -16,15 +16,8 @@ from exo_mesh.cli.main import main
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.child_node import ChildNode, client_of
 from exo_mesh.errors import MeshError
-from exo_mesh.security.local_token import (
-    FILE_NAME,
-    PREFIX,
-    ListeningMark,
-    is_token,
-    read_token,
-    take_token,
-    token_for,
-)
+from exo_mesh.security.local_token import FILE_NAME, PREFIX, is_token, read_token, take_token
+from exo_mesh.security.own_nodes import ListeningMark, token_for
 from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ, run
 
 
@@ -76,21 +69,28 @@ def test_it_is_for_ports_that_a_live_node_of_the_home_listens_on(tmp_path: Path)
     token = take_token(tmp_path)
     assert token_for(tmp_path, "127.0.0.1", 7000) == ""
     mark = ListeningMark(tmp_path, "0.0.0.0", 7000)
-    for host in ("127.0.0.1", "localhost", "::1", "127.0.5.5"):
+    for host in ("127.0.0.1", "localhost", "127.0.5.5"):
         assert token_for(tmp_path, host, 7000) == token
-    for host, port in (("127.0.0.1", 7001), ("192.168.1.5", 7000), ("localhost.evil.example", 7000), ("", None)):
+    for host, port in (
+        ("127.0.0.1", 7001),
+        ("::1", 7000),
+        ("192.0.2.5", 7000),
+        ("localhost.evil.example", 7000),
+        ("", 80),
+    ):
         assert token_for(tmp_path, host, port) == ""
     mark.close()
     assert token_for(tmp_path, "127.0.0.1", 7000) == ""
     bound = ListeningMark(tmp_path, "192.168.1.5", 7000)
     assert token_for(tmp_path, "192.168.1.5", 7000) == token
+    assert token_for(tmp_path, "127.0.0.1", 7000) == "", "another program can listen there"
     bound.close()
 
 
 def test_the_mark_of_a_killed_node_counts_no_more(tmp_path: Path) -> None:
     token = take_token(tmp_path)
     program = (
-        "import pathlib, sys; from exo_mesh.security.local_token import ListeningMark; "
+        "import pathlib, sys; from exo_mesh.security.own_nodes import ListeningMark; "
         "mark = ListeningMark(pathlib.Path(sys.argv[1]), '127.0.0.1', 7000); print('there', flush=True); input()"
     )
     command = [COMMAND[0], "-c", program, str(tmp_path)]

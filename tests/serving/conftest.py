@@ -11,7 +11,7 @@ from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import mesh
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not longer: its nodes read their memory ten times a second
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     folder = tmp_path_factory.mktemp("memory")
     for name, context in ((MODEL, 200_000), (SMALL, 2000)):

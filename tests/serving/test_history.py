@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.serving.history import History, RequestOutcome
+from exo_mesh.errors import InputError, StageLostError
+from exo_mesh.serving.history import History, RequestOutcome, message_for_the_log
 
 MAX_RECENT = 50
 
@@ -32,6 +33,7 @@ def test_the_newest_comes_first_and_details_are_bounded() -> None:
         "model": "m",
         "outcome": "stop",
         "prompt_tokens": 3,
+        "error_message": "",
         "cached_tokens": 0,
         "output_tokens": 11,
         "ttft_s": 0.5,
@@ -63,6 +65,17 @@ def test_sums_count_errors_and_latencies_those_that_went_well() -> None:
     assert stats["output_tokens"] == 101 * 11
 
 
+def test_sums_of_the_last_minute_and_the_time_since_the_start() -> None:
+    now = [100.0]
+    history = History(now=lambda: now[0])
+    add(history, 1, tokens=3)
+    now[0] = 150.0
+    add(history, 2, "engine_error", tokens=5)
+    now[0] = 161.0
+    stats = history.stats()
+    assert (stats["uptime_s"], stats["last_minute"]) == (61.0, {"requests": 1, "errors": 1, "output_tokens": 5})
+
+
 def test_before_the_first_request_there_is_nothing_to_say() -> None:
     stats = History().stats()
     assert (stats["total"], stats["error_rate"], stats["latency_s"], stats["avg_tokens_per_s"]) == (0, 0.0, None, None)
@@ -86,6 +99,17 @@ def test_each_outcome_has_a_status(outcome: str, timed_out: bool, status: str) -
 
 def test_the_kind_is_that_of_the_route() -> None:
     assert [ended(name).kind for name in ("chatcmpl-1", "cmpl-1")] == ["chat", "completion"]
+
+
+def test_the_message_of_an_error_is_kept_without_a_clients_words() -> None:
+    assert message_for_the_log(InputError('"zebra" is no word', param="stop")) == (
+        "the request was refused because of stop"
+    )
+    assert message_for_the_log(StageLostError("peer b ended" + "!" * 400))[:12] == "peer b ended"
+    history = History()
+    history.add(ended("r1", outcome="stage_lost", error_message="peer b ended"))
+    shown = history.recent(1)[0].describe()
+    assert (shown["status"], shown["error_message"]) == ("error", "peer b ended")
 
 
 def test_each_one_is_written_as_it_is_told() -> None:

@@ -54,7 +54,7 @@ def test_what_cannot_be_written_is_told_once_and_when_it_can_again_told_too(
     file.write({"request_id": "kept"})
     file.close()
     assert [line["request_id"] for line in lines(blocked / "requests.jsonl")] == ["kept"]
-    assert "3 lines were lost" in caplog.text
+    assert "after the loss of 3 lines" in caplog.text
 
 
 def test_a_disk_that_is_too_slow_costs_lines_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

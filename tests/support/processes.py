@@ -19,10 +19,10 @@ QUIET_FLAGS = ["--host", "127.0.0.1", "--grpc-port", "0", "--discovery", "none",
 
 
 def clean_environ(home: Path) -> dict[str, str]:
-    """The environment without settings of exo-mesh, and with a home of its own."""
+    """The environment without settings of exo-mesh, with a home and running nodes of its own, as another user has."""
     others = {alias.variable for alias in ALIASES}
     environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_") and key not in others}
-    return {**environ, "EXO_MESH_HOME": str(home), "COLUMNS": "100"}
+    return {**environ, "EXO_MESH_HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "COLUMNS": "100"}
 
 
 def start(argv: list[str], home: Path) -> subprocess.Popen[str]:

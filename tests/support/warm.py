@@ -30,6 +30,7 @@ WARM = {
 """What the warm process imports, by the module that its forks run. Each module has a warm process of its own."""
 
 ROOT = Path(__file__).parents[2]
+PYTHON = sys.executable  # as it is now: tests set another one to see what happens then
 COLD = "EXO_MESH_COLD_TESTS"
 ANSWER_S = 60.0
 """Longest wait for a fork; the first one waits for the imports."""
@@ -81,7 +82,7 @@ def _fork_exec(*call: Any) -> int:
 def _can_be_warm(words: list[str], environ: dict[str, str]) -> bool:
     """Whether a fork would be what the command is: some variables are read when an interpreter starts, and the command
     that a fork shows is split at its spaces."""
-    if words[:2] != [sys.executable, "-m"] or len(words) < 3 or words[2] not in WARM:
+    if words[:2] != [PYTHON, "-m"] or len(words) < 3 or words[2] not in WARM:
         return False
     if any(" " in word for word in words) or len(" ".join(words)) >= MOST_COMMAND_BYTES:
         return False
@@ -97,7 +98,7 @@ class WarmProcess:
         self._socket.settimeout(ANSWER_S)
         # the padding makes room for the commands that forks show; no word is MODULE, by which tests find the forks
         order = f"{theirs.fileno()}:{module}:{','.join(WARM[module])}"
-        command = [sys.executable, "-c", _PROGRAM, order, "-" * MOST_COMMAND_BYTES]
+        command = [PYTHON, "-c", _PROGRAM, order, "-" * MOST_COMMAND_BYTES]
         self._process = subprocess.Popen(
             command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
         )

@@ -75,7 +75,7 @@ def test_a_full_disk_costs_lines_and_is_told_once(tmp_path: Path, caplog: pytest
     writer.write("kept")
     writer.close(5.0)
     assert path.read_text() == "\nkept\n" and not writer.is_failing, "a line that was cut off ends before the next one"
-    assert "5 lines were lost" in caplog.text
+    assert "after the loss of 5 lines" in caplog.text
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:

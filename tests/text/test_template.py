@@ -171,8 +171,28 @@ def test_continuing_the_final_message_ends_inside_it(content: str, end: str) -> 
 
 
 def test_continuing_a_message_that_the_template_hides_is_refused() -> None:
-    with pytest.raises(InputError, match="changes the text"):
+    with pytest.raises(InputError, match="does not show the text"):
         render("x", [{"role": "assistant", "content": "Once"}], continue_final_message=True)
+
+
+def test_where_the_template_for_tools_is_found(tmp_path: Path) -> None:
+    def found(config: dict[str, Any]) -> tuple[str, str | None]:
+        template = find_template(tmp_path, config)
+        assert template is not None
+        return template.source, template.tool_use.source if template.tool_use else None
+
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}, {"name": "rag"}]
+    assert found({"chat_template": "plain"}) == ("plain", None)
+    assert found({"chat_template": named}) == ("d", "t")
+    (tmp_path / "chat_template.jinja").write_text("from jinja")
+    assert found({"chat_template": named}) == ("from jinja", None)
+    (tmp_path / "additional_chat_templates.tool_use.jinja").write_text("fetched")
+    assert found({"chat_template": named}) == ("from jinja", "fetched")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("in its folder")
+    assert found({"chat_template": named}) == ("from jinja", "in its folder")
+    (tmp_path / "chat_template.jinja").unlink()
+    assert found({"chat_template": "plain"}) == ("plain", "in its folder")
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:
@@ -193,5 +213,5 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("from jinja")
     assert found({"chat_template": "plain"}) == "from jinja"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="not UTF-8 text"):
         found({})

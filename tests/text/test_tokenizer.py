@@ -75,11 +75,11 @@ def test_the_bytes_of_pieces_and_byte_tokens(tmp_path: Path) -> None:
         ("tokenizer.json", None, "this file is missing"),
         ("tokenizer.json", "{}", "cannot be read"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
-        ("tokenizer_config.json", "{", "cannot be read"),
+        ("tokenizer_config.json", "{", "cut short"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("generation_config.json", '{"temperature": "hot"}', "temperature"),
         ("generation_config.json", '{"top_k": 1.5}', "top_k"),
-        ("generation_config.json", '{"top_p": -1}', "top_p"),
+        ("generation_config.json", '{"top_p": 2}', "top_p"),
     ],
 )
 def test_files_that_cannot_be_used_are_named(directory: Path, name: str, content: str | None, message: str) -> None:

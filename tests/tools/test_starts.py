@@ -161,7 +161,7 @@ def test_bench_shared_measures_streams_over_one_prompt() -> None:
 def test_the_demo_model_is_trained_exported_and_evaluated(tmp_path: Path) -> None:
     checkpoint, model = tmp_path / "checkpoint.pt", tmp_path / "model"
     briefly = ("--millions", "0.0001", "--tokens", "50", "--threads", "1", "--size", "1")
-    assert "step 2," in start("tools.demo_model.train", *briefly, "--out", checkpoint)
+    assert "step " in start("tools.demo_model.train", *briefly, "--out", checkpoint)
     assert "tokens" in start("tools.demo_model.export", "--checkpoint", checkpoint, "--target", model)
     assert {file.name for file in model.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert start("tools.demo_model.evaluate", "--model", model, "--size", "1", "--card").startswith("count ")

@@ -11,12 +11,12 @@ from exo_mesh.domain.device import Device, EngineInfo, EntryRequests, HopReading
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, HardwareReading
-from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
-from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto
+from exo_mesh.transport.plan_codec import kept_to_proto, plan_from_proto, plan_to_proto
 
 STAGES = (StagePlan("a", "mlx", Shard("m", 0, 3, 8), 5), StagePlan("b", "mlx", Shard("m", 3, 8, 8), 7))
 PLAN = Plan("m-1", Ballot(4, "a"), "m", "d", STAGES, 2048, PlanInputs((("a", 9), ("b", 8)), "memory", 2), 8192)
@@ -48,6 +48,30 @@ def test_a_peer_keeps_what_it_says_of_its_files() -> None:
     )
     there = codec.peer_from_proto(codec.peer_to_proto(info))
     assert there == info and there.knows("m") and not there.knows("n")
+
+
+def test_a_peer_keeps_what_it_says_of_its_disk_and_cannot_fill_another_with_it() -> None:
+    kept = (KeptLayers("mlx", 3, 8, 2048, "bfloat16", 1, 2), KeptLayers("", 0, 3))
+    info = PeerInfo("p", 1, "n", "1", 2, "default", (), on_disk=(("d" * 32, kept),))
+    there = codec.peer_from_proto(codec.peer_to_proto(info))
+    assert there == info and there.kept_of("d" * 64) == kept and there.kept_of("e" * 64) == ()
+    message = codec.peer_to_proto(info)
+    message.on_disk[0].layers.add(start=5, stop=5)
+    message.on_disk[0].layers.add(start=0, stop=1, rank=2, size=2)
+    for number in range(100):
+        one = message.on_disk.add(digest=f"{number}\n" + "x" * 99)
+        one.layers.extend([kept_to_proto(KeptLayers("e" * 99, 0, 1))] * 100)
+    found = codec.peer_from_proto(message).on_disk
+    assert len(found) == codec.MAX_MODELS and found[0][1] == kept, "impossible layers are left out"
+    assert len(found[1][0]) == 32 and "\n" not in found[1][0]
+    assert len(found[1][1]) == codec.MAX_KEPT and len(found[1][1][0].engine) == 64
+
+
+def test_a_plan_keeps_what_it_was_solved_from() -> None:
+    on_disk = (("a", (KeptLayers("mlx", 0, 4, 512),)), ("b", (KeptLayers("", 4, 8),)))
+    plan = replace(PLAN, inputs=replace(PLAN.inputs, on_disk=on_disk))
+    there = plan_from_proto(plan_to_proto(plan))
+    assert there == plan and there.digest == plan.digest != PLAN.digest
 
 
 @pytest.mark.parametrize("state", DownloadState)

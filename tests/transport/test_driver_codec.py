@@ -39,7 +39,7 @@ def sent(request: GenerateRequest) -> GenerateRequest:
 
 
 def test_a_request_arrives_as_it_was_sent() -> None:
-    sampling = SamplingParams(0.7, 5, 0.9, 0.1, 1.25, 0.5, -0.5, ((3, -1.5),), 2**64 - 1, 20)
+    sampling = SamplingParams(0.7, 5, 0.9, 0.1, 1.25, 0.5, -0.5, ((3, -1.5),), 2**64 - 1, 20, 64)
     request = GenerateRequest("r", (1, 2), 9, sampling, frozenset({4}), True, 2, (7, 8), share_id="s")
     assert sent(request) == request
     for prompt_logprobs in (0, 20):

@@ -13,7 +13,8 @@ from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.domain.frame import Frame, Insert, Remove, UnknownOp
-from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import (
     MAX_FOREIGN_BYTES,
     MAX_FOREIGN_PER_OWNER,
@@ -245,6 +246,13 @@ def test_the_digest_of_a_model_is_the_same_in_all_versions() -> None:
     """It changes with the shipped model only: peers that compute it in two ways do not find each other's files."""
     digest = "f7f4caf16a8db65f58cfe4193abff2bbb5e7e410d6ecf3c3d84fcac8b2e72638"
     assert ModelStore(()).card("exo-mesh-demo").digest == digest
+
+
+def test_the_digest_of_a_plan_without_news_is_the_same_in_all_versions() -> None:
+    """Inputs that older versions do not know count only if they are set."""
+    stage = StagePlan("a", "mlx", Shard("m", 0, 3, 3), 5)
+    plan = Plan("m-1", Ballot(4, "a"), "m", "d", (stage,), 2048, PlanInputs((("a", 9),), "memory", 1), 8192)
+    assert plan.digest == "f2bc8f3c5c89276e58020a3a08f576cfeea4972177cc5c35e7a6e700f67d427f"
 
 
 def test_the_sum_and_the_digest_of_a_view_are_the_same_in_all_versions() -> None:

@@ -165,6 +165,21 @@ def test_the_names_of_tokens_and_the_template_go_into_the_config() -> None:
     assert config == {"bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages }}"}
 
 
+def test_a_gguf_file_may_have_a_template_for_tools() -> None:
+    raw = gguf_bytes(
+        {
+            "tokenizer.ggml.tokens": value(ARRAY, (TEXT, ["<s>"])),
+            "tokenizer.chat_template": value(TEXT, "plain"),
+            "tokenizer.chat_template.tool_use": value(TEXT, "tools"),
+        }
+    )
+    config = make_tokenizer_config(parse_gguf(raw, Path("m/x.gguf"), len(raw)))
+    assert {one["name"]: one["template"] for one in config["chat_template"]} == {
+        "default": "plain",
+        "tool_use": "tools",
+    }
+
+
 @pytest.fixture(scope="module")
 def pieces() -> Any:
     """A model of SentencePiece with bytes for unknown characters, and symbols that a user has defined."""

@@ -71,10 +71,12 @@ def test_what_is_made_is_made_once_and_again_when_the_file_changes(tmp_path: Pat
     store = store_of(tmp_path)
     made = (store.find("tiny-Q8_0") / "config.json").stat().st_ino
     digest = store.card("tiny-Q8_0").digest
+    assert store.card("tiny-Q8_0").quantization == "Q8_0"
     assert (store.find("tiny-Q8_0") / "config.json").stat().st_ino == made
     file.unlink()
     gguf_file(origin, file, "F16")
     assert store.card("tiny-Q8_0").digest != digest
+    assert store.card("tiny-Q8_0").quantization == "F16", "whatever the file is called"
     assert (store.find("tiny-Q8_0") / "config.json").stat().st_ino != made
 
 

@@ -2,6 +2,7 @@
 
 python -m tools.bench at-once               how soon nodes that start together on busy cores are one mesh
 python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
+python -m tools.bench busy                  speed of an engine beside other programs, by number of threads
 python -m tools.bench collectives           all-reduce and send between ranks, by size; with mlx.launch over cables
 python -m tools.bench copy                  copies between peers: speed beside plain TCP, what streams notice
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
@@ -34,6 +35,7 @@ from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import setup_logging
 from tools.bench import (
     at_once,
+    busy,
     collectives,
     copying,
     entry,
@@ -64,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m tools.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     at_once.add_parser(subparsers)
+    busy.add_parser(subparsers)
     collectives.add_parser(subparsers)
     copying.add_parser(subparsers)
     entry.add_parser(subparsers)

@@ -25,9 +25,10 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.model_files import read_json
 from exo_mesh.proto.runner_pb2 import GroupFigures
 from exo_mesh.transport.control_driver import DriverChannels, Silences, complete
-from exo_mesh.weights.card import read_card, read_json
+from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import model_dir_of
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from exo_mesh.api.core.image_inputs import image_of_base64
-from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
+from exo_mesh.api.core.neutral_fields import refuse_unknown, refuse_unless, show_json
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.decoding import convert_part
 from exo_mesh.errors import InputError
@@ -186,8 +186,7 @@ def decode_image(block: ImageBlock, where: str) -> ImageInput:
             "does not fetch addresses that a request names"
         )
         raise InputError(message, param=f"{where}.type")
-    if unknown := sorted(source.keys() - {"type", "media_type", "data"}):
-        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    refuse_unknown(source, {"type", "media_type", "data"}, where)
     return image_of_base64(source.get("data"), f"{where}.data")
 
 

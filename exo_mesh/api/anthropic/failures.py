@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiohttp import web
+from msgspec import UNSET
 
 from exo_mesh.api.anthropic.objects import AnthropicError, ErrorObject
 from exo_mesh.api.core.failure import Failure
@@ -37,12 +38,16 @@ def speaks_anthropic(request: web.Request) -> bool:
     return is_below or VERSION_HEADER in request.headers
 
 
+def _error(failure: Failure) -> ErrorObject:
+    return ErrorObject(error_type(failure.status), failure.message, failure.details or UNSET)
+
+
 def _body(failure: Failure, request_id: str) -> AnthropicError:
-    return AnthropicError(ErrorObject(error_type(failure.status), failure.message), request_id)
+    return AnthropicError(_error(failure), request_id)
 
 
 def _frame(failure: Failure) -> bytes:
-    return named_frame("error", {"type": "error", "error": ErrorObject(error_type(failure.status), failure.message)})
+    return named_frame("error", {"type": "error", "error": _error(failure)})
 
 
 ANTHROPIC_ERRORS = ErrorForm(speaks_anthropic, _body)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from exo_mesh.api.access import CALLER
 from exo_mesh.api.anthropic.delivery import message_recipe
-from exo_mesh.api.anthropic.objects import AnthropicError, MessageObject, TokenCount
+from exo_mesh.api.anthropic.objects import AnthropicError, ContentObject, MessageObject, TokenCount
 from exo_mesh.api.anthropic.replies import MessageReply
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody, decode_count_body, decode_messages_body
+from exo_mesh.api.anthropic.threads import PREFIX, held_answer, is_held, with_thread
 from exo_mesh.api.anthropic.translate import neutral_conversation, neutral_message
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.prompt_tokens import PromptTokens
 from exo_mesh.api.core.request import FieldNames
@@ -50,20 +53,33 @@ class AnthropicRoutes:
         """POST /v1/messages"""
         body = decode_messages_body(await read_body(request, self._context.options.body_silence_s))
         hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
+        kept, caller = self._context.service.kept_answers, request[CALLER]
+        holds = is_held(body, kept)
+        whole, num_held = await with_thread(body, kept, caller.limited_to)
+
+        def reply(answer: Answer, _: int) -> MessageReply:
+            def keep(content: list[ContentObject]) -> None:
+                kept.keep(held_answer(body, caller, answer.prepared.id, content))
+
+            return MessageReply(answer, hides_thinking=hides_thinking, keep=keep if holds else None)
+
         wanted = WantedAnswer(
-            neutral_message(body),
+            neutral_message(whole, num_held),
             identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
-            prefix="msg_",
+            prefix=PREFIX,
             is_streamed=bool(body.stream),
-            reply=lambda answer, _: MessageReply(answer, hides_thinking=hides_thinking),
+            reply=reply,
             recipe=lambda prepared, created: message_recipe(prepared, created, hides_thinking=hides_thinking),
+            owner=kept.owner if holds else "",
+            is_id_secret=holds,
         )
         return await self._answering.answer(request, wanted)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens: the tokens of the prompt that the same messages would make."""
         body = decode_count_body(await read_body(request, self._context.options.body_silence_s))
-        conversation = neutral_conversation(body)
+        kept = self._context.service.kept_answers
+        conversation = neutral_conversation(*await with_thread(body, kept, request[CALLER].limited_to))
         model, text = await self._prompts.model(request, body.model)
         limit = await self._context.service.context_limit(model)
         prompt = await self._prompts.prompt(conversation, text, FieldNames())

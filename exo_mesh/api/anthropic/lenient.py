@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
+from exo_mesh.api.core.neutral_fields import ANY, ONLY_NULL, NeutralTable
 
 NEUTRAL: NeutralTable = {
     "anthropic_beta": ANY,  # headers of Anthropic's API that gateways put into the body
     "anthropic_version": ANY,
     "betas": ANY,
     "billing_policy": ANY,
-    "compaction": (None,),
-    "container": (None,),
     "diagnostics": ANY,  # asks why a prompt was not found in a cache; the reply says nothing of it
-    "fallback_credit_token": (None,),
+    "compaction": ONLY_NULL,
     "fallbacks": ([],),
     "inference_geo": ("global",),
     "mcp_servers": ([],),
     "speed": ANY,
-    "thread": (None,),
 }
 """Fields of requests that may have no effect."""
 

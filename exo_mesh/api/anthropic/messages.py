@@ -35,14 +35,16 @@ KEPT_TURNS = 1
 """Turns that keep their thinking if clear_thinking says nothing, as Anthropic documents it."""
 
 
-def turns_of(body: CountTokensBody) -> tuple[Turn, ...]:
-    """Translate the system prompt and the messages. Raises InputError that names the message and its field."""
+def turns_of(body: CountTokensBody, num_held: int = 0) -> tuple[Turn, ...]:
+    """Translate the system prompt and the messages. num_held: how many of the messages are of a thread, and not of the
+    request. Raises InputError that names the message and its field."""
     turns: list[Turn] = []
     if body.system:
         turns.append(_spoken("system", body.system, OF_SYSTEM, "system"))
     tools: dict[str, str] = {}
     for index, message in enumerate(body.messages):
-        for turn in _turns(message, f"messages[{index}]", tools):
+        where = f"messages[{index - num_held}]" if index >= num_held else "thread"
+        for turn in _turns(message, where, tools):
             tools.update((call.id, call.name) for call in turn.tool_calls)
             _add(turns, turn)
     if body.cache_control is not None and turns:
@@ -58,13 +60,7 @@ def _add(turns: list[Turn], turn: Turn) -> None:
     if last is None or last.role != turn.role or turn.role not in ("user", "assistant"):
         turns.append(turn)
         return
-    thoughts = [one for one in (last.reasoning, turn.reasoning) if one is not None]
-    turns[-1] = replace(
-        joined_turns(last, turn),
-        tool_calls=last.tool_calls + turn.tool_calls,
-        reasoning="\n".join(thoughts) if thoughts else None,
-        has_cache_marks=last.has_cache_marks or turn.has_cache_marks,
-    )
+    turns[-1] = joined_turns(last, turn)
 
 
 def _turns(message: MessageBody, where: str, tools: dict[str, str]) -> list[Turn]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 SIGNATURE = "exo-mesh"
 """The signature of thinking blocks. It is the same for all: exo-mesh takes thinking back as text and verifies nothing.
@@ -153,10 +155,11 @@ class TokenCount(msgspec.Struct):
 
 
 class ErrorObject(msgspec.Struct):
-    """What went wrong."""
+    """What went wrong. details: values for programs."""
 
     type: str
     message: str
+    details: Mapping[str, Any] | UnsetType = UNSET
 
 
 class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):

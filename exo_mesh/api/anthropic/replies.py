@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import msgspec
 
 from exo_mesh.api.anthropic.failures import ANTHROPIC_EVENTS
 from exo_mesh.api.anthropic.objects import (
@@ -49,43 +51,69 @@ Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mess
 
 
 class MessageReply(Reply):
-    """Builds `message` and its events. hides_thinking: blocks of thinking are empty."""
+    """Builds `message` and its events. hides_thinking: blocks of thinking are empty. keep: gets the content of the
+    message, thinking included, before its last event is sent."""
 
     form = ANTHROPIC_EVENTS
 
-    def __init__(self, answer: Answer, *, hides_thinking: bool = False) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        hides_thinking: bool = False,
+        keep: Callable[[list[ContentObject]], None] | None = None,
+    ) -> None:
         self._answer = answer
         self._hides_thinking = hides_thinking
+        self._keep = keep
+        self._content: list[ContentObject] = []
+        """The blocks so far, of a whole message or of one that is kept."""
+        self._arguments: dict[int, str] = {}
         self._open: ContentObject | None = None
         """The block that is being written."""
         self._num_blocks = 0
 
     def whole(self, steps: Iterable[AnswerStep]) -> MessageObject:
-        content: list[ContentObject] = []
-        arguments: dict[int, str] = {}
         made = self._message([])
-        for event in (event for step in steps for event in self.chunks(step)):
-            match event:
-                case BlockStart(content_block=block):
-                    content.append(block)
-                case BlockDelta(index=index, delta=delta):
-                    _extend(content[index], delta, index, arguments)
-                case MessageDelta(delta=delta):
-                    made.stop_reason, made.stop_sequence = delta.stop_reason, delta.stop_sequence
-                case _:
-                    pass
-        for index, text in arguments.items():
-            block = content[index]
-            assert isinstance(block, ToolUseObject)
-            block.input = object_of(text)
-        made.content, made.usage = content, self._usage()
+        for event in (event for step in steps for event in self._events(step)):
+            self._collect(event)
+            if isinstance(event, MessageDelta):
+                made.stop_reason, made.stop_sequence = event.delta.stop_reason, event.delta.stop_sequence
+        for block in self._content:
+            if isinstance(block, ThinkingObject) and self._hides_thinking:
+                block.thinking = ""
+        made.content, made.usage = self._content, self._usage()
         return made
 
     def chunks(self, step: AnswerStep) -> list[Any]:
+        made = self._events(step)
+        if self._keep is not None:
+            for event in made:
+                self._collect(event)
+        return [event for event in made if not (self._hides_thinking and _is_thinking(event))]
+
+    def _events(self, step: AnswerStep) -> list[Event]:
         made: list[Event] = []
         for event in step.events:
             self._write(event, step.choice, made)
         return made
+
+    def _collect(self, event: Event) -> None:
+        """Add an event to the content."""
+        match event:
+            case BlockStart(content_block=block):
+                self._content.append(msgspec.structs.replace(block))
+            case BlockDelta(index=index, delta=delta):
+                _extend(self._content[index], delta, index, self._arguments)
+            case MessageStop():
+                for index, text in self._arguments.items():
+                    called = self._content[index]
+                    assert isinstance(called, ToolUseObject)
+                    called.input = object_of(text)
+                if self._keep is not None:
+                    self._keep(self._content)
+            case _:
+                pass
 
     def frame(self, chunk: Any, event_id: int | None) -> bytes:
         return named_frame(chunk.__struct_config__.tag, chunk, event_id)
@@ -106,8 +134,7 @@ class MessageReply(Reply):
             case ReasoningPart(text=text):
                 if text:
                     self._begin(ThinkingObject("", ""), made)
-                    if not self._hides_thinking:
-                        made.append(BlockDelta(self._num_blocks - 1, ThinkingDelta(text)))
+                    made.append(BlockDelta(self._num_blocks - 1, ThinkingDelta(text)))
             case ToolCallBegin(index=index, name=name):
                 self._close(made)
                 self._begin(ToolUseObject(self._answer.call_id(choice, index, "toolu_"), name, {}), made)
@@ -161,6 +188,10 @@ class MessageReply(Reply):
     def _thinking_tokens(self) -> ThinkingTokens | None:
         count = self._answer.num_reasoning_tokens
         return ThinkingTokens(count) if count else None
+
+
+def _is_thinking(event: Event) -> bool:
+    return isinstance(event, BlockDelta) and isinstance(event.delta, ThinkingDelta)
 
 
 def _stop(end: OutputEnd) -> StopDelta:

@@ -13,7 +13,6 @@ import msgspec
 
 from exo_mesh.api.anthropic.lenient import COUNTING, IN_MESSAGES, NEUTRAL
 from exo_mesh.api.core.cache_rules import CacheRule
-from exo_mesh.api.core.neutral_fields import without_fields
 from exo_mesh.api.decoding import decode_body
 
 Blocks = list[dict[str, Any]]
@@ -79,6 +78,16 @@ class ContextManagement(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     edits: list[ContextEdit] | None = None
 
 
+class CreatedThread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="create"):
+    """The node holds the conversation under the id of the reply."""
+
+
+class ContinuedThread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="continue"):
+    """The conversation up to a reply comes before the messages of this request."""
+
+    previous_message_id: str
+
+
 class CountTokensBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens. null always means the same as a missing field."""
 
@@ -92,6 +101,7 @@ class CountTokensBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_format: OutputForm | None = None
     context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
+    thread: CreatedThread | ContinuedThread | None = None
 
 
 class MessagesBody(CountTokensBody, kw_only=True, forbid_unknown_fields=True):
@@ -111,12 +121,9 @@ class MessagesBody(CountTokensBody, kw_only=True, forbid_unknown_fields=True):
 
 def decode_messages_body(body: bytes) -> MessagesBody:
     """Decode the body, dropping fields without effect. Raises InputError that names the wrong field."""
-    known, in_messages = MessagesBody.__struct_fields__, MessageBody.__struct_fields__
-    return decode_body(body, MessagesBody, lambda text: without_fields(text, NEUTRAL, known, IN_MESSAGES, in_messages))
+    return decode_body(body, MessagesBody, {MessagesBody: NEUTRAL, MessageBody: IN_MESSAGES})
 
 
 def decode_count_body(body: bytes) -> CountTokensBody:
     """The same for a body whose tokens are counted. Fields that only say how to answer are dropped as well."""
-    known, in_messages = CountTokensBody.__struct_fields__, MessageBody.__struct_fields__
-    table = {**NEUTRAL, **COUNTING}
-    return decode_body(body, CountTokensBody, lambda text: without_fields(text, table, known, IN_MESSAGES, in_messages))
+    return decode_body(body, CountTokensBody, {CountTokensBody: {**NEUTRAL, **COUNTING}, MessageBody: IN_MESSAGES})

@@ -9,7 +9,8 @@ from exo_mesh.api.anthropic.blocks import decode_tool
 from exo_mesh.api.anthropic.messages import turns_of
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody
 from exo_mesh.api.core.cache_rules import cache_wish
-from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, stop_strings
+from exo_mesh.api.core.conversation import without_empty_ending
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
     Conversation,
@@ -28,38 +29,41 @@ _MOST = 2**31 - 1
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def neutral_message(body: MessagesBody) -> NeutralRequest:
-    """Translate and check a body. Raises InputError that names the wrong field."""
+def neutral_message(body: MessagesBody, num_held: int = 0) -> NeutralRequest:
+    """Translate and check a body. num_held: see turns_of. Raises InputError that names the wrong field."""
     check_range("max_tokens", body.max_tokens, 0, _MOST)
     check_range("temperature", body.temperature, 0, 2)
     check_range("top_p", body.top_p, 0, 1)
     check_range("top_k", body.top_k, 0, _MOST)
-    check_stops(body.stop_sequences or (), "stop_sequences")
+    stops = stop_strings(body.stop_sequences)
+    check_stops(stops, "stop_sequences")
     grammar, field = _grammar(body)
     return NeutralRequest(
         body.model,
-        neutral_conversation(body),
+        neutral_conversation(body, num_held),
         SamplingWish(temperature=body.temperature, top_k=body.top_k, top_p=body.top_p),
         grammar,
         body.max_tokens,
-        stops=tuple(body.stop_sequences or ()),
+        stops=stops,
         cache=cache_wish(body.cache, body.prompt_cache_key),
         names=FieldNames(grammar=field),
     )
 
 
-def neutral_conversation(body: CountTokensBody) -> Conversation:
-    """Translate the conversation of a body. Raises InputError that names the wrong field."""
+def neutral_conversation(body: CountTokensBody, num_held: int = 0) -> Conversation:
+    """Translate the conversation of a body. num_held: see turns_of. Raises InputError that names the wrong field."""
     if not body.messages:
         raise InputError("messages is empty; at least one message is required", param="messages")
     check_num_tools(body.tools or ())
     tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
-    turns = turns_of(body)
+    turns = without_empty_ending(turns_of(body, num_held))
     if any(tool.get("cache_control") is not None for tool in body.tools or ()):
         turns = (_marked(turns[0]), *turns[1:])  # templates put the tools into the first turn
     continues_last = turns[-1].role == "assistant"
-    if continues_last:
-        _check_prefill(turns[-1])
+    if continues_last and turns[-1].tool_calls:
+        where = turns[-1].where
+        message = f"{where}: the last message has tool calls, so no answer can continue it; send their results"
+        raise InputError(message, param=where)
     choice = body.tool_choice
     return Conversation(
         turns,
@@ -68,7 +72,6 @@ def neutral_conversation(body: CountTokensBody) -> Conversation:
         not (choice is not None and choice.disable_parallel_tool_use),
         thinking_of(body),
         continues_last=continues_last,
-        late_system_as_user=True,
     )
 
 
@@ -86,23 +89,13 @@ def _marked(turn: Turn) -> Turn:
     return replace(turn, has_cache_marks=True)
 
 
-def _check_prefill(last: Turn) -> None:
-    """The answer continues the last message, if that is the assistant's."""
-    if last.tool_calls:
-        message = f"{last.where}: the last message has tool calls, so no answer can continue it; send their results"
-        raise InputError(message, param=last.where)
-    if not last.text.strip():
-        message = f"{last.where}: the last message is the assistant's and has no text that an answer can continue"
-        raise InputError(message, param=last.where)
-
-
 def _tool(tool: dict[str, object], where: str) -> Tool:
     given = decode_tool(tool, where)
     description = given.description or ""
     if given.input_examples:
         examples = "\n".join(json.dumps(example, ensure_ascii=False) for example in given.input_examples)
         description = f"{description}\nExamples of input:\n{examples}".lstrip()
-    return Tool(given.name, description, given.input_schema)
+    return Tool(given.name, description, given.input_schema, f"{where}.input_schema")
 
 
 def _tool_choice(body: CountTokensBody, tools: tuple[Tool, ...]) -> ToolChoice:

@@ -16,7 +16,8 @@ from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.asker import Asker, TraceContext
 from exo_mesh.api.core.defaults import with_defaults
 from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
-from exo_mesh.api.core.preparing import PreparedRequest, PromptOptions, prepare
+from exo_mesh.api.core.preparing import PreparedRequest, prepare
+from exo_mesh.api.core.prompts import prompt_options
 from exo_mesh.api.core.recipes import StreamRecipe
 from exo_mesh.api.core.reply import Reply
 from exo_mesh.api.core.reply_ids import SECRET_CHARS, with_secret
@@ -87,7 +88,7 @@ class Answering:
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
         request_id = wanted.prefix + (_new_id(wanted.owner) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key, is_traced=watch is not None)
-        options = PromptOptions(not defaults.keep_agent_lines)
+        options = prompt_options(defaults)
         if watch is not None:
             watch.asked()
         prepared = await prepare(asked, asker, self._service, self._context.texts, options)

@@ -1,10 +1,14 @@
-"""Reads the arguments of tool calls that a model wrote. Pure."""
+"""Calls of tools in a conversation: reads their arguments, and finds the calls that results answer. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+
+from exo_mesh.api.core.request import ToolCall, Turn
 
 INVALID = "invalid_arguments"
 """The name under which templates and clients get the arguments of a call that are not a JSON object."""
@@ -25,3 +29,47 @@ def object_of(arguments: Any) -> dict[str, Any]:
     if decoded is None:
         return {}
     return decoded if isinstance(decoded, dict) else {INVALID: arguments}
+
+
+def with_calls_named(turns: Iterable[Turn]) -> tuple[Turn, ...]:
+    """The turns with an id for each call, and the id and name of the call for each result, because templates need them.
+
+    Calls without an id are numbered. A result without an id belongs to the first open call of its tool, or to the first
+    open call; its own name is kept.
+    """
+    made: list[Turn] = []
+    open_calls: list[ToolCall] = []
+    names: dict[str, str] = {}
+    num_calls = 0
+    for turn in turns:
+        calls = [
+            call if call.id else replace(call, id=numbered_id(num_calls + place))
+            for place, call in enumerate(turn.tool_calls)
+        ]
+        num_calls += len(calls)
+        names.update((call.id, call.name) for call in calls)
+        if turn.role == "tool":
+            answered = _answered(turn, open_calls)
+            if answered is not None:
+                open_calls.remove(answered)
+                turn = replace(turn, tool_call_id=turn.tool_call_id or answered.id)
+            if not turn.name and turn.tool_call_id:
+                turn = replace(turn, name=names.get(turn.tool_call_id))
+        open_calls += calls
+        made.append(replace(turn, tool_calls=tuple(calls)) if calls else turn)
+    return tuple(made)
+
+
+def numbered_id(index: int) -> str:
+    """The id of a call: nine letters and digits, the only form that Mistral's templates accept."""
+    return f"call{index:05d}"
+
+
+def _answered(turn: Turn, open_calls: Sequence[ToolCall]) -> ToolCall | None:
+    """The open call whose result a message has; None if there is none."""
+    for call in open_calls:
+        if turn.tool_call_id and call.id != turn.tool_call_id:
+            continue
+        if turn.tool_call_id or turn.name in (None, "", call.name):
+            return call
+    return None

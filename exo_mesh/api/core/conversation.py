@@ -2,94 +2,198 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from exo_mesh.api.core.call_arguments import numbered_id
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
-from exo_mesh.text.template import RESERVED, ChatTemplate
+from exo_mesh.text.template import RESERVED, ChatTemplate, TemplateTraits
+from exo_mesh.text.text_guard import TextGuard
 
-_TOGGLES = ("enable_thinking", "thinking")
+TOGGLES = ("enable_thinking", "thinking")
 """Variables of templates that turn thinking on and off: the first of Qwen and GLM, the second of DeepSeek and
 Granite."""
 
 _RANKS = {name: rank for rank, name in enumerate(("type", "description", "enum", "properties", "required", "items"))}
 
-_PARTS = re.compile(r"""['"]image['"]""")
-"""In templates that read the parts of a message: the type of a part that is an image."""
-
 NO_EFFORT = "none"
 """The reasoning effort that turns thinking off."""
 
 
-def template_messages(
-    turns: Sequence[Turn], template: ChatTemplate | None, image_marker: str = ""
-) -> list[dict[str, Any]]:
-    """One dict per message, its content as one string. Raises InputError for a field that the template never reads.
+SYSTEM_FOR_TOOLS = "You are a helpful assistant."
+"""The system message of a conversation without one, for a template that shows tools only together with one."""
 
-    image_marker: how the prompts of a model that takes images mark one. A template that knows parts then gets a message
-    with images as parts; if it knows nothing else, all messages. Any other template gets the marker in the text.
+
+def template_for(conversation: Conversation, template: ChatTemplate) -> ChatTemplate:
+    """The template to use: for tools their own one if there is one, also for their calls and results if only that shows
+    them."""
+    traits = template.traits
+    has_calls = any(turn.tool_calls or turn.role == "tool" for turn in conversation.turns)
+    hides_calls = has_calls and not (traits.shows_calls and traits.shows_results)
+    uses_tools = bool(offered_tools(conversation)) or hides_calls
+    return template.tool_use if template.tool_use is not None and uses_tools else template
+
+
+def forms_of(turns: Sequence[Turn], traits: TemplateTraits, *, has_tools: bool) -> list[tuple[Turn, ...]]:
+    """The turns in the forms to render until the template takes one: as its traits say, then as stricter templates
+    want them."""
+    # `developer` is a newer name for `system` that few templates know
+    is_renamed = not traits.knows_developer
+    plain = [replace(turn, role="system") if turn.role == "developer" and is_renamed else turn for turn in turns]
+    if has_tools and traits.tools_need_system and not any(turn.role == "system" for turn in plain):
+        plain.insert(0, Turn("system", SYSTEM_FOR_TOOLS, "system"))
+    late, none = with_late_system_as_user(plain), with_system_as_user(plain)
+    first = none if not traits.shows_system else late if not traits.shows_late_system and _has_late(plain) else plain
+    # some templates refuse a message that has calls, text and reasoning
+    silent = [replace(turn, reasoning=None) if turn.tool_calls and turn.text else turn for turn in first]
+    forms: list[tuple[Turn, ...]] = []
+    for form in map(tuple, (first, silent, late, none)):
+        if form not in forms:
+            forms.append(form)
+    return forms
+
+
+def template_messages(
+    turns: Sequence[Turn], traits: TemplateTraits, guard: TextGuard, image_marker: str = ""
+) -> list[dict[str, Any]]:
+    """One dict per message, its content in the form that the template reads. Raises InputError for calls and results
+    that it does not show.
+
+    image_marker: how the prompts of a model that takes images mark one. A template that takes parts gets a message with
+    images as parts, any other the marker in the text.
     """
-    source = template.source if template else ""
-    messages = [_message(turn, source) for turn in turns]
-    if not image_marker:
-        return messages
-    knows_parts = _PARTS.search(source) is not None
-    needs_parts = knows_parts and "is string" not in source
-    for turn, message in zip(turns, messages, strict=True):
-        if knows_parts and (turn.parts or needs_parts):
-            message["content"] = [_part(part) for part in turn.parts or (turn.text,)]
-        elif turn.parts:
-            message["content"] = "\n".join(part if isinstance(part, str) else image_marker for part in turn.parts)
+    ids = {} if traits.takes_long_ids else _short_ids(turns)
+    messages = []
+    for turn in _with_calls_apart(turns) if traits.calls_stand_alone else turns:
+        message = _message(turn, traits, guard, ids)
+        is_assistant = turn.role == "assistant"
+        if turn.parts and image_marker and not traits.takes_image_parts:
+            texts = (guard.text(part) if isinstance(part, str) else image_marker for part in turn.parts)
+            message["content"] = "\n".join(texts)
+        elif turn.parts and image_marker:
+            message["content"] = [_part(part, guard) for part in _without_neighbours(turn.parts)]
+        elif turn.tool_calls and traits.calls_stand_alone:
+            message["content"] = None
+        else:
+            message["content"] = guard.text(turn.text, is_assistant=is_assistant)
+        if turn.role in traits.part_roles and isinstance(message["content"], str):
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        messages.append(message)
     return messages
 
 
-def _part(part: str | ImageInput) -> dict[str, str]:
-    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+def _with_calls_apart(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with calls after their text in a turn of their own."""
+    made: list[Turn] = []
+    for turn in turns:
+        if turn.tool_calls and turn.text:
+            made += [replace(turn, tool_calls=()), replace(turn, text="", parts=(), reasoning=None)]
+        else:
+            made.append(turn)
+    return made
+
+
+def _part(part: str | ImageInput, guard: TextGuard) -> dict[str, str]:
+    return {"type": "text", "text": guard.text(part)} if isinstance(part, str) else {"type": "image"}
+
+
+def _without_neighbours(parts: Sequence[str | ImageInput]) -> list[str | ImageInput]:
+    """The parts with texts that follow each other as one, because templates put nothing between them."""
+    made: list[str | ImageInput] = []
+    for part in parts:
+        if made and isinstance(made[-1], str) and isinstance(part, str):
+            made[-1] = f"{made[-1]}\n{part}"
+        else:
+            made.append(part)
+    return made
+
+
+def _has_late(turns: Sequence[Turn]) -> bool:
+    roles = [turn.role for turn in turns]
+    first = next((place for place, role in enumerate(roles) if role != "system"), len(roles))
+    return "system" in roles[first:]
 
 
 def with_late_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The turns with each system message after the first other message as marked text of the user. Consecutive turns of
-    the user become one, because templates that refuse the former also refuse these."""
+    the user, or of the assistant, become one, because templates that refuse the former also refuse these."""
     made: list[Turn] = []
     for turn in turns:
         if turn.role == "system" and any(earlier.role != "system" for earlier in made):
             turn = replace(turn, role="user", text=f"<system>\n{turn.text}\n</system>")
-        if made and made[-1].role == turn.role == "user":
+        if made and made[-1].role == turn.role and turn.role in ("user", "assistant"):
             made[-1] = joined_turns(made[-1], turn)
         else:
             made.append(turn)
     return tuple(made)
 
 
-def joined_turns(first: Turn, second: Turn) -> Turn:
+def with_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns without system messages: the first ones begin the first turn of the user, as templates of Gemma 3 have
+    it, and later ones are as in with_late_system_as_user."""
+    made = with_late_system_as_user(turns)
+    num_first = next((place for place, turn in enumerate(made) if turn.role != "system"), len(made))
+    first, rest = made[:num_first], made[num_first:]
+    text = "\n\n".join(turn.text for turn in first if turn.text)
+    if not text:
+        return rest or tuple(replace(turn, role="user") for turn in first[:1])
+    opening = Turn("user", text, first[0].where, has_cache_marks=first[0].has_cache_marks)
+    if not rest or rest[0].role != "user":
+        return (opening, *rest)
+    return (joined_turns(opening, rest[0], "\n\n"), *rest[1:])
+
+
+def without_empty_ending(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """The turns without a last message of the assistant that says nothing: it only asks for an answer."""
+    last = turns[-1] if len(turns) > 1 else None
+    is_empty = last is not None and last.role == "assistant" and not (last.text or last.tool_calls or last.reasoning)
+    return turns[:-1] if is_empty else turns
+
+
+def joined_turns(first: Turn, second: Turn, gap: str = "\n") -> Turn:
     """Two messages of one role as one, with the fields of the first."""
-    parts = (*(first.parts or (first.text,)), *(second.parts or (second.text,)))
-    text = "\n".join(text for text in (first.text, second.text) if text)
-    return replace(first, text=text, parts=tuple(filter(None, parts)) if first.parts or second.parts else ())
+    parts: list[str | ImageInput] = [*(first.parts or (first.text,)), *(second.parts or (second.text,))]
+    thoughts = [one for one in (first.reasoning, second.reasoning) if one is not None]
+    return replace(
+        first,
+        text=gap.join(text for text in (first.text, second.text) if text),
+        parts=tuple(filter(None, parts)) if first.parts or second.parts else (),
+        tool_calls=first.tool_calls + second.tool_calls,
+        reasoning="\n".join(thoughts) if thoughts else None,
+        has_cache_marks=first.has_cache_marks or second.has_cache_marks,
+    )
 
 
-def template_variables(conversation: Conversation, template: ChatTemplate | None, names: FieldNames) -> dict[str, Any]:
-    """Variables for the template: the client's variables, the thinking options and the tools. Raises InputError."""
-    variables = dict(conversation.variables)
+def template_variables(
+    conversation: Conversation, template: ChatTemplate, names: FieldNames, guard: TextGuard, special: Collection[str]
+) -> dict[str, Any]:
+    """Variables for the template: the client's variables, the thinking options and the tools. special: names of special
+    tokens, which a client may replace. Raises InputError."""
+    variables = {
+        name: value if name in special else guard.value(value) for name, value in conversation.variables.items()
+    }
     for name in sorted(RESERVED & variables.keys()):
         raise InputError(f"{names.variables}.{name} is reserved; a request may not set it", param=names.variables)
-    known = template.variables if template else frozenset()
+    known = template.variables
     variables |= _thinking_variables(conversation.thinking, known)
     if tools := offered_tools(conversation):
-        if "tools" not in known:
+        if "tools" not in known or not template.traits.shows_tools:
             text = "the model's chat template does not support tools; use a model that lists the capability `tools`"
             raise InputError(text, param=names.tools)
-        variables["tools"] = [tool.as_function() for tool in tools]
+        variables["tools"] = [guard.value(tool.as_function()) for tool in tools]
     return variables
 
 
 def offered_tools(conversation: Conversation) -> tuple[Tool, ...]:
-    """The tools that the model may call, in canonical form; () if the client forbids calls."""
-    return () if conversation.tool_choice.mode == "none" else tuple(map(canonical_tool, conversation.tools))
+    """The tools that the model may call, in canonical form; () if the client forbids calls. Raises InputError."""
+    try:
+        return () if conversation.tool_choice.mode == "none" else tuple(map(canonical_tool, conversation.tools))
+    except RecursionError as exc:
+        raise InputError("tools: the schema of a tool is nested too deeply", param="tools") from exc
 
 
 def canonical_tool(tool: Tool) -> Tool:
@@ -116,35 +220,44 @@ def _thinking_variables(thinking: Thinking, known: frozenset[str]) -> Mapping[st
         made["reasoning_effort"] = thinking.effort
         enabled = (thinking.effort != NO_EFFORT) if enabled is None else enabled
     if enabled is not None:
-        made |= dict.fromkeys(_TOGGLES, enabled)
+        made |= dict.fromkeys(TOGGLES, enabled)
     if thinking.budget is not None:
         made["thinking_budget"] = thinking.budget
     return {name: value for name, value in made.items() if name in known}
 
 
-def _message(turn: Turn, source: str) -> dict[str, Any]:
-    # `developer` is a newer name for `system` that few templates know
-    role = "system" if turn.role == "developer" and "developer" not in source else turn.role
-    made: dict[str, Any] = {"role": role, "content": turn.text}
-    if turn.name is not None and turn.role != "tool":
-        _need(source, "name", turn.where)
+def _message(turn: Turn, traits: TemplateTraits, guard: TextGuard, ids: Mapping[str, str]) -> dict[str, Any]:
+    """A message without its content. ids: the ids of calls that replace others."""
+    made: dict[str, Any] = {"role": turn.role}
     if turn.name is not None:
-        made["name"] = turn.name
+        made["name"] = guard.text(turn.name)
     if turn.tool_calls:
-        _need(source, "tool_calls", turn.where)
-        made["tool_calls"] = [_call(call) for call in turn.tool_calls]
+        if not traits.shows_calls:
+            raise _not_shown(f"{turn.where}.tool_calls", "calls of tools")
+        made["tool_calls"] = [_call(call, traits, guard, ids) for call in turn.tool_calls]
+    if turn.role == "tool" and not traits.shows_results:
+        raise _not_shown(turn.where, "results of tools")
     if turn.tool_call_id is not None:
-        made["tool_call_id"] = turn.tool_call_id
+        made["tool_call_id"] = guard.text(ids.get(turn.tool_call_id, turn.tool_call_id))
     if turn.reasoning is not None:
-        made["reasoning_content"] = turn.reasoning
+        made[traits.reasoning_key] = guard.text(turn.reasoning, is_assistant=True)
     return made
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _call(call: ToolCall, traits: TemplateTraits, guard: TextGuard, ids: Mapping[str, str]) -> dict[str, Any]:
+    arguments = guard.value(call.arguments)
+    if traits.takes_text_arguments:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": guard.text(call.name), "arguments": arguments}
+    return {"id": guard.text(ids.get(call.id, call.id)), "type": "function", "function": function}
 
 
-def _need(source: str, field: str, where: str) -> None:
-    """Raises InputError for a field that the template never reads, because it would be dropped silently."""
-    if field not in source:
-        raise InputError(f"{where}.{field}: the model's chat template does not use it", param=f"{where}.{field}")
+def _short_ids(turns: Sequence[Turn]) -> dict[str, str]:
+    """For each id of a call, one that every template takes."""
+    given = [id_ for turn in turns for id_ in (*(call.id for call in turn.tool_calls), turn.tool_call_id) if id_]
+    return {id_: numbered_id(index) for index, id_ in enumerate(dict.fromkeys(given))}
+
+
+def _not_shown(where: str, what: str) -> InputError:
+    """The error for a part of a conversation that would be dropped silently."""
+    return InputError(f"{where}: the model's chat template does not show {what}", param=where)

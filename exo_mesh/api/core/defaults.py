@@ -15,13 +15,15 @@ class RequestDefaults:
     """Default values for requests. temperature: overrides the model's recommendation; None means no default.
     system_prompt: for conversations without one. max_tokens: for answers in conversations, if there is room for so
     many. model: "" means the only model of the mesh. keep_agent_lines: leave the changing lines of agents first; see
-    exo_mesh.api.core.agent_lines. trace_sample: the share of requests without a traceparent header that is traced."""
+    exo_mesh.api.core.agent_lines. control_tokens_in_text: leave control tokens in texts; see
+    exo_mesh.text.control_text. trace_sample: the share of requests without a traceparent header that is traced."""
 
     temperature: float | None = None
     system_prompt: str = ""
     max_tokens: int = MAX_TOKENS
     model: str = ""
     keep_agent_lines: bool = False
+    control_tokens_in_text: bool = False
     trace_sample: float = 0.0
 
     @classmethod
@@ -33,6 +35,7 @@ class RequestDefaults:
             settings.max_generate_tokens,
             settings.default_model,
             settings.keep_agent_lines,
+            settings.control_tokens_in_text,
             settings.trace_sample,
         )
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from exo_mesh.api.core.request import Conversation, FieldNames, ToolChoice
+from exo_mesh.api.core.conversation import NO_EFFORT, TOGGLES
+from exo_mesh.api.core.request import Conversation, FieldNames, Thinking
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import lark_of
 from exo_mesh.text.output.formats import OutputFormat, after_reasoning, as_answer, tool_grammar
 from exo_mesh.text.output.tools import Tool
+from exo_mesh.text.shortest import shortest_answer
 
 
 def answer_grammar(
@@ -19,31 +23,67 @@ def answer_grammar(
     output: OutputFormat,
     names: FieldNames,
     starts_in_reasoning: bool,
+    may_think: bool = True,
 ) -> GrammarSpec | None:
     """The grammar of everything that the model writes; None if the model is free. Raises InputError if the request
-    cannot be enforced. starts_in_reasoning: the prompt ends inside reasoning."""
+    cannot be enforced. starts_in_reasoning: the prompt ends inside reasoning. may_think: whether the answer may begin
+    with reasoning."""
     spec = asked
+    if wanted := forced_tools(asked, conversation, tools):
+        calls = _calls(conversation, wanted, output, names)
+        may_call = conversation.tool_choice.mode == "auto"
+        spec = _either(as_answer(output, asked), calls) if asked is not None and may_call else calls
+    return None if spec is None else after_reasoning(output, spec, starts_in_reasoning, may_think=may_think)
+
+
+def forced_tools(asked: GrammarSpec | None, conversation: Conversation, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools whose calls a grammar must describe."""
     choice = conversation.tool_choice
-    if tools and (choice.mode in ("required", "named") or asked is not None):
-        calls = _calls(conversation, tools, output, choice, names)
-        spec = calls if asked is None or choice.mode != "auto" else _either(as_answer(output, asked), calls)
-    return None if spec is None else after_reasoning(output, spec, starts_in_reasoning)
+    if asked is None and choice.mode not in ("required", "named"):
+        return []
+    return [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
 
 
-def _calls(
-    conversation: Conversation,
-    tools: Sequence[Tool],
-    output: OutputFormat,
-    choice: ToolChoice,
-    names: FieldNames,
-) -> GrammarSpec:
-    is_named = choice.mode == "named"
-    wanted = [tool for tool in tools if not is_named or tool.name == choice.name]
-    spec = tool_grammar(output, wanted, "required", conversation.parallel_tool_calls and not is_named)
+def _calls(conversation: Conversation, wanted: Sequence[Tool], output: OutputFormat, names: FieldNames) -> GrammarSpec:
+    is_parallel = conversation.parallel_tool_calls and conversation.tool_choice.mode != "named"
+    try:
+        spec = tool_grammar(output, wanted, "required", is_parallel)
+    except InputError:
+        for tool in wanted:
+            tool_alone(output, tool)
+        raise
     if spec is None:
         message = 'tool calls cannot be enforced in this model\'s format; use tool_choice "auto" and no schema'
         raise InputError(message, param=names.tool_choice)
     return spec
+
+
+def tool_alone(output: OutputFormat, tool: Tool) -> GrammarSpec | None:
+    """The grammar of calls of one tool. Raises InputError that names the tool."""
+    try:
+        return tool_grammar(output, [tool], "required", False)
+    except InputError as exc:
+        raise InputError(f"{tool.where}: {exc}", param=tool.where) from exc
+
+
+def may_think(thinking: Thinking, variables: Mapping[str, Any], known: Collection[str]) -> bool:
+    """Whether an answer under a grammar may begin with reasoning: not if the client turned it off. A dialect's default
+    counts only if the template has such a switch. known: the variables that the template reads."""
+    enabled = thinking.enabled
+    for value in (thinking.effort, variables.get("reasoning_effort")):
+        enabled = value != NO_EFFORT if enabled is None and value is not None else enabled
+    for name in TOGGLES:
+        enabled = variables.get(name) if enabled is None else enabled
+    return enabled is not False or not (thinking.is_asked or {*TOGGLES, "reasoning_effort"} & set(known))
+
+
+def room_for_answer(asked: GrammarSpec | None, wanted: Sequence[Tool]) -> list[str]:
+    """Texts about as long as the shortest valid answers; the model needs room for the longest of them."""
+    found = [] if asked is None else [shortest_answer(asked)]
+    for tool in wanted:
+        arguments = shortest_answer(GrammarSpec("json_schema", json.dumps(tool.parameters or {"type": "object"})))
+        found.append(f'<tool_call>\n{{"name": "{tool.name}", "arguments": {arguments}}}\n</tool_call>')
+    return found
 
 
 def _either(answer: GrammarSpec, calls: GrammarSpec) -> GrammarSpec:

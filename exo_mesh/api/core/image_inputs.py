@@ -7,7 +7,7 @@ import binascii
 import re
 from typing import Any
 
-from exo_mesh.api.core.neutral_fields import show_json
+from exo_mesh.api.core.neutral_fields import is_empty, refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.errors import InputError
 from exo_mesh.text.image_wire import MAX_SOURCE_BYTES
@@ -38,9 +38,8 @@ _PART_FIELDS = {"type", "image_url", "id", "detail", "file_id", "cache_control",
 def image_of_part(part: dict[str, Any], where: str) -> ImageInput:
     """The image of a part in OpenAI's dialects. `detail` has no effect: the model's own files say which size an image
     gets. Raises InputError."""
-    if unknown := sorted(part.keys() - _PART_FIELDS):
-        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
-    if part.get("file_id") is not None:
+    refuse_unknown(part, _PART_FIELDS, where)
+    if not is_empty(part.get("file_id")):
         raise InputError(f"{where}.file_id: this server keeps no files; send a data URL", param=f"{where}.file_id")
     url = part.get("image_url")
     if isinstance(url, dict):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exo_mesh.api.core.request import Conversation
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError
 from exo_mesh.pictures import MAX_PICTURES, MAX_REQUEST_PIXEL_BYTES, Picture, PixelBudget
+from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.tokenizer import TextModel
 from exo_mesh.text.vision import VisionSpec
 
@@ -24,16 +25,17 @@ class DecodedImages:
     spec: VisionSpec
     images: Sequence[tuple[int, int, bytes]]
 
-    def spread(self, prompt: str) -> str:
+    def spread(self, prompt: ChatPrompt) -> ChatPrompt:
         """The prompt with the text around each image. Raises InputError."""
-        return self.spec.spread_markers(prompt, len(self.images))
+        return replace(prompt, marked=self.spec.spread_markers(prompt.marked, len(self.images)))
 
-    def written_out(self, prompt: str, text: TextModel) -> str:
+    def written_out(self, prompt: ChatPrompt, text: TextModel) -> ChatPrompt:
         """The prompt with every placeholder of every image, as text. Raises InputError."""
         image = str(text.tokenizer.id_to_token(self.spec.image_id))
-        pieces = self.spread(prompt).split(image)
+        first, *rest = self.spread(prompt).marked.split(image)
         counts = [math.prod(self.spec.grid(height, width)) for height, width, _ in self.images]
-        return pieces[0] + "".join(image * count + piece for count, piece in zip(counts, pieces[1:], strict=True))
+        pieces = (image * count + piece for count, piece in zip(counts, rest, strict=True))
+        return replace(prompt, marked=first + "".join(pieces))
 
     def place(self, ids: Sequence[int]) -> tuple[list[int], tuple[Picture, ...]]:
         """The ids with all placeholders, and the images, which count in the node's budget. Raises InputError, or

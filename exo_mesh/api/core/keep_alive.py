@@ -16,11 +16,11 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def keep_alive_s(given: float | str | None, param: str) -> float | None:
-    """Read a duration such as "5m", "1h30m", "300" or a number, in seconds; FOR_EVER if negative, None if absent.
+    """Read a duration such as "5m", "1h30m", "300" or a number, in seconds; FOR_EVER if negative, None if absent or "".
 
     Raises InputError for anything else, and for more than a year.
     """
-    if given is None:
+    if given is None or given == "":
         return None
     seconds = _seconds_of(given) if isinstance(given, str) else float(given)
     if seconds is None or seconds != seconds or seconds > MAX_KEEP_S:

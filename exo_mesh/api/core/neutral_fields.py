@@ -1,13 +1,15 @@
-"""Accepts fields at values that change nothing: each dialect has a table of such fields and values. Pure.
+"""Accepts fields at values that change nothing, in every dialect by one rule. Pure.
 
-A field that would change the answer is honoured or refused: a listed field with another value gets a 400 that names it.
+A field that would change the answer is honoured or refused by name. An empty value of an unknown field changes nothing.
+Each dialect has tables of further such values.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
@@ -19,50 +21,90 @@ ANY: tuple[Any, ...] = ()
 """For fields whose value never changes the answer: labels, hints about speed, and settings of a feature that another
 field turns on."""
 
+ONLY_NULL: tuple[Any, ...] = (None,)
+"""For fields that even an empty object turns on."""
+
 NeutralTable = Mapping[str, tuple[Any, ...]]
-"""For each field the values that have no effect, or ANY; null never has an effect."""
+"""For each field the values that have no effect, or ANY. A field that is not listed has no effect if it is empty."""
+
+NeutralTables = Mapping[type[msgspec.Struct], NeutralTable]
+"""The table of each kind of object in a body."""
 
 
-def without_fields(
-    body: bytes,
-    table: NeutralTable,
-    known: Collection[str],
-    in_messages: NeutralTable,
-    known_in_messages: Collection[str],
-) -> bytes:
-    """Remove the fields of a table that the route does not know from the JSON object `body`, and those of `in_messages`
-    from its messages.
+def is_empty(value: Any) -> bool:
+    """Whether a JSON value is null, false, "", [] or {}."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
-    Raises InputError for such a field with another value, and msgspec's errors for malformed JSON.
+
+def without_neutral(value: Any, kind: Any, tables: NeutralTables, where: str = "") -> Any:
+    """A copy of a JSON value without fields that change nothing, and with 5.0 as 5 where `kind` wants an integer.
+
+    kind: the type that the value will be converted to. A field changes nothing if it is empty and not in `kind`, if it
+    is empty and `kind` has a default but no such value, or if its table says so. where: the place of the value in its
+    body. Raises InputError for a field of a table with another value.
     """
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    drop_fields(fields, table, known, "")
-    if "messages" in known and (messages := fields.get("messages")) is not None:
-        fields["messages"] = _without_notes(messages, in_messages, known_in_messages)
-    return msgspec.json.encode(fields)
+    kinds = _members(kind)
+    if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
+        return int(value)
+    for one in kinds:
+        if isinstance(value, dict) and isinstance(one, type) and issubclass(one, msgspec.Struct):
+            return _object_without_neutral(value, one, tables, where)
+        if isinstance(value, list) and get_origin(one) in (list, tuple):
+            item = get_args(one)[0]  # the items of a tuple have one type in all bodies
+            return [without_neutral(part, item, tables, f"{where}[{index}]") for index, part in enumerate(value)]
+        if isinstance(value, dict) and get_origin(one) is dict:
+            item = get_args(one)[1]
+            return {name: without_neutral(part, item, tables, f"{where}[{name}]") for name, part in value.items()}
+    return value
 
 
-def _without_notes(messages: msgspec.Raw, table: NeutralTable, known: Collection[str]) -> msgspec.Raw:
-    """The messages without neutral fields. Anything but a list of objects stays unchanged, and the struct refuses
-    it."""
+def _object_without_neutral(
+    value: dict[str, Any], kind: type[msgspec.Struct], tables: NeutralTables, where: str
+) -> dict[str, Any]:
+    known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    table = tables.get(kind, {})
+    kept = {}
+    for name, given in value.items():
+        place = f"{where}.{name}" if where else name
+        field = known.get(name)
+        if field is None:
+            if not _changes_nothing(place, given, table.get(name)):
+                kept[name] = given
+        elif field.required or not is_empty(given) or _fits(given, field.type):
+            kept[name] = without_neutral(given, field.type, tables, place)
+    return kept
+
+
+def _changes_nothing(name: str, value: Any, allowed: tuple[Any, ...] | None) -> bool:
+    """Whether a field that no type knows changes nothing. allowed: its row of a table. Raises InputError for another
+    value of a listed field."""
+    if allowed is None:
+        return is_empty(value)
+    is_off_switch = value is False and any(choice is True for choice in allowed)
+    if allowed is not ANY and (allowed == ONLY_NULL or is_off_switch or not is_empty(value)):
+        refuse_unless(name, value, allowed)
+    return True
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, without their annotations."""
+    found = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in found)
+
+
+def _fits(value: Any, kind: Any) -> bool:
     try:
-        turns = msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]])
+        msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError:
-        return messages
-    for index, turn in enumerate(turns):
-        drop_fields(turn, table, known, f"messages[{index}].")
-    return msgspec.Raw(msgspec.json.encode(turns))
+        return False
+    return True
 
 
-def drop_fields(fields: dict[str, msgspec.Raw], table: NeutralTable, known: Collection[str], where: str) -> None:
-    """Remove the fields of a table that are not `known`. Mutates fields. where: a prefix of their names, for errors.
-
-    Raises InputError for such a field with another value.
-    """
-    for name in [name for name in fields if name in table and name not in known]:
-        raw, allowed = fields.pop(name), table[name]
-        if allowed is not ANY:
-            refuse_unless(where + name, msgspec.json.decode(raw), allowed)
+def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raises InputError if an object has a field that is not known and not empty. where: its place in the body."""
+    for name in sorted(given.keys() - known):
+        if not is_empty(given[name]):
+            raise InputError(f"{where}.{name}: exo-mesh does not support this field", param=f"{where}.{name}")
 
 
 def refuse_unless(name: str, value: Any, allowed: Collection[Any]) -> None:

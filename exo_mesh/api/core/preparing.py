@@ -11,10 +11,10 @@ from typing import Any
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.bridge import AnswerBridge
 from exo_mesh.api.core.conversation import offered_tools
-from exo_mesh.api.core.grammar import answer_grammar
+from exo_mesh.api.core.grammar import answer_grammar, forced_tools, may_think, room_for_answer, tool_alone
 from exo_mesh.api.core.images import decoded_images
-from exo_mesh.api.core.prompts import conversation_prompt
-from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
+from exo_mesh.api.core.prompts import PromptOptions, conversation_prompt
+from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.core.truncating import LEAST_SHARE, prepare_fitting
@@ -28,6 +28,7 @@ from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import MeshService
 from exo_mesh.pictures import Picture
+from exo_mesh.printable import counted
 from exo_mesh.serving.choices import fan_out
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool
@@ -35,12 +36,10 @@ from exo_mesh.text.tokenizer import TextModel
 
 DEFAULT_MODEL = "exo-mesh-demo"
 
+MARKUP_TOKENS = 24
+"""Room for the markers around an answer, and for tags around its members."""
 
-@dataclass(frozen=True, slots=True)
-class PromptOptions:
-    """Options for making prompts. moves_agent_lines: see exo_mesh.api.core.agent_lines."""
-
-    moves_agent_lines: bool = True
+ROOM_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,24 +153,29 @@ async def _prepare_conversation(
     images = await decoded_images(conversation, entry.name, text, texts)
     if images is not None and asked.prompt_logprobs is not None:
         raise InputError("prompt_logprobs is not supported for prompts with images", param="prompt_logprobs")
-    prompt = await conversation_prompt(conversation, text, texts, names, moves_agent_lines=options.moves_agent_lines)
-
+    prompt = await conversation_prompt(conversation, text, texts, names, options)
     rendered_at = monotonic()
 
     def encode() -> tuple[list[int], tuple[Picture, ...]]:
-        text.check_length(prompt, limit, names.messages)
+        text.check_length(prompt.text, limit, names.messages)
         if images is None:
-            return text.encode_prompt(prompt), ()
-        return images.place(text.encode_prompt(images.spread(prompt)))
+            return text.encode_chat(prompt), ()
+        return images.place(text.encode_chat(images.spread(prompt)))
 
     ids, pictures = await texts.work(encode)
     encoded_at = monotonic()
     max_tokens = _room(asked, entry, len(ids), limit, names.messages)
-    starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
-    grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
+    starts_in_reasoning = prompt_starts_reasoning(text.output, prompt.text)
+    known = text.template.variables if text.template else ()
+    thinks = may_think(conversation.thinking, conversation.variables, known)
+    grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning, thinks)
+    wanted = forced_tools(asked.grammar, conversation, tools)
     if grammar is not None:
-        await texts.check_grammar(grammar, names.grammar)
-    budget = _thinking_budget(conversation.thinking.budget, text, starts_in_reasoning)
+        await _check_grammar(grammar, wanted, text, names, texts)
+    most = conversation.thinking.budget
+    if grammar is not None and thinks:
+        most = _before_answer(most, max_tokens, room_for_answer(asked.grammar, wanted), text)
+    budget = _thinking_budget(most, text, starts_in_reasoning)
     prepared = _prepared(
         asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens, pictures=pictures)], grammar, budget
     )
@@ -261,8 +265,8 @@ def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, par
     left = limit - num_prompt
     if left < 1 and wanted != 0:
         raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens, but {model} holds at most {limit} tokens of prompt and output "
-            f"together; shorten the prompt by at least {1 - left} tokens",
+            f"the prompt has {counted(num_prompt, 'token')}, but {model} holds at most {limit} tokens of prompt and "
+            f"output together; shorten the prompt by at least {counted(1 - left, 'token')}",
             param=param,
         )
     return max(0, left if wanted is None else min(wanted, left))
@@ -294,12 +298,14 @@ def sampling_params(
     is drawn here once; the entry peer keeps it, so that a replay continues the same text."""
     defaults = text.defaults
     seed = draw_seed(63) if wish.seed is None else wish.seed
+    repetition = _first(wish.repetition_penalty, defaults.repetition_penalty, 1.0)
     return SamplingParams(
         temperature=_first(wish.temperature, defaults.temperature, 1.0),
         top_k=max(0, _first(wish.top_k, defaults.top_k, 0)),
         top_p=_first(wish.top_p, defaults.top_p, 1.0),
         min_p=_first(wish.min_p, defaults.min_p, 0.0),
-        repetition_penalty=_first(wish.repetition_penalty, defaults.repetition_penalty, 1.0),
+        repetition_penalty=repetition,
+        repetition_window=(wish.repetition_window or 0) if repetition != 1.0 else 0,
         presence_penalty=_first(wish.presence_penalty, 0.0),
         frequency_penalty=_first(wish.frequency_penalty, 0.0),
         logit_bias=tuple(sorted(wish.logit_bias.items())),
@@ -323,7 +329,8 @@ def _prepared(
         sampling = replace(sampling, logprobs=0)  # log-probabilities decide which answers are kept
     for prompt in encoded:
         if asked.min_tokens > prompt.max_tokens:
-            message = f"min_tokens is {asked.min_tokens}, but the answer may have at most {prompt.max_tokens} tokens"
+            most = counted(prompt.max_tokens, "token")
+            message = f"min_tokens is {asked.min_tokens}, but the answer may have at most {most}"
             raise InputError(message, param="min_tokens")
     bound = min(prompt.max_tokens for prompt in encoded)
     first = GenerateRequest(
@@ -384,6 +391,28 @@ def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Aske
         max_tokens=prompt.max_tokens,
         key_hash=b"" if key is None else key.of_prompt(index).key_hash,
     )
+
+
+async def _check_grammar(
+    grammar: GrammarSpec, wanted: Sequence[Tool], text: TextModel, names: FieldNames, texts: TextModels
+) -> None:
+    """Check that a grammar can be enforced. Raises InputError that names the tool at fault, if it is a tool."""
+    try:
+        await texts.check_grammar(grammar, names.grammar)
+    except InputError:
+        for tool in wanted:
+            if (alone := tool_alone(text.output, tool)) is not None:
+                await texts.check_grammar(alone, tool.where)
+        raise
+
+
+def _before_answer(budget: int | None, max_tokens: int, answers: Sequence[str], text: TextModel) -> int:
+    """The most tokens of a thought before an answer under a grammar. The rest is room for the shortest answer, or for
+    four times as much where that is at most a quarter of all tokens."""
+    needed = max(len(text.encode_prompt(answer)) for answer in answers) + MARKUP_TOKENS
+    room = max(needed, min(ROOM_FACTOR * needed, max_tokens // ROOM_FACTOR))
+    most = max(0, max_tokens - room)
+    return most if budget is None else min(budget, most)
 
 
 def _thinking_budget(tokens: int | None, text: TextModel, starts_in_reasoning: bool) -> ThinkingBudget | None:

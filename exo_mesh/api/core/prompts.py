@@ -1,41 +1,87 @@
-"""Makes the prompt text of a conversation with the model's chat template."""
+"""Makes the prompt of a conversation with the model's chat template."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from exo_mesh.api.core.agent_lines import with_agent_lines_last
-from exo_mesh.api.core.conversation import template_messages, template_variables, with_late_system_as_user
+from exo_mesh.api.core.conversation import (
+    forms_of,
+    offered_tools,
+    template_for,
+    template_messages,
+    template_variables,
+)
+from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.request import Conversation, FieldNames, Turn
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError
+from exo_mesh.text.control_text import ChatPrompt
+from exo_mesh.text.template import ChatTemplate
+from exo_mesh.text.text_guard import TextGuard
 from exo_mesh.text.tokenizer import TextModel
 from exo_mesh.text.vision import VisionSpec
 
 
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """Options for making prompts. moves_agent_lines: see agent_lines. guards_texts: see exo_mesh.text.control_text."""
+
+    moves_agent_lines: bool = True
+    guards_texts: bool = True
+
+
+def prompt_options(defaults: RequestDefaults) -> PromptOptions:
+    """The options that the settings define."""
+    return PromptOptions(not defaults.keep_agent_lines, not defaults.control_tokens_in_text)
+
+
 async def conversation_prompt(
-    conversation: Conversation, text: TextModel, texts: TextModels, names: FieldNames, *, moves_agent_lines: bool
-) -> str:
-    """Render the prompt. moves_agent_lines: see agent_lines. Raises InputError if the template does not support a field
-    or refuses the messages."""
-    turns = with_agent_lines_last(conversation.turns) if moves_agent_lines else conversation.turns
-    try:
-        return await _rendered(turns, conversation, text, texts, names)
-    except InputError:
-        changed = with_late_system_as_user(turns) if conversation.late_system_as_user else turns
-        if changed == turns:
-            raise
-        return await _rendered(changed, conversation, text, texts, names)
+    conversation: Conversation, text: TextModel, texts: TextModels, names: FieldNames, options: PromptOptions
+) -> ChatPrompt:
+    """Render the prompt. Raises InputError if the template does not support a field or refuses the messages."""
+    turns = with_agent_lines_last(conversation.turns) if options.moves_agent_lines else conversation.turns
+    template = template_for(conversation, text.chat_template)
+    refusal: InputError | None = None
+    for form in forms_of(turns, template.traits, has_tools=bool(offered_tools(conversation))):
+        guard = text.guard() if options.guards_texts else TextGuard()
+        try:
+            return await _rendered(form, conversation, text, template, texts, names, guard)
+        except InputError as exc:
+            refusal = refusal or exc
+    assert refusal is not None
+    raise refusal
 
 
 async def _rendered(
-    turns: Sequence[Turn], conversation: Conversation, text: TextModel, texts: TextModels, names: FieldNames
-) -> str:
+    turns: Sequence[Turn],
+    conversation: Conversation,
+    text: TextModel,
+    template: ChatTemplate,
+    texts: TextModels,
+    names: FieldNames,
+    guard: TextGuard,
+) -> ChatPrompt:
+    marker = text.vision.marker if isinstance(text.vision, VisionSpec) else ""
+
+    def write() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        try:
+            variables = template_variables(conversation, template, names, guard, text.special_tokens)
+            return template_messages(turns, template.traits, guard, marker), variables
+        except RecursionError as exc:
+            message = f"{names.messages}: tools, arguments of calls or template variables are nested too deeply"
+            raise InputError(message, param=names.messages) from exc
+
+    messages, variables = await texts.work(write)
     opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
-    return await texts.render(
+    rendered = await texts.render(
         text,
-        template_messages(turns, text.template, text.vision.marker if isinstance(text.vision, VisionSpec) else ""),
-        variables=template_variables(conversation, text.template, names),
+        template,
+        messages,
+        variables=variables,
         add_generation_prompt=opens_turn,
         continue_final_message=conversation.continues_last,
     )
+    return ChatPrompt(rendered, guard.mark)

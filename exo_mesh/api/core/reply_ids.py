@@ -10,7 +10,7 @@ import re
 SECRET_CHARS = 20
 """Hexadecimal digits of a secret: 80 bits."""
 
-_WITH_SECRET = re.compile(rf"(resp_.+)_([0-9a-f]{{{SECRET_CHARS}}})")
+_WITH_SECRET = re.compile(rf"((?:resp|msg)_.+)_([0-9a-f]{{{SECRET_CHARS}}})")
 
 
 def with_secret(request_id: str, secret: str) -> str:

@@ -82,8 +82,7 @@ class Conversation:
     """Messages that a chat template turns into a prompt.
 
     variables: further variables for the template. continues_last: the answer continues the last message. opens_turn:
-    whether the template opens a turn of the assistant; None means yes, unless continues_last. late_system_as_user: if
-    the template refuses system messages after the first message, the user says them.
+    whether the template opens a turn of the assistant; None means yes, unless continues_last.
     """
 
     turns: tuple[Turn, ...]
@@ -94,7 +93,6 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     continues_last: bool = False
     opens_turn: bool | None = None
-    late_system_as_user: bool = False
     drops_oldest: bool = False
     """Whether the oldest turns are dropped if the conversation is too long; else it is refused."""
 
@@ -121,6 +119,7 @@ class SamplingWish:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repetition_window: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)

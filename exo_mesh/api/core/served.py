@@ -56,7 +56,8 @@ def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInpu
     if conversation.images:
         raise _refusal(conversation.images[0].where, "images through exo-mesh yet; text is supported")
     if conversation.continues_last:
-        turns, begun = turns[:-1], (TextPiece("text", turns[-1].text),)
+        said = turns[-1].text
+        turns, begun = turns[:-1], (TextPiece("text", said),) if said else ()
     body: dict[str, Any] = {"messages": [_message(turn) for turn in turns]}
     if tools := offered_tools(conversation):
         body["tools"] = [tool.as_function() for tool in tools]
@@ -65,7 +66,7 @@ def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInpu
     body |= _form(asked.grammar, asked.names)
     body |= _thinking(conversation.thinking, conversation.variables)
     body |= _seed(asked)
-    return TextInput(_json(body), asked.stops, begun)
+    return TextInput(_json(body), asked.stops, begun, conversation.thinking.budget)
 
 
 def _message(turn: Turn) -> dict[str, Any]:
@@ -101,8 +102,6 @@ def _form(grammar: GrammarSpec | None, names: FieldNames) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking, variables: Mapping[str, Any]) -> dict[str, Any]:
-    if thinking.budget is not None:
-        raise _refusal("thinking_budget", "a thinking budget")
     made: dict[str, Any] = {}
     template = dict(variables)
     if thinking.effort is not None:

@@ -32,7 +32,9 @@ from exo_mesh.text.template_wire import (
     TemplateCompiled,
     TemplateRefused,
     TemplateRendered,
+    TemplateTried,
     TemplateUnknown,
+    TryTemplate,
     frame,
 )
 
@@ -98,6 +100,21 @@ class TemplateRenderer:
         except RendererLostError as exc:
             raise ModelError(f"{template.where}: the chat template {exc}") from exc
 
+    async def try_out(self, template: ChatTemplate, variables: Mapping[str, Any]) -> ChatTemplate:
+        """Find what a template can do; returns it with its traits. variables: the special tokens of the model. A
+        template that cannot be tried keeps the default traits. Raises NotReadyError and DeadlineError, as `compile`."""
+        question = frame(TryTemplate(template.digest, dict(variables), self._limit_s))
+        try:
+            answer = await self._answer(template, question)
+        except InputError as exc:
+            _log.warning("%s: the chat template cannot be tried: %s", template.where, exc)
+            return template
+        if isinstance(answer, TemplateRefused):
+            _log.warning("%s: the chat template cannot be tried: %s", template.where, answer.message)
+            return template
+        assert isinstance(answer, TemplateTried)
+        return replace(template, traits=answer.traits)
+
     async def render(
         self,
         template: ChatTemplate,
@@ -120,14 +137,7 @@ class TemplateRenderer:
             framed = frame(question)
         except UnicodeEncodeError as exc:
             raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
-        async with self._process(template.digest) as process:
-            try:
-                answer = await self._ask(process, framed, template)
-                if isinstance(answer, TemplateUnknown):
-                    await self._compile(process, template)
-                    answer = await self._ask(process, framed, template)
-            except RendererLostError as exc:
-                raise InputError(f"the model's chat template {exc}", param="messages") from exc
+        answer = await self._answer(template, framed)
         if isinstance(answer, TemplateRefused):
             raise InputError(answer.message, param=answer.param)
         assert isinstance(answer, TemplateRendered)
@@ -196,6 +206,19 @@ class TemplateRenderer:
             raise ModelError(answer.message)
         assert isinstance(answer, TemplateCompiled)
         return frozenset(answer.variables)
+
+    async def _answer(self, template: ChatTemplate, question: bytes) -> Answer:
+        """The answer to a question about a template, which is compiled first if the process does not have it. Raises
+        InputError if the process is lost."""
+        async with self._process(template.digest) as process:
+            try:
+                answer = await self._ask(process, question, template)
+                if isinstance(answer, TemplateUnknown):
+                    await self._compile(process, template)
+                    answer = await self._ask(process, question, template)
+            except RendererLostError as exc:
+                raise InputError(f"the model's chat template {exc}", param="messages") from exc
+        return answer
 
     async def _ask(self, process: RendererProcess, question: bytes, template: ChatTemplate) -> Answer:
         try:

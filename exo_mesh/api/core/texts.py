@@ -20,7 +20,7 @@ from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import SharedCalls, TaskOwner
 from exo_mesh.text.image_wire import ImageDecoded, ImageRecipe
-from exo_mesh.text.template import Message
+from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
 
 T = TypeVar("T")
@@ -65,15 +65,18 @@ class TextModels:
         return await self.get(await service.text_files(entry.name))
 
     async def render(
-        self, text: TextModel, messages: Sequence[Message], *, variables: Mapping[str, Any], **options: bool
+        self,
+        text: TextModel,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        *,
+        variables: Mapping[str, Any],
+        **options: bool,
     ) -> str:
-        """Render the prompt of a conversation. options: those of TemplateRenderer.render. Raises InputError."""
-        if text.template is None:
-            raise InputError(
-                f"the model {text.name} has no chat template; use /v1/completions with a plain prompt", param="messages"
-            )
+        """Render the prompt of a conversation with one of the model's templates. options: those of
+        TemplateRenderer.render. Raises InputError."""
         names = {**text.special_tokens, **variables}
-        return await self._templates.render(text.template, messages, variables=names, **options)
+        return await self._templates.render(template, messages, variables=names, **options)
 
     async def check_grammar(self, spec: GrammarSpec, param: str) -> None:
         """Raises InputError, naming the keyword, if a grammar cannot be enforced. param: the client's field."""
@@ -110,13 +113,23 @@ class TextModels:
         try:
             text = await self.work(lambda: TextModel.open(directory))
             if text.template is not None:
-                text = replace(text, template=await self._templates.compile(text.template))
+                text = await self._tried(text, text.template)
             self._open[version] = text
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
             return text
         finally:
             del self._opening[version]
+
+    async def _tried(self, text: TextModel, template: ChatTemplate) -> TextModel:
+        """The text model with its templates compiled and tried. Raises ModelError if one cannot be compiled."""
+        found = []
+        for one in (template, template.tool_use):
+            if one is not None:
+                compiled = await self._templates.compile(one)
+                found.append(await self._templates.try_out(compiled, text.special_tokens))
+        whole = replace(found[0], tool_use=found[1] if len(found) > 1 else None)
+        return await self.work(lambda: text.with_template(whole))
 
 
 def _modified_ns(directory: Path) -> int:

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, without_fields
+from exo_mesh.api.core.checks import token_ids_of
+from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.embedding.schema import EmbeddingObject, EmbeddingsBody, EmbeddingsReply, EmbeddingUsage
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
@@ -53,7 +54,8 @@ class EmbeddingRoutes:
 
     async def embeddings(self, request: web.Request) -> web.Response:
         """POST /v1/embeddings"""
-        body = decode_body(await read_body(request, self._context.options.body_silence_s), EmbeddingsBody, _cleaned)
+        received = await read_body(request, self._context.options.body_silence_s)
+        body = decode_body(received, EmbeddingsBody, {EmbeddingsBody: NEUTRAL})
         inputs = inputs_of(body.input)
         dimensions = checked_dimensions(body.dimensions, 1)
         model = await self._vectors.model(request, body.model, EMBEDDINGS)
@@ -90,7 +92,7 @@ class EmbeddingRoutes:
 
 def inputs_of(given: str | list[Any]) -> list[str | tuple[int, ...]]:
     """The texts of a call, each as text or as token ids. Raises InputError for no text, too many, and anything else."""
-    if isinstance(given, str) or (given and all(type(one) is int for one in given)):
+    if isinstance(given, str) or (given and token_ids_of(given) is not None):
         given = [given]
     if not given:
         raise InputError("input is empty; send a text or a list of texts", param="input")
@@ -100,8 +102,8 @@ def inputs_of(given: str | list[Any]) -> list[str | tuple[int, ...]]:
     for index, one in enumerate(given):
         if isinstance(one, str) and one:
             found.append(one)
-        elif isinstance(one, list) and one and all(type(token) is int for token in one):
-            found.append(tuple(one))
+        elif ids := token_ids_of(one):
+            found.append(ids)
         elif one in ("", []):
             raise InputError(f"input[{index}] is empty", param="input")
         else:
@@ -133,7 +135,3 @@ def floats(vector: bytes) -> list[float]:
 
 def _in_base64(vector: bytes) -> str:
     return base64.b64encode(vector).decode()
-
-
-def _cleaned(body: bytes) -> bytes:
-    return without_fields(body, NEUTRAL, EmbeddingsBody.__struct_fields__, {}, ())

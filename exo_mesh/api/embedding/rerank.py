@@ -10,7 +10,7 @@ from aiohttp import web
 
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
-from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, without_fields
+from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.embedding.embeddings import floats
 from exo_mesh.api.embedding.schema import EmbeddingUsage, RerankBody, RerankReply, RerankResult
@@ -20,6 +20,8 @@ from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.embedding.tasks import RERANK
 from exo_mesh.errors import InputError
+from exo_mesh.text.control_text import ChatPrompt
+from exo_mesh.text.text_guard import TextGuard
 
 NEUTRAL: NeutralTable = {
     "max_chunks_per_doc": ANY,
@@ -53,7 +55,8 @@ class RerankRoutes:
 
     async def rerank(self, request: web.Request) -> web.Response:
         """POST /v1/rerank"""
-        body = decode_body(await read_body(request, self._context.options.body_silence_s), RerankBody, _cleaned)
+        received = await read_body(request, self._context.options.body_silence_s)
+        body = decode_body(received, RerankBody, {RerankBody: NEUTRAL})
         documents = _texts_of(body)
         model = await self._vectors.model(request, body.model, RERANK)
         if not (model.settings.whole or model.settings.choice):
@@ -96,27 +99,33 @@ class RerankRoutes:
     ) -> list[EncodedText]:
         """The prompts with which a language model judges documents. A document that is too long is cut, or refused."""
         template = model.text.template
-        if template is None or "document" not in template.source or "query" not in template.source:
+        if template is None or not template.traits.judges:
             raise InputError(f"{model.name} has no chat template with the roles query and document", param="model")
         task = body.instruction or model.settings.prompt(None, "instruction")
-        before = [*([{"role": "system", "content": task}] if task else []), {"role": "query", "content": body.query}]
+        before = [*([("system", task)] if task else []), ("query", body.query)]
+        leaves_texts = self._context.options.defaults().control_tokens_in_text
 
-        async def prompt_of(document: str) -> str:
-            messages = [*before, {"role": "document", "content": document}]
-            return await self._context.texts.render(model.text, messages, variables={}, add_generation_prompt=True)
+        async def prompt_of(document: str) -> ChatPrompt:
+            guard = TextGuard() if leaves_texts else model.text.guard()
+            said = [*before, ("document", document)]
+            messages = [{"role": role, "content": guard.text(text)} for role, text in said]
+            rendered = await self._context.texts.render(
+                model.text, template, messages, variables={}, add_generation_prompt=True
+            )
+            return ChatPrompt(rendered, guard.mark)
 
         room = model.limit - len(await self._ids(model, await prompt_of("")))
         pairs = []
         for index, document in enumerate(documents):
             if cuts:
-                ids = await self._ids(model, document[: CHARS_PER_TOKEN * model.limit])
+                ids = await self._ids(model, ChatPrompt(document[: CHARS_PER_TOKEN * model.limit]))
                 document = model.text.decode(ids[: max(1, room)]) if len(ids) > room else document
             encoded = EncodedText(tuple(await self._ids(model, await prompt_of(document))))
             pairs.append(self._vectors.checked(model, encoded, f"documents[{index}]"))
         return pairs
 
-    async def _ids(self, model: EmbeddingModel, text: str) -> list[int]:
-        return await self._context.texts.work(partial(model.text.encode_prompt, text))
+    async def _ids(self, model: EmbeddingModel, prompt: ChatPrompt) -> list[int]:
+        return await self._context.texts.work(partial(model.text.encode_chat, prompt))
 
 
 def _texts_of(body: RerankBody) -> list[str]:
@@ -141,7 +150,3 @@ def _text_of(given: str | dict[str, Any], index: int) -> str:
 def _sigmoid(value: float) -> float:
     """The logistic function, exact also where exp would overflow."""
     return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
-
-
-def _cleaned(body: bytes) -> bytes:
-    return without_fields(body, NEUTRAL, RerankBody.__struct_fields__, {}, ())

@@ -18,6 +18,7 @@ from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.embedding.tasks import why_not
 from exo_mesh.domain.request import GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import ContextLengthError, EngineError, InputError, OverloadError
+from exo_mesh.printable import counted
 from exo_mesh.random_hex import random_hex
 from exo_mesh.serving.call_tally import CallTally
 from exo_mesh.text.embedding import EmbeddingSettings, read_embedding_settings
@@ -112,8 +113,8 @@ class Vectors:
                 raise InputError(f"{param} contains {shown}, which is not a token id of this model", param=param)
         if (surplus := len(encoded.ids) - model.limit) > 0:
             raise ContextLengthError(
-                f"{param} has {len(encoded.ids)} tokens, but {model.name} takes texts of at most {model.limit} tokens; "
-                f"shorten it by {surplus} tokens",
+                f"{param} has {counted(len(encoded.ids), 'token')}, but {model.name} takes texts of at most "
+                f"{model.limit} tokens; shorten it by {counted(surplus, 'token')}",
                 param=param,
             )
         return encoded

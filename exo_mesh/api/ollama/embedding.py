@@ -6,6 +6,7 @@ from aiohttp import web
 
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.checks import check_range
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.embedding.embeddings import check_width, checked_dimensions, floats
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
@@ -62,7 +63,7 @@ class OllamaEmbeddingRoutes:
         found = []
         if encoded:
             found = await self._vectors.vectors(
-                request, model, encoded, spec, prefix=PREFIX, keep_alive_s=_keeps_s(body.keep_alive)
+                request, model, encoded, spec, prefix=PREFIX, keep_alive_s=keep_alive_s(body.keep_alive, "keep_alive")
             )
             check_width(found[0], dimensions)
         embedded = OllamaEmbedded(
@@ -84,7 +85,7 @@ class OllamaEmbeddingRoutes:
         encoded = await self._encoded(model, body.prompt, "prompt", cuts=True)
         spec = EmbedSpec(model.settings.pooling, normalise=False, whole=model.settings.whole)
         (vector,) = await self._vectors.vectors(
-            request, model, [encoded], spec, prefix=PREFIX, keep_alive_s=_keeps_s(body.keep_alive)
+            request, model, [encoded], spec, prefix=PREFIX, keep_alive_s=keep_alive_s(body.keep_alive, "keep_alive")
         )
         return json_response(OllamaEmbedding(floats(vector)))
 
@@ -99,10 +100,5 @@ class OllamaEmbeddingRoutes:
 def _shortened(model: EmbeddingModel, options: OllamaOptions | None) -> EmbeddingModel:
     """The model for texts of at most num_ctx tokens, if the options have it. Raises InputError."""
     most = None if options is None else options.num_ctx
-    if most is not None and most < 1:
-        raise InputError(f"options.num_ctx is {most}, less than 1", param="options.num_ctx")
-    return model if most is None else model.shortened(most)
-
-
-def _keeps_s(value: str | float | None) -> float | None:
-    return keep_alive_s(None if value == "" else value, "keep_alive")
+    check_range("options.num_ctx", most, 0, 2**31 - 1)
+    return model.shortened(most) if most else model

@@ -85,8 +85,8 @@ class OllamaGenerationRoutes:
         began: float,
     ) -> web.StreamResponse:
         """Answer a request. began: when it came, on the monotonic clock."""
-        if _needs_model(body):
-            _check_for_model(body, await self._model(request, named(body)))
+        if body.think:
+            _check_can_think(await self._model(request, named(body)))
         if isinstance(asked.subject, Prompts) and not asks_for_no_limit(body):
             asked = replace(asked, default_tokens=self._context.options.defaults().max_tokens)
         shows_logprobs = bool(body.logprobs)
@@ -136,16 +136,7 @@ class OllamaGenerationRoutes:
         return await read_body(request, self._context.options.body_silence_s)
 
 
-def _needs_model(body: OllamaGenerationBody) -> bool:
-    """Whether a field can only be checked with the model."""
-    return bool(body.think) or (body.options is not None and body.options.num_ctx is not None)
-
-
-def _check_for_model(body: OllamaGenerationBody, entry: ModelEntry) -> None:
-    """Raises InputError for a wish that the model cannot fulfil: to think, or to hold more tokens than it can."""
-    if body.think and entry.profile is not None and not entry.profile.supports_thinking:
+def _check_can_think(entry: ModelEntry) -> None:
+    """Raises InputError for a model that does not think."""
+    if entry.profile is not None and not entry.profile.supports_thinking:
         raise InputError(f"{entry.name} does not support thinking; leave out think", param="think")
-    num_ctx = body.options.num_ctx if body.options is not None else None
-    if num_ctx is not None and entry.context_length and num_ctx > entry.context_length:
-        text = f"options.num_ctx is {num_ctx}, but {entry.name} holds at most {entry.context_length} tokens"
-        raise InputError(text, param="options.num_ctx")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import msgspec
-
-from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, drop_fields
+from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, NeutralTables
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.ollama.schema import OllamaMessage, OllamaNamedBody, OllamaOptions
 
@@ -49,43 +47,15 @@ IN_MESSAGES: NeutralTable = {
 }
 """The same for messages, in which applications keep their own notes."""
 
+_INSIDE: NeutralTables = {OllamaOptions: IN_OPTIONS, OllamaMessage: IN_MESSAGES}
+
 
 def decode_ollama_body(body: bytes, kind: type[B]) -> B:
     """Decode the body into a struct, dropping fields without effect. Raises InputError that names the wrong field.
 
     Ollama reads any Content-Type, and an empty body as {}.
     """
-    return decode_body(body if body.strip() else b"{}", kind, lambda text: _without_neutral(text, kind))
-
-
-def _without_neutral(body: bytes, kind: type[OllamaNamedBody]) -> bytes:
-    known = kind.__struct_fields__
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    drop_fields(fields, IN_BODIES, known, "")
-    if "options" in known and "options" in fields:
-        fields["options"] = _cleaned(fields["options"], IN_OPTIONS, OllamaOptions, "options.")
-    if "messages" in known and "messages" in fields:
-        fields["messages"] = _cleaned_list(fields["messages"])
-    return msgspec.json.encode(fields)
-
-
-def _cleaned(raw: msgspec.Raw, table: NeutralTable, kind: type[msgspec.Struct], where: str) -> msgspec.Raw:
-    """The object without neutral fields. Anything but an object stays unchanged, and the struct refuses it."""
-    try:
-        fields: Any = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except msgspec.ValidationError:
-        return raw
-    drop_fields(fields, table, kind.__struct_fields__, where)
-    return msgspec.Raw(msgspec.json.encode(fields))
-
-
-def _cleaned_list(raw: msgspec.Raw) -> msgspec.Raw:
-    try:
-        turns = msgspec.json.decode(raw, type=list[msgspec.Raw])
-    except msgspec.ValidationError:
-        return raw
-    cleaned = [_cleaned(turn, IN_MESSAGES, OllamaMessage, f"messages[{index}].") for index, turn in enumerate(turns)]
-    return msgspec.Raw(msgspec.json.encode(cleaned))
+    return decode_body(body if body.strip() else b"{}", kind, {kind: IN_BODIES, **_INSIDE})
 
 
 def shown_options(options: Mapping[str, Any]) -> str:

@@ -36,10 +36,11 @@ class OllamaAnswerMessage(Struct):
 
 
 class OllamaTopLogprob(Struct):
-    """A token with its log-probability."""
+    """A token with its log-probability. bytes: its own, which may be only a part of a character."""
 
     token: str
     logprob: float
+    bytes: list[int]
 
 
 class OllamaLogprob(OllamaTopLogprob):

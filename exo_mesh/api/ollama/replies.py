@@ -82,7 +82,7 @@ class OllamaReply(Reply):
         self._answer = answer
         self._delivery = delivery
         self._open_calls: dict[int, tuple[str, str]] = {}
-        self._created_at = rfc3339(delivery.created)
+        self._made = monotonic()
 
     def whole(self, steps: Iterable[AnswerStep]) -> OllamaPart:
         return self._part(self._gathered(event for step in steps for event in step.events))
@@ -135,7 +135,7 @@ class OllamaReply(Reply):
         """The fields of OllamaPart."""
         fields: dict[str, Any] = {
             "model": self._delivery.model,
-            "created_at": self._created_at,
+            "created_at": rfc3339(self._delivery.created + monotonic() - self._made),  # of this line
             "done": bool(found.reason),
             "logprobs": self._logprobs(found.tokens),
         }
@@ -160,9 +160,8 @@ class OllamaReply(Reply):
         ]
         return made or UNSET
 
-    def _named(self, token: TokenEvent | TokenLogprob) -> tuple[str, float]:
-        text, logprob, _ = token_text(self._answer.prepared.text, token.token_id, token.logprob)
-        return text, logprob
+    def _named(self, token: TokenEvent | TokenLogprob) -> tuple[str, float, list[int]]:
+        return token_text(self._answer.prepared.text, token.token_id, token.logprob)
 
 
 class OllamaChatReply(OllamaReply):

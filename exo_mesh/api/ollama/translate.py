@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, repetition_of, stop_strings
+from exo_mesh.api.core.conversation import without_empty_ending
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -37,7 +38,7 @@ MAX_TOP_LOGPROBS = 20
 
 _RANGES: dict[str, tuple[float, float]] = {
     "num_predict": (-2, 2**31 - 1),
-    "num_ctx": (1, 2**31 - 1),
+    "num_ctx": (0, 2**31 - 1),
     "temperature": (0, 2),
     "top_k": (-1, 2**31 - 1),
     "top_p": (0, 1),
@@ -55,7 +56,7 @@ def neutral_chat(body: OllamaChatBody) -> NeutralRequest:
 
     A conversation that ends with the assistant's words is continued there, as Ollama does.
     """
-    turns = turns_of(body.messages or ())
+    turns = without_empty_ending(turns_of(body.messages or ()))
     check_num_tools(body.tools or ())
     last = turns[-1] if turns else None
     continues = last is not None and last.role == "assistant" and not last.tool_calls and bool(last.text)
@@ -105,7 +106,7 @@ def thinking_of(body: OllamaGenerationBody) -> Thinking:
 def keeps_for_s(body: OllamaGenerationBody) -> float | None:
     """How long the model stays loaded after the request; negative: for ever; None: the mesh's setting. Raises
     InputError."""
-    return keep_alive_s(None if body.keep_alive == "" else body.keep_alive, "keep_alive")
+    return keep_alive_s(body.keep_alive, "keep_alive")
 
 
 def _neutral(body: OllamaGenerationBody, subject: Conversation | Prompts, field: str) -> NeutralRequest:
@@ -115,8 +116,7 @@ def _neutral(body: OllamaGenerationBody, subject: Conversation | Prompts, field:
     check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
     if body.top_logprobs and not body.logprobs:
         raise InputError('top_logprobs is only allowed together with "logprobs": true', param="top_logprobs")
-    stops = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
-    stops = tuple(text for text in stops if text)
+    stops = stop_strings(options.stop)
     check_stops(stops, "options.stop")
     limit = options.num_predict
     return NeutralRequest(
@@ -132,29 +132,19 @@ def _neutral(body: OllamaGenerationBody, subject: Conversation | Prompts, field:
 
 
 def _sampling(options: OllamaOptions, num_top: int | None) -> SamplingWish:
+    penalty, window = repetition_of(options.repeat_penalty, options.repeat_last_n)
     return SamplingWish(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
-        repetition_penalty=_repetition_penalty(options),
+        repetition_penalty=penalty,
+        repetition_window=window,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         seed=None if options.seed == RANDOM_SEED else options.seed,
         logprobs=num_top,
     )
-
-
-def _repetition_penalty(options: OllamaOptions) -> float | None:
-    """The penalty. Ours looks at all tokens; Ollama's at the last repeat_last_n, where 0 means none. Raises InputError
-    for another number, unless it changes nothing because there is no penalty."""
-    penalty, last = options.repeat_penalty, options.repeat_last_n
-    if last == 0:
-        return 1.0
-    if last not in (None, -1) and penalty not in (None, 1):
-        text = f"options.repeat_last_n is {last}, which is not supported with a repeat_penalty; it must be -1 or 0"
-        raise InputError(text, param="options.repeat_last_n")
-    return penalty
 
 
 def _grammar(wanted: str | dict[str, Any] | None) -> GrammarSpec | None:
@@ -173,4 +163,4 @@ def _tool(tool: OllamaTool, index: int) -> Tool:
     if not tool.function.name:
         raise InputError(f"{where} is empty", param=where)
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
-    return Tool(tool.function.name, tool.function.description or "", parameters)
+    return Tool(tool.function.name, tool.function.description or "", parameters, f"tools[{index}].function.parameters")

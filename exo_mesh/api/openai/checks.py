@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops
+import msgspec
+
+from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, stop_strings
 from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from exo_mesh.errors import InputError
@@ -24,6 +25,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 10),
     "repeat_penalty": (0.01, 10),
+    "repeat_last_n": (-1, 2**31 - 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "seed": (-_INT64, _INT64 - 1),
@@ -80,11 +82,6 @@ def check_body(body: GenerationBody) -> None:
         _check_best_of(body)
 
 
-def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The field `stop`, in any of its forms, as a tuple."""
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
-
-
 def _check_bias(logit_bias: dict[int, float] | None) -> None:
     for token_id, bias in (logit_bias or {}).items():
         if not -100 <= bias <= 100:
@@ -98,7 +95,7 @@ def _check_stream_options(body: GenerationBody) -> None:
     options = body.stream_options
     if options is None:
         return
-    if not body.stream:
+    if not body.stream and any(value for value in msgspec.structs.astuple(options)):
         raise InputError('stream_options is only allowed together with "stream": true', param="stream_options")
     if options.include_obfuscation:
         raise InputError(
@@ -126,6 +123,9 @@ def _check_chat(body: ChatBody) -> None:
             f"not {body.messages[-1].role}",
             param="continue_final_message",
         )
+    if body.messages[-1].tool_calls:
+        text = "continue_final_message is true, but the last message has tool calls, so no answer can continue it"
+        raise InputError(text, param="continue_final_message")
 
 
 def _check_thinking(body: ChatBody) -> None:

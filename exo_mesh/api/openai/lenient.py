@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from exo_mesh.api.core.neutral_fields import ANY, NeutralTable, without_fields
+from exo_mesh.api.core.neutral_fields import ANY, ONLY_NULL, NeutralTable
 
 OPENAI: NeutralTable = {
     "modalities": (["text"],),
@@ -12,6 +10,7 @@ OPENAI: NeutralTable = {
     "prompt_cache_retention": ANY,
     "functions": ([],),
     "function_call": ("none", "auto"),
+    "web_search_options": ONLY_NULL,
 }
 
 VLLM_AND_SGLANG: NeutralTable = {
@@ -58,7 +57,6 @@ LLAMA_CPP_AND_OLLAMA: NeutralTable = {
     "n_probs": (0,),
     "options": ({},),
     "post_sampling_probs": (False,),
-    "repeat_last_n": (-1,),
     "response_fields": ([],),
     "return_tokens": (False,),
     "t_max_predict_ms": (0,),
@@ -108,9 +106,3 @@ IN_MESSAGES: NeutralTable = {
     **dict.fromkeys(("prefix", "partial"), (False,)),
 }
 """The same for fields of messages: applications keep their own notes in the messages that they send."""
-
-
-def without_neutral_fields(body: bytes, known: Collection[str], known_in_messages: Collection[str] = ()) -> bytes:
-    """Remove the neutral fields that the route does not know from the JSON object `body` and from its messages. Raises
-    as without_fields does."""
-    return without_fields(body, NEUTRAL, known, IN_MESSAGES, known_in_messages)

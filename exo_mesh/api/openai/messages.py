@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.call_arguments import object_of, with_calls_named
 from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
-from exo_mesh.api.core.neutral_fields import show_json
+from exo_mesh.api.core.neutral_fields import refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
@@ -15,7 +15,7 @@ from exo_mesh.errors import InputError
 
 def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
     """Translate the messages. Raises InputError that names the message and its field."""
-    return tuple(_turn(message, f"messages[{index}]") for index, message in enumerate(messages))
+    return with_calls_named(_turn(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 
 def _turn(message: Message, where: str) -> Turn:
@@ -25,15 +25,15 @@ def _turn(message: Message, where: str) -> Turn:
     calls = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
     said = _said(message, where)
     given = (message.reasoning_content, message.reasoning, message.thinking, said.thought)
-    reasoning = next((text for text in given if text is not None), None)
+    reasoning = next((text for text in given if text), None)
     has_cache_marks = said.has_cache_marks or message.cache_control is not None
     return Turn(
         message.role,
         said.text,
         where,
-        message.name,
+        message.name or None,
         tuple(calls),
-        message.tool_call_id,
+        message.tool_call_id or None,
         reasoning,
         has_cache_marks,
         said.parts,
@@ -103,8 +103,7 @@ def _part(part: dict[str, Any], is_assistant: bool, where: str) -> tuple[bool, s
     if not isinstance(text, str):
         message = f"{where}: a part of type {show_json(kind)} needs a string in `{known[kind]}`"
         raise InputError(message, param=where)
-    if unknown := sorted(part.keys() - {known[kind]} - _PART_NOTES):
-        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    refuse_unknown(part, {known[kind], *_PART_NOTES}, where)
     return kind in _THOUGHTS, text
 
 
@@ -119,7 +118,7 @@ def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputError(f"{where}: a tool call needs a `function` with a `name`", param=where)
-    arguments, call_id = function.get("arguments"), call.get("id")
-    if not isinstance(call_id, str | None):
+    arguments, call_id = function.get("arguments"), call.get("id") or ""
+    if not isinstance(call_id, str):
         raise InputError(f"{where}.id is not a string", param=f"{where}.id")
-    return ToolCall(call_id or "", function["name"], object_of(arguments))
+    return ToolCall(call_id, function["name"], object_of(arguments))

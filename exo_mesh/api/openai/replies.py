@@ -147,9 +147,10 @@ class ChatReply(OpenAIReply):
 
     def chunks(self, step: AnswerStep) -> list[ChatCompletionChunk]:
         made: list[ChatCompletionChunk] = []
-        if step.choice not in self._has_begun:
+        if step.choice not in self._has_begun and step.events:
             self._has_begun.add(step.choice)
-            made.append(self._chunk(step.choice, ChatDelta(role="assistant", content="", refusal=None)))
+            content = None if isinstance(step.events[0], ToolCallBegin) else ""
+            made.append(self._chunk(step.choice, ChatDelta(role="assistant", content=content, refusal=None)))
         for event in step.events:
             if isinstance(event, TextPart):
                 logprobs = self._logprobs(event.tokens) if self._delivery.shows_logprobs and event.tokens else None

@@ -14,7 +14,7 @@ import msgspec
 
 from exo_mesh.api.core.cache_rules import CacheRule
 from exo_mesh.api.decoding import decode_body
-from exo_mesh.api.openai.lenient import without_neutral_fields
+from exo_mesh.api.openai.lenient import IN_MESSAGES, NEUTRAL
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,10 +72,30 @@ class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that must be called."""
+    """A tool by its name, which may also stand outside `function`, as in the Responses API."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: NamedFunction | None = None
+    name: str | None = None
+
+
+class AllowedFunctions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A choice among some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ChatToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that must be called, or the tools that the model may call; those may also stand outside `allowed_tools`,
+    as in the Responses API."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    name: str | None = None
+    allowed_tools: AllowedFunctions | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedTool] | None = None
 
 
 class JsonSchemaBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -88,10 +108,11 @@ class JsonSchemaBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The form of an answer."""
+    """The form of an answer. schema: the schema itself, as llama-server, Together and Fireworks take it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = None
+    schema: dict[str, Any] | None = None
 
 
 class GrammarBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -153,6 +174,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
@@ -193,7 +215,7 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     response_format: ResponseFormat | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -222,9 +244,7 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 def decode_generation_body(body: bytes, kind: type[G]) -> G:
     """Decode the body into a struct, dropping fields without effect. Raises InputError that names the wrong field."""
-    return decode_body(
-        body, kind, lambda text: without_neutral_fields(text, kind.__struct_fields__, Message.__struct_fields__)
-    )
+    return decode_body(body, kind, {kind: NEUTRAL, Message: IN_MESSAGES})
 
 
 G = TypeVar("G", bound=GenerationBody)

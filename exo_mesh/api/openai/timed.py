@@ -82,7 +82,7 @@ def check_is_timeable(body: GenerationBody) -> None:
         if (getattr(body, name, None) or 1) > 1:
             raise InputError(f"{name} must be 1 for /bench: the times are those of one answer", param=name)
     prompt = getattr(body, "prompt", None)
-    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+    if isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list):
         raise InputError("/bench takes one prompt: the times are those of one answer", param="prompt")
 
 

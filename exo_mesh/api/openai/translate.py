@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.api.core.cache_rules import cache_wish
+from exo_mesh.api.core.checks import repetition_of, stop_strings, token_ids_of
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -20,11 +21,12 @@ from exo_mesh.api.core.request import (
     Thinking,
     ToolChoice,
 )
-from exo_mesh.api.openai.checks import MAX_CHOICES, NO_LIMIT, stop_strings
+from exo_mesh.api.openai.checks import MAX_CHOICES, NO_LIMIT
 from exo_mesh.api.openai.messages import turns_of
 from exo_mesh.api.openai.replies import Delivery
 from exo_mesh.api.openai.schema import (
     ChatBody,
+    ChatToolChoice,
     CompletionBody,
     GenerationBody,
     GrammarBody,
@@ -38,6 +40,7 @@ from exo_mesh.api.openai.schema import (
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.errors import InputError
+from exo_mesh.printable import counted
 from exo_mesh.text.output.tools import Tool
 
 FLEX = "flex"
@@ -49,10 +52,11 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's documented default for /v1/completions
 def neutral_chat(body: ChatBody) -> NeutralRequest:
     """Translate a chat body. Raises InputError that names the wrong field."""
     variables = dict(body.chat_template_kwargs or {})
+    tools, choice = _choose_tools(body, tuple(_tool(tool, index) for index, tool in enumerate(body.tools or ())))
     conversation = Conversation(
         turns_of(body.messages),
-        tuple(_tool(tool, index) for index, tool in enumerate(body.tools or ())),
-        _tool_choice(body),
+        tools,
+        choice,
         body.parallel_tool_calls is not False,
         thinking_of(body),
         variables,
@@ -99,7 +103,8 @@ def neutral_completion(body: CompletionBody) -> NeutralRequest:
     num_drawn = max(num_choices, body.best_of or 1)
     if len(prompts) * num_drawn > MAX_CHOICES:
         message = (
-            f"{len(prompts)} prompts with {num_drawn} answers each are {len(prompts) * num_drawn} answers; "
+            f"{counted(len(prompts), 'prompt')} with {counted(num_drawn, 'answer')} each are "
+            f"{len(prompts) * num_drawn} answers; "
             f"at most {MAX_CHOICES} are allowed"
         )
         raise InputError(message, param="prompt" if num_drawn == 1 else "n")
@@ -146,10 +151,10 @@ def prompts_of(prompt: str | list[Any]) -> tuple[Prompt, ...]:
 
 
 def _ids(prompt: Any) -> tuple[int, ...]:
-    is_list = isinstance(prompt, list)
-    if not is_list or not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+    ids = token_ids_of(prompt)
+    if ids is None:
         raise InputError("prompt must be a string, a list of token ids, or a list of these", param="prompt")
-    return tuple(prompt)
+    return ids
 
 
 def _common(body: GenerationBody) -> dict[str, Any]:
@@ -165,12 +170,14 @@ def _common(body: GenerationBody) -> dict[str, Any]:
 
 
 def _sampling(body: GenerationBody, num_top: int | None) -> SamplingWish:
+    penalty, window = repetition_of(_first(body.repetition_penalty, body.repeat_penalty), body.repeat_last_n)
     return SamplingWish(
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
         min_p=body.min_p,
-        repetition_penalty=_first(body.repetition_penalty, body.repeat_penalty),
+        repetition_penalty=penalty,
+        repetition_window=window,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=body.logit_bias or {},
@@ -183,22 +190,36 @@ def _tool(tool: ToolBody, index: int) -> Tool:
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
     if not tool.function.name:
         raise InputError(f"tools[{index}].function.name is empty", param=f"tools[{index}].function.name")
-    return Tool(tool.function.name, tool.function.description or "", parameters)
+    return Tool(tool.function.name, tool.function.description or "", parameters, f"tools[{index}].function.parameters")
 
 
-def _tool_choice(body: ChatBody) -> ToolChoice:
-    match body.tool_choice:
-        case None:
-            return ToolChoice()
-        case NamedTool(function=function):
-            if not any(tool.function.name == function.name for tool in body.tools or ()):
-                message = f"tool_choice names {show_json(function.name)}, which is not in tools"
-                raise InputError(message, param="tool_choice")
-            return ToolChoice("named", function.name)
-        case mode:
-            if mode == "required" and not body.tools:
-                raise InputError('tool_choice is "required", but there are no tools', param="tool_choice")
-            return ToolChoice(mode)
+def _choose_tools(body: ChatBody, tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """(the tools that the model may call, whether it may or must). Raises InputError."""
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise InputError('tool_choice is "required", but there are no tools', param="tool_choice")
+        return tools, ToolChoice(choice or "auto")
+    if choice.type == "function":
+        return tools, ToolChoice("named", _known_name(choice, tools, "tool_choice"))
+    allowed = choice.allowed_tools
+    listed, mode = (choice.tools, choice.mode) if allowed is None else (allowed.tools, allowed.mode)
+    where = "tool_choice" if allowed is None else "tool_choice.allowed_tools"
+    if mode is None:
+        raise InputError(f"{where}.mode: this field is required", param=f"{where}.mode")
+    if not listed:
+        raise InputError(f"{where}.tools is empty", param=f"{where}.tools")
+    names = {_known_name(tool, tools, f"{where}.tools[{index}]") for index, tool in enumerate(listed)}
+    return tuple(tool for tool in tools if tool.name in names), ToolChoice(mode)
+
+
+def _known_name(chosen: NamedTool | ChatToolChoice, tools: tuple[Tool, ...], where: str) -> str:
+    name = chosen.name if chosen.function is None else chosen.function.name
+    if name is None:
+        raise InputError(f"{where}.function: this field is required", param=f"{where}.function")
+    if not any(tool.name == name for tool in tools):
+        raise InputError(f"{where} names {show_json(name)}, which is not in tools", param=where)
+    return name
 
 
 def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tuple[GrammarSpec | None, str]:
@@ -209,10 +230,10 @@ def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tu
             (_of_response_format(response_format), "response_format"),
             (_of_grammar(body.grammar), "grammar"),
             (_of_structured(body.structured_outputs), "structured_outputs"),
-            (_guided("json_schema", body.guided_json), "guided_json"),
-            (_guided("regex", body.guided_regex), "guided_regex"),
-            (_guided("choice", body.guided_choice), "guided_choice"),
-            (_guided("lark", body.guided_grammar), "guided_grammar"),
+            (_guided("json_schema", body.guided_json or None), "guided_json"),
+            (_guided("regex", body.guided_regex or None), "guided_regex"),
+            (_guided("choice", body.guided_choice or None), "guided_choice"),
+            (_guided("lark", body.guided_grammar or None), "guided_grammar"),
         )
         if spec is not None
     ]
@@ -223,13 +244,22 @@ def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tu
 
 
 def _of_response_format(wanted: ResponseFormat | None) -> GrammarSpec | None:
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
         return None
-    if wanted.type == "json_object":
-        return GrammarSpec("json_schema", '{"type": "object"}')
-    if wanted.json_schema is None:
+    named, bare = wanted.json_schema, wanted.schema or None
+    given = "response_format.json_schema" if named is not None else "response_format.schema"
+    if wanted.type == "text":
+        if named is not None or bare is not None:
+            raise InputError(f'response_format.type is "text", so leave out {given}', param=given)
+        return None
+    if named is not None and bare is not None:
+        message = "response_format.json_schema and response_format.schema are one field: send only one of them"
+        raise InputError(message, param="response_format.schema")
+    if named is not None:
+        return _guided("json_schema", {} if named.schema is None else named.schema)
+    if wanted.type == "json_schema" and wanted.schema is None:
         raise InputError("response_format.json_schema: this field is required", param="response_format.json_schema")
-    return _guided("json_schema", {} if wanted.json_schema.schema is None else wanted.json_schema.schema)
+    return _guided("json_schema", bare or ({"type": "object"} if wanted.type == "json_object" else {}))
 
 
 def _of_grammar(wanted: str | GrammarBody | None) -> GrammarSpec | None:
@@ -247,18 +277,18 @@ def _of_structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
     given = [
         spec
         for spec in (
-            _guided("json_schema", wanted.json),
-            _guided("regex", wanted.regex),
-            _guided("choice", wanted.choice),
-            _guided("lark", wanted.grammar),
+            _guided("json_schema", wanted.json or None),
+            _guided("regex", wanted.regex or None),
+            _guided("choice", wanted.choice or None),
+            _guided("lark", wanted.grammar or None),
             _guided("json_schema", {"type": "object"} if wanted.json_object else None),
         )
         if spec is not None
     ]
-    if len(given) != 1:
+    if len(given) > 1:
         message = "structured_outputs must have exactly one of json, regex, choice, grammar and json_object"
         raise InputError(message, param="structured_outputs")
-    return given[0]
+    return given[0] if given else None
 
 
 def _guided(kind: Any, value: Any) -> GrammarSpec | None:

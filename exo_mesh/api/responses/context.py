@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.decoding import convert_part
-from exo_mesh.api.responses.ids import place_of
+from exo_mesh.api.responses.ids import PREFIX, place_of
 from exo_mesh.api.responses.items import ItemReference, kind_of
 from exo_mesh.api.responses.schema import Item
 from exo_mesh.api.responses.stored import read_stored
 from exo_mesh.api.responses.translate import PlacedItems
-from exo_mesh.errors import InputError
+from exo_mesh.errors import InputError, UnknownAnswerError
 from exo_mesh.serving.kept_answers import KeptService
 
 REFERENCE = "item_reference"
@@ -30,9 +30,9 @@ async def gather_items(
     Raises UnknownAnswerError if the conversation is not kept, and InputError for a reference to an unknown item.
     """
     history: list[Item] = []
-    if previous_id == "":
-        raise InputError("previous_response_id is empty", param="previous_response_id")
-    if previous_id is not None:
+    if previous_id and not previous_id.startswith(PREFIX):
+        raise UnknownAnswerError(kept.missing(previous_id), param="previous_response_id")
+    if previous_id:
         for answer in reversed(await kept.chain(key_id, previous_id)):
             stored = read_stored(answer.data)
             history += [*stored.items(), *stored.output()]

@@ -175,7 +175,7 @@ class ResponsesRoutes:
         if request.query.get("include_obfuscation", "false") != "false":
             raise InputError('include_obfuscation must be "false"', param="include_obfuscation")
         is_streamed, after = _stream_of(request)
-        answer = await self._service.kept_answers.read(request[CALLER].limited_to, response_id)
+        answer = await self._kept(request, response_id)
         found = await self._running(request, response_id) if answer is None else None
         if found is not None:
             if is_streamed:
@@ -199,7 +199,8 @@ class ResponsesRoutes:
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/responses/{id}"""
         response_id = request.match_info["id"]
-        if not await self._service.kept_answers.delete(request[CALLER].limited_to, response_id):
+        is_response = response_id.startswith(PREFIX)
+        if not is_response or not await self._service.kept_answers.delete(request[CALLER].limited_to, response_id):
             raise UnknownAnswerError(self._service.kept_answers.missing(response_id), param="id")
         return json_response(DeletedResponse(response_id))
 
@@ -219,8 +220,14 @@ class ResponsesRoutes:
         found = await self._service.streams.find(_viewer(request, response_id), response_id)
         return found[0] if found else None
 
+    async def _kept(self, request: web.Request, response_id: str) -> KeptAnswer | None:
+        """A stored response, if the caller may read it. Other replies, such as messages of a thread, are none."""
+        if not response_id.startswith(PREFIX):
+            return None
+        return await self._service.kept_answers.read(request[CALLER].limited_to, response_id)
+
     async def _stored(self, request: web.Request, response_id: str) -> StoredResponse:
-        answer = await self._service.kept_answers.read(request[CALLER].limited_to, response_id)
+        answer = await self._kept(request, response_id)
         if answer is None:
             raise UnknownAnswerError(self._service.kept_answers.missing(response_id), param="id")
         return read_stored(answer.data)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
-from exo_mesh.api.core.neutral_fields import show_json
+from exo_mesh.api.core.neutral_fields import is_empty, refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.decoding import convert_part
 from exo_mesh.errors import InputError
@@ -162,19 +162,17 @@ def _text_of_part(part: dict[str, Any], where: str) -> str:
     text = part.get(field)
     if not isinstance(text, str):
         raise InputError(f"{where}: a part of type {show_json(kind)} needs a string in `{field}`", param=where)
-    if unknown := sorted(part.keys() - {field} - _PART_NOTES):
-        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    refuse_unknown(part, {field, *_PART_NOTES}, where)
     return text
 
 
 def _text_of_file(part: dict[str, Any], where: str) -> str:
     """The text of a file, which must be in the request and be text. It begins with the file's name."""
     for field in ("file_id", "file_url"):
-        if part.get(field) is not None:
+        if not is_empty(part.get(field)):
             message = f"{where}.{field}: files elsewhere are not supported; send their text in file_data"
             raise InputError(message, param=f"{where}.{field}")
-    if unknown := sorted(part.keys() - {"type", "filename", "file_data", "detail", "file_id", "file_url"}):
-        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    refuse_unknown(part, {"type", "filename", "file_data", "detail", "file_id", "file_url"}, where)
     name, data = part.get("filename"), part.get("file_data")
     if not isinstance(data, str):
         raise InputError(f"{where}.file_data: this field is required", param=f"{where}.file_data")

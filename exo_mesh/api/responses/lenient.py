@@ -5,16 +5,12 @@ from __future__ import annotations
 from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
 
 NEUTRAL: NeutralTable = {
-    "access_programs": (None,),
     "background": (False,),
     "background_options": ANY,  # of background, which must be false
     "client_metadata": ANY,  # labels of Codex
     "context_management": ([],),
-    "conversation": (None,),
     "image": ANY,  # about images, which are refused
     "max_tool_calls": ANY,  # counts calls of hosted tools, of which there are none
-    "moderation": (None,),
-    "prompt": (None,),
     "prompt_cache_options": ANY,
     "prompt_cache_retention": ANY,
     "n": (1,),

@@ -174,7 +174,8 @@ def _check_callers(tool: FunctionTool | CustomTool, where: str) -> None:
 
 def _function(tool: FunctionTool, where: str) -> Tool:
     _check_callers(tool, where)
-    return Tool(tool.name, tool.description or "", tool.parameters or {"type": "object", "properties": {}})
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return Tool(tool.name, tool.description or "", parameters, f"{where}.parameters")
 
 
 def _custom(tool: CustomTool, where: str) -> Tool:
@@ -193,7 +194,8 @@ def _custom(tool: CustomTool, where: str) -> Tool:
         if tool.format.syntax == "regex":
             schema["pattern"] = tool.format.definition
         description += f"\nThe input must match this grammar ({tool.format.syntax}):\n{tool.format.definition}"
-    return Tool(tool.name, description.lstrip(), {"type": "object", "properties": {INPUT: schema}, "required": [INPUT]})
+    parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT]}
+    return Tool(tool.name, description.lstrip(), parameters, f"{where}.format.definition")
 
 
 def custom_input(arguments: str) -> str:

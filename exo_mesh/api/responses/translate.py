@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.api.core.cache_rules import cache_wish
-from exo_mesh.api.core.checks import check_range, check_stops
+from exo_mesh.api.core.checks import check_range, check_stops, stop_strings
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, SamplingWish, Thinking, Turn
@@ -69,7 +69,7 @@ def input_items(body: InputTokensBody) -> list[Item]:
     """The items of a body's input; a text is a message of the user. Raises InputError if there are none."""
     if isinstance(body.input, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
-    if not body.input and body.instructions is None and body.previous_response_id is None:
+    if not body.input and not body.instructions and not body.previous_response_id:
         raise InputError("input is empty; at least one item is required", param="input")
     return list(body.input or ())
 
@@ -78,7 +78,7 @@ def neutral_response(body: ResponsesBody, items: PlacedItems) -> NeutralRequest:
     """Translate and check a body. Raises InputError that names the wrong field."""
     for name, (low, high) in _RANGES.items():
         check_range(name, getattr(body, name), low, high)
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stops = stop_strings(body.stop)
     check_stops(stops, "stop")
     if body.stream_options is not None:
         refuse_unless("stream_options.include_obfuscation", body.stream_options.include_obfuscation, (False,))
@@ -103,8 +103,8 @@ def neutral_response(body: ResponsesBody, items: PlacedItems) -> NeutralRequest:
 
 def neutral_conversation(body: InputTokensBody, items: PlacedItems) -> Conversation:
     """Translate the conversation of a body. Raises InputError that names the wrong field."""
-    refuse_unless("truncation", body.truncation, ("disabled", "auto"))
-    tools, choice = choose_tools(body.tool_choice, neutral_tools(body.tools or ())[0])
+    refuse_unless("truncation", body.truncation or None, ("disabled", "auto"))
+    tools, choice = choose_tools(body.tool_choice or None, neutral_tools(body.tools or ())[0])
     first = (Turn("system", body.instructions, "instructions"),) if body.instructions else ()
     placed = [(item, "previous_response_id") for item in items.history]
     placed += [(item, f"input[{index}]") for index, item in enumerate(items.own)]
@@ -115,7 +115,6 @@ def neutral_conversation(body: InputTokensBody, items: PlacedItems) -> Conversat
         body.parallel_tool_calls is not False,
         _thinking(body),
         dict(body.chat_template_kwargs or {}),
-        late_system_as_user=True,
         drops_oldest=body.truncation == "auto",
     )
 
@@ -149,7 +148,7 @@ def _sampling(body: ResponsesBody) -> SamplingWish:
 def _grammar(form: TextForm | None) -> GrammarSpec | None:
     if form is None or form.type == "text":
         return None
-    if form.type == "json_object":
+    if form.type == "json_object" and not form.schema:
         return GrammarSpec("json_schema", '{"type": "object"}')
     if form.schema is None:
         raise InputError("text.format.schema: this field is required", param="text.format.schema")
@@ -165,7 +164,7 @@ def repeated_fields(body: ResponsesBody, temperature: float, top_p: float, *, is
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
+        "previous_response_id": body.previous_response_id or None,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {
             "effort": reasoning.effort if reasoning else None,
@@ -179,7 +178,7 @@ def repeated_fields(body: ResponsesBody, temperature: float, top_p: float, *, is
             "format": {"type": "text"} if form is None else _shown_form(form),
             "verbosity": (body.text.verbosity if body.text else None) or "medium",
         },
-        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tool_choice": body.tool_choice or "auto",
         "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": top_p,

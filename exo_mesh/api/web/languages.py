@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from exo_mesh.api.web.assets import FOLDER
+from exo_mesh.printable import counted
 
 FALLBACK: Final = "en"
 MAX_FILE_BYTES: Final = 256 << 10
@@ -106,4 +107,4 @@ def checked(found: object) -> tuple[dict[str, str], list[str]]:
 
 def _some(keys: list[str]) -> str:
     """The number of keys, and the first three of them."""
-    return f"{len(keys)} keys ({', '.join(key[:60] for key in keys[:3])}{', …' if len(keys) > 3 else ''})"
+    return f"{counted(len(keys), 'key')} ({', '.join(key[:60] for key in keys[:3])}{', …' if len(keys) > 3 else ''})"

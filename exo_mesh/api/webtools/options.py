@@ -41,11 +41,11 @@ def _key_in(path: Path) -> str:
     """The key in a file. Raises ConfigError, which does not quote the file."""
     try:
         with path.open("rb") as file:
-            key = file.read(_MAX_KEY_CHARS + 2).decode("ascii").strip()
+            key = file.read(_MAX_KEY_CHARS + 2).decode("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is not ASCII text"
+        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"--web-search-key-file {path} cannot be read: {why}", param="web_search_key_file") from exc
-    if not key or len(key) > _MAX_KEY_CHARS or not key.isprintable():
+    if not key or len(key) > _MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
         message = f"--web-search-key-file {path} does not contain a key in one line"
         raise ConfigError(message, param="web_search_key_file")
     return key

@@ -16,6 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError
 from exo_mesh.prefix_disk.folder import StoredFile, stored_files
+from exo_mesh.printable import counted
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.telemetry.tables import columns
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         _change(one, args.what)
     done = {"rm": "removed", "pin": "pinned", "unpin": "unpinned"}[args.what]
     keys = [one.key for one in found]
-    print_json({done: keys}) if args.json else print(f"{done} {len(keys)} of {len(files)} files")
+    print_json({done: keys}) if args.json else print(f"{done} {len(keys)} of {counted(len(files), 'file')}")
     return exit_codes.OK
 
 
@@ -68,7 +69,7 @@ def describe(files: list[StoredFile], root: Path) -> str:
         rows.append((one.key[:12], str(one.tokens), size, f"{used:%Y-%m-%d %H:%M}", pinned, one.stage))
     total = sum(one.num_bytes for one in files)
     table = columns(["KEY", "TOKENS", "MB", "LAST USED", "PINNED", "STAGE"], rows)
-    return f"{table}\n{len(files)} files, {total / 1e6:.1f} MB, below {root}"
+    return f"{table}\n{counted(len(files), 'file')}, {total / 1e6:.1f} MB, below {root}"
 
 
 def _as_json(one: StoredFile) -> dict[str, object]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.printable import counted
 
 PATH = "/v1/chat/completions"
 
@@ -33,7 +34,7 @@ class ChatAnswer:
     def timing(self) -> str:
         """The times in words: `64 tokens, 85.1 tokens/s, first after 0.21 s`."""
         speed = f"{self.tokens_per_s:.1f} tokens/s, " if self.tokens_per_s else ""
-        return f"{self.completion_tokens} tokens, {speed}first after {self.first_token_s:.2f} s"
+        return f"{counted(self.completion_tokens, 'token')}, {speed}first after {self.first_token_s:.2f} s"
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from exo_mesh.cli.chat.commands import ChatState, Commands, LeaveChat
 from exo_mesh.cli.chat.following import follow
 from exo_mesh.cli.chat.lines import LineReader
 from exo_mesh.cli.chat.sinks import PlainSink, TerminalSink
+from exo_mesh.cli.tables import complain
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import MeshError
 
@@ -41,7 +42,7 @@ class Chat:
             except LeaveChat:
                 return
             except MeshError as exc:
-                print(f"exo-mesh: {exc}", file=sys.stderr)
+                complain(str(exc))
             except KeyboardInterrupt:
                 print("(stopped)")
 

@@ -24,7 +24,6 @@ from exo_mesh.cli.launch.running import run_agent, unwinding
 from exo_mesh.cli.launch.workspace import Workspace, remove_abandoned
 from exo_mesh.cli.parser import Parser, add_api_flags
 from exo_mesh.client.api_client import ApiClient, NoNodeError
-from exo_mesh.client.trust import certificate_of
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.settings.config import home_of
 from exo_mesh.settings.loading import load_settings
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(agent, client, model)
         workspace = Workspace.create(root)
         try:
-            if bundle := certificates(client.url, args.home):
+            if bundle := certificates(client.url, client.certificate):
                 workspace.write({_BUNDLE: bundle})
             return _run_once(agent, program, client, model, workspace, args.arguments)
         finally:
@@ -89,8 +88,7 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     from exo_mesh.cli.run import own_node  # with the chat, whose imports take a while
 
     flags = {"home": [args.home]} if args.home else {}
-    print("exo-mesh: no node answers on this machine; starting one for this run", file=sys.stderr)
-    with own_node(flags, args.model, load_settings(flags, os.environ).settings) as client:
+    with own_node(flags, args.model, load_settings(flags, os.environ).settings, "this run") as client:
         yield client
 
 
@@ -155,15 +153,15 @@ def _tell(agent: Agent, client: ApiClient, model: LaunchModel) -> None:
         )
 
 
-def certificates(url: str, home: str | None) -> str:
+def certificates(url: str, certificate: Path | None) -> str:
     """Certificates in PEM form that the agent is to trust: the system's and the node's; "" if the node has no own."""
     if not url.startswith("https:"):
         return ""
-    own = os.environ.get("EXO_MESH_API_CA") or certificate_of(home)
+    own = os.environ.get("EXO_MESH_API_CA") or certificate
     if not own:
         return ""
     system = ssl.get_default_verify_paths().cafile
-    return "\n".join(Path(path).read_text() for path in (system, own) if path)
+    return "\n".join(Path(path).read_text(encoding="utf-8-sig") for path in (system, own) if path)
 
 
 def _listed() -> str:

@@ -45,7 +45,7 @@ class Workspace:
         """Write files that only the owner can read."""
         for name, text in files.items():
             descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
 
     def record(self, url: str, key_id: str) -> None:
@@ -111,7 +111,7 @@ def _scanning(root: Path) -> Iterator[None]:
 def _read(path: Path) -> dict[str, str]:
     """The record of a run; {} if it has none, or not a whole one."""
     try:
-        record: Any = json.loads(path.read_text())
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
         return {name: str(record[name]) for name in ("url", "key_id")}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.domain.download import DownloadState
+from exo_mesh.printable import counted
 from exo_mesh.telemetry.tables import human_bytes
 
 UNFINISHED = tuple(state for state in DownloadState if state.is_active)
@@ -18,8 +19,11 @@ def model_path(name: str) -> str:
     return urllib.parse.quote(name, safe="/:@")
 
 
-def size_text(num_bytes: int) -> str:
-    return human_bytes(num_bytes) if num_bytes else "?"
+def size_text(num_bytes: int, estimated_bytes: int = 0) -> str:
+    """The size; with `~` if only an estimate is known, `?` if nothing is."""
+    if num_bytes:
+        return human_bytes(num_bytes)
+    return f"~{human_bytes(estimated_bytes)}" if estimated_bytes else "?"
 
 
 def context_text(model: Mapping[str, Any]) -> str:
@@ -47,31 +51,33 @@ def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: I
         if entry["model"] == model["id"] and entry["layers"][1] > entry["layers"][0] and entry["state"] != "failed"
     }
     if partial.isdisjoint(model["peers"]):
-        return "all" if model["peers"] else "-"
+        return "all" if model["peers"] else f"0/{model['num_layers']}" if model.get("num_layers") else "-"
     parts = [(peer, layers.get(peer, "a part") if peer in partial else "all") for peer in model["peers"]]
     return ", ".join(f"{names.get(peer, peer[:8])} {part}" for peer, part in parts)
 
 
-def fit_text(num_bytes: int, state: Mapping[str, Any]) -> str:
-    """Whether the weights alone fit the memory that peers have free now, on how few of them; if not, the numbers.
+def fit_text(num_bytes: int, state: Mapping[str, Any], estimated_bytes: int = 0) -> str:
+    """Whether the weights alone, by their size or else an estimate, fit the memory that peers have free now, on how few
+    of them; if not, the numbers.
 
     `exo-mesh show` and `exo-mesh preview` also count KV, overhead, engines and cuts.
     """
-    if not num_bytes:
+    needed = num_bytes or estimated_bytes
+    if not needed:
         return "?"
     live = {peer["id"] for peer in state["view"]["peers"]}
     usable = sorted((r["usable_bytes"] for peer, r in state["telemetry"].items() if peer in live), reverse=True)
     for count in range(1, len(usable) + 1):
-        if sum(usable[:count]) >= num_bytes:
-            return f"yes, {count} peer{'s' if count > 1 else ''}"
-    return f"no: {human_bytes(num_bytes)} of weights, {human_bytes(sum(usable))} usable"
+        if sum(usable[:count]) >= needed:
+            return f"yes, {counted(count, 'peer')}"
+    return f"no: {size_text(num_bytes, estimated_bytes)} of weights, {human_bytes(sum(usable))} usable"
 
 
 def previewed_fit(previews: Sequence[Mapping[str, Any]]) -> str:
     """`yes: 1 peer, context 4096 tokens`, or `no` with the reason."""
     for entry in previews:
         if "refused" not in entry:
-            width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
+            width = counted(entry["width"], "peer")
             return f"yes: {width}, context {entry['context_limit']} tokens"
     return f"no: {previews[-1]['refused']['message']}" if previews else "no"
 

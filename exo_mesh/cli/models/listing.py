@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -24,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table from `/v1/models`, `/state`, `/v1/download/progress` and `/store/storage`."""
     client = ApiClient(args.api_url, args.home)
-    models = client.get("/v1/models")["data"]
+    listed = client.get("/v1/models")
+    models = listed["data"]
     models += client.get("/v1/models?status=known")["data"] if args.all else []
     unusable = client.get("/v1/models?status=unusable")["data"]
     state = client.get("/state")
@@ -33,13 +35,16 @@ def run(args: argparse.Namespace) -> int:
     loaded = {instance["model"] for instance in state["view"]["instances"]}
     for model in models:
         model["used_at"] = stored.get(model["id"], {}).get("used_at")
-        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(model["num_bytes"], state)
+        sizes = model["num_bytes"], state, model.get("estimated_bytes", 0)
+        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(*sizes)
     if args.json:
         print_json([*models, *unusable])
         return exit_codes.OK
     rows = [_row(model, state, downloads) for model in models]
     rows += [[model["id"], *["-"] * 6, state_text(f"unusable: {model['reason']}")] for model in unusable]
     print_table(people_console(), HEADER, rows)
+    if listed.get("is_reading"):
+        print("the node is still reading the models on its disk; more may follow", file=sys.stderr)
     return exit_codes.OK
 
 
@@ -47,7 +52,7 @@ def _row(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str,
     names = peer_names(state)
     return [
         model["id"],
-        facts.size_text(model["num_bytes"]),
+        facts.size_text(model["num_bytes"], model.get("estimated_bytes", 0)),
         facts.quantisation(model),
         facts.context_text(model),
         facts.holders(model, names),

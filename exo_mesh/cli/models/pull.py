@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 import time
 import urllib.parse
@@ -17,7 +18,7 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.models import facts
 from exo_mesh.cli.models.bars import Bars
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, api_words
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import DeadlineError, MeshError, with_remedy
@@ -139,5 +140,5 @@ def _gguf_line(started: list[dict[str, Any]], *, are_named: bool) -> str:
 
 
 def _again(args: argparse.Namespace) -> str:
-    peers = f" --peers {args.peers}" if args.peers else ""
-    return f"`exo-mesh pull {args.model}{peers}{' --whole' if args.whole else ''}`"
+    words = ["exo-mesh", "pull", args.model, *(["--peers", args.peers] if args.peers else [])]
+    return f"`{shlex.join([*words, *(['--whole'] if args.whole else []), *api_words(args)])}`"

@@ -16,6 +16,7 @@ from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import peer_names, print_json, ring_line
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import MeshError
+from exo_mesh.printable import counted
 
 _DEADLINE_S = 150.0
 """An engine may first have to trace the model to find where it can be cut."""
@@ -59,7 +60,7 @@ def _lines(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[st
     names = peer_names(state)
     rings = [ring_line(instance, names) for instance in state["view"]["instances"] if instance["model"] == model["id"]]
     return [
-        ("size", f"{facts.size_text(model['num_bytes'])} in {model['num_layers'] or '?'} layers"),
+        ("size", f"{facts.size_text(model['num_bytes'])} in {counted(model['num_layers'] or '?', 'layer')}"),
         ("quant", facts.quantisation(model)),
         ("tasks", ", ".join(task.replace("_", " ") for task in model.get("tasks", ())) or "?"),
         ("takes", facts.input_modalities(model)),

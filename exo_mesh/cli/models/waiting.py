@@ -1,4 +1,4 @@
-"""Shows progress between a question and the first token of its answer: downloads, then loading."""
+"""Shows progress until a model answers or is loaded: downloads, then loading."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ _QUIET = ("keep-alive", "fetching")
 
 
 class WaitingScreen:
-    """Shows on standard error what a request waits for, until `end`.
+    """Shows on standard error what a request or a placement waits for, until `end`.
 
     Its thread polls the node, because the stream of the request is silent while the model is looked up on the hub.
     """
 
-    def __init__(self, members: MeshNodes, model: str) -> None:
+    def __init__(self, members: MeshNodes, model: str, *, asks: bool = True) -> None:
+        """asks: a question waits for its answer; without one, an instance that is placed."""
         self._members = members
         self._model = model
+        self._asks = asks
         self._bars = Bars(sys.stderr, keeps=False)
         self._phase = "waiting for the model"
         self._is_unknown = True
@@ -78,12 +80,13 @@ class WaitingScreen:
         state = self._members.client.get("/state", _DEADLINE_S)
         names = peer_names(state)
         found = [one for one in state["view"]["instances"] if one["model"] == self._model]
-        if not found:
-            phase = "looking for a place for the model"
-        elif any(one.get("state") == "ready" for one in found):
+        loading = [one for one in found if one.get("state") != "ready"]
+        if self._asks and len(loading) < len(found):
             phase = "waiting for the first token"
+        elif loading:
+            phase = f"loading: {ring_line(loading[0], names)}"
         else:
-            phase = f"loading: {ring_line(found[0], names)}"
+            phase = "looking for a place for the model"
         if self._is_unknown:
             self._phase = phase
 

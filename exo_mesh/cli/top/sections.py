@@ -13,7 +13,7 @@ from exo_mesh.cli.models.bars import percent
 from exo_mesh.cli.models.facts import span
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.cli.top.live_data import LiveData
-from exo_mesh.cli.topology_picture import memory_bar
+from exo_mesh.cli.topology_picture import goodput_text, memory_bar
 from exo_mesh.telemetry.tables import human_bytes
 
 LEVELS = {"ok": "green", "degraded": "yellow", "failed": "red"}
@@ -186,7 +186,7 @@ def _links(links: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> Sect
         kinds = ", ".join(dict.fromkeys(path["kind"] for path in one.get("paths") or () if path.get("kind"))) or "-"
         rtt, goodput = one.get("rtt_ms"), one.get("mb_per_s")
         cells = (
-            ends, kinds, "?" if rtt is None else f"{rtt:.2f} ms", "?" if goodput is None else f"{goodput:.0f} MB/s",
+            ends, kinds, "?" if rtt is None else f"{rtt:.2f} ms", goodput_text(one),
         )  # fmt: skip
         rows.append(TableRow(cells, (ends, kinds, rtt or 0.0, goodput or 0.0)))
     return Section("LINKS", columns, sorted(rows, key=lambda row: row.ranks[0]))

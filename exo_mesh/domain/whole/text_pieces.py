@@ -55,11 +55,12 @@ NO_USAGE = TextUsage()
 @dataclass(frozen=True, slots=True)
 class TextInput:
     """A request as text. body: a JSON object, see TextRequest.body. stops: stop strings. begun: the pieces that the
-    client has already."""
+    client has already. thinking_budget: most tokens of reasoning; None for no limit."""
 
     body: bytes
     stops: tuple[str, ...] = ()
     begun: tuple[TextPiece, ...] = ()
+    thinking_budget: int | None = None
 
 
 def rest_of(pieces: Iterable[TextPiece], known: Sequence[TextPiece]) -> list[TextPiece]:

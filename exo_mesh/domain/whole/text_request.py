@@ -31,7 +31,8 @@ class TextRequest:
     `sampling` always has a seed; it has no limits. max_tokens: of the whole answer, with the tokens of
     `begun`, which TextUsage counts too. stops: stop strings; the answer ends before the first of them, and an engine
     may leave them to its caller. begun: the pieces that the client has already. An engine that `continues` goes on
-    after them and does not repeat them; for another engine `begun` is always empty.
+    after them and does not repeat them; for another engine `begun` is always empty. thinking_budget: most tokens of
+    reasoning; the driver keeps it, an engine need not.
     """
 
     request_id: str
@@ -40,3 +41,4 @@ class TextRequest:
     sampling: SamplingParams
     stops: tuple[str, ...] = ()
     begun: tuple[TextPiece, ...] = ()
+    thinking_budget: int | None = None

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from exo_mesh.domain.embedding.tasks import GENERATION
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.model_settings import quantization_of, text_config
 from exo_mesh.models.cards.profile import TemplateFacts
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import Capability, Task, TomlCard
-from exo_mesh.weights.card import text_config
 
 
 def card_from_checkpoint(
@@ -25,7 +25,7 @@ def card_from_checkpoint(
         id=model.name,
         family=_family(model.architecture),
         architecture=_word(model.architecture),
-        quantization=_quantization(config),
+        quantization=_word(quantization_of(config)),
         n_layers=model.num_layers,
         hidden_size=model.hidden_size,
         kv_heads=_count(text_config(config).get("num_key_value_heads")),
@@ -47,17 +47,6 @@ def _family(architecture: str) -> str | None:
     """The family of the shipped cards with this architecture, else the architecture itself."""
     known = {card.architecture: card.family for card in shipped_cards()}
     return known.get(architecture) or _word(architecture)
-
-
-def _quantization(config: Mapping[str, Any]) -> str | None:
-    """Returns the quantisation: `4bit` in MLX's format, else the `quant_method` of other formats, with its bits."""
-    ours, others = config.get("quantization"), text_config(config).get("quantization_config")
-    if isinstance(ours, dict) and _count(ours.get("bits")):
-        return f"{ours['bits']}bit"
-    if not isinstance(others, dict):
-        return None
-    method, bits = _word(others.get("quant_method")), _count(others.get("bits"))
-    return f"{method}-{bits}bit" if method and bits else method
 
 
 def _capabilities(config: Mapping[str, Any], template: TemplateFacts | None) -> tuple[Capability, ...]:

@@ -285,7 +285,7 @@ def _text_of(file: Path) -> str:
             data = stream.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise ModelError(f"{file.name} is larger than the limit of {MAX_FILE_BYTES} bytes")
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except OSError as exc:
         raise ModelError(f"{file.name} cannot be read: {exc.strerror or type(exc).__name__}") from exc
     except UnicodeDecodeError as exc:

@@ -120,7 +120,8 @@ class TomlCard(CardSection, frozen=True, kw_only=True):
     """The description of one model. id: its hub id. architecture: `model_type` of its config.json.
 
     A figure without a source is None: it is read from the headers of the files when the model is used. source: where
-    the figures come from. storage_size: bytes of all weights.
+    the figures come from. storage_size: bytes of all weights. parameters_billions: as the publisher rounds them, where
+    the id does not say it; people see an estimate of the size from it, and nothing is planned with it.
     """
 
     id: Repo
@@ -134,6 +135,7 @@ class TomlCard(CardSection, frozen=True, kw_only=True):
     kv_heads: Count | None = None
     context_length: Count | None = None
     storage_size: NumBytes | None = None
+    parameters_billions: Annotated[float, msgspec.Meta(gt=0, le=2**20)] | None = None
     source: Line | None = None
     tasks: tuple[Task, ...] = ("text_generation",)
     capabilities: tuple[Capability, ...] = ("text",)

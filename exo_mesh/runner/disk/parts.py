@@ -9,6 +9,7 @@ from hashlib import blake2b
 from exo_mesh import __version__
 from exo_mesh.engine.registry import provider
 from exo_mesh.prefix_disk.folder import StageFolder
+from exo_mesh.prefix_disk.makers import KvMaker
 from exo_mesh.runner.disk.store import DiskStore
 from exo_mesh.runner.prefix.disk_index import DiskIndex
 from exo_mesh.runner.stage_setup import StageSetup
@@ -18,7 +19,7 @@ def disk_store(setup: StageSetup) -> DiskStore | None:
     """The started files of a stage, or of one rank of it; None if it has none."""
     if setup.disk is None or setup.prefix_bytes == 0:
         return None
-    maker = _maker(setup)
+    maker = _maker(setup).text
     folder = StageFolder(
         setup.disk.root, _folder_name(setup, maker), maker, setup.disk.limits, setup.disk.secret or None
     )
@@ -46,15 +47,22 @@ def ring_of(setup: StageSetup) -> bytes:
     return json.dumps([plan.model, plan.model_digest, plan.activation_dtype, stages]).encode()
 
 
-def _maker(setup: StageSetup) -> str:
-    """Describes the stage whose files these are, or the rank: another one does not use them."""
+def _maker(setup: StageSetup) -> KvMaker:
+    """The stage whose files these are, or the rank."""
     plan, stage = setup.plan, setup.plan.stages[setup.index]
-    shard = [stage.shard.start, stage.shard.stop, stage.shard.num_layers]
-    if setup.rank is not None:
-        shard += [setup.rank.rank, setup.rank.size]
-    version = [__version__, stage.engine, provider(stage.engine).version()]
-    options = sorted(setup.options.items())
-    return json.dumps([plan.model, plan.model_digest, plan.activation_dtype, shard, version, options])
+    shard, rank = stage.shard, setup.rank
+    return KvMaker(
+        plan.model,
+        plan.model_digest,
+        plan.activation_dtype,
+        shard.start,
+        shard.stop,
+        shard.num_layers,
+        (__version__, stage.engine, provider(stage.engine).version()),
+        setup.options,
+        0 if rank is None else rank.rank,
+        0 if rank is None else rank.size,
+    )
 
 
 def _folder_name(setup: StageSetup, maker: str) -> str:

@@ -1,14 +1,15 @@
 """The one sampler of the driver: logits in, token out, the same for every engine.
 
-Order: mask tokens that a grammar does not allow, logit_bias, repetition (prompt + output), presence and frequency
-(output), mask stop ids until min_tokens; then greedy, or temperature, top_k, top_p, min_p and one draw. The random
-number depends only on (seed, position), so a seed gives the same text whatever the split, the batch, the drafts or the
-replay.
+Order: mask tokens that a grammar does not allow, logit_bias, repetition (prompt + output, or the last tokens of them),
+presence and frequency (output), mask stop ids until min_tokens; then greedy, or temperature, top_k, top_p, min_p and
+one draw. The random number depends only on (seed, position), so a seed gives the same text whatever the split, the
+batch, the drafts or the replay.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -132,6 +133,9 @@ class _History:
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         self._repetition = params.repetition_penalty
+        window = params.repetition_window if params.repetition_penalty != 1.0 else 0
+        last = [*prompt_ids[-window:], *output_ids[-window:]][-window:] if window else ()
+        self._last: deque[int] | None = deque(last, maxlen=window) if window else None
         self._presence = params.presence_penalty
         self._frequency = params.frequency_penalty
         self.penalises = bool(self._repetition != 1.0 or self._presence or self._frequency)
@@ -143,6 +147,8 @@ class _History:
 
     def add(self, token_id: int) -> None:
         self.num_output += 1
+        if self._last is not None:
+            self._last.append(token_id)
         if self._seen is not None:
             self._seen[token_id] = True
             self._counts[token_id] += 1
@@ -153,7 +159,7 @@ class _History:
             return
         seen = self._dense(logits.size)
         if self._repetition != 1.0:
-            ids = np.flatnonzero(seen)
+            ids = np.flatnonzero(seen) if self._last is None else np.unique(np.array(self._last, dtype=np.intp))
             values = logits[ids]
             logits[ids] = np.where(values > 0, values / self._repetition, values * self._repetition)
         if self._frequency:

@@ -24,6 +24,7 @@ from exo_mesh.runner.generation import error_events, prefill_events, queue_event
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.ring_rest import RingRest
 from exo_mesh.runner.whole.slots import Slots, Waiter
+from exo_mesh.runner.whole.thought_limit import within_budget
 from exo_mesh.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.driver_codec import event_to_proto
 from exo_mesh.transport.plan_codec import ballot_to_proto
@@ -127,7 +128,7 @@ class WholeDriver:
                 _raise_if_taken(taken_over)
                 yield message
             index, began = len(asked.begun), self._now()
-            async with aclosing(self._events(asked)) as events:
+            async with aclosing(within_budget(asked, self._events)) as events:
                 async for event in events:
                     _raise_if_taken(taken_over)
                     if event is None:
@@ -204,7 +205,8 @@ def text_request(request: GenerateRequest) -> TextRequest:
     if not isinstance(body, dict) or ("messages" in body) == ("prompt" in body):
         raise InputError("the text of a request must be a JSON object with either messages or a prompt")
     text = request.text
-    return TextRequest(request.request_id, body, request.max_tokens, request.sampling, text.stops, text.begun)
+    limits = request.max_tokens, request.sampling, text.stops
+    return TextRequest(request.request_id, body, *limits, text.begun, text.thinking_budget)
 
 
 async def _with_signs_of_life(events: AsyncGenerator[TextEvent, None]) -> AsyncIterator[TextEvent | None]:

@@ -7,11 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import lark_of
+from exo_mesh.text.json_schema import SchemaError
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.harmony import HARMONY_MARKERS
-from exo_mesh.text.output.tool_grammars import BUILDERS, WHOLE_MESSAGES, LarkRules, UnenforceableError
+from exo_mesh.text.output.lark_rules import LarkRules
+from exo_mesh.text.output.tool_grammars import BUILDERS, WHOLE_MESSAGES
 from exo_mesh.text.output.tools import Tool
+from exo_mesh.text.output.value_grammars import UnenforceableError
 
 _PARTS = re.compile(r"<\|\w+\|>")
 """Matches each token of a marker that consists of several tokens."""
@@ -170,8 +174,9 @@ def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:
 
 
 def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, parallel: bool) -> GrammarSpec | None:
-    """A grammar that enforces tool calls in the family's format; None if the choice does not force a call, or if the
-    format cannot be enforced. choice: "none", "auto", "required", or the name of a tool, which is then called once."""
+    """A grammar that enforces tool calls in the family's format; None if the choice does not force a call, or if nobody
+    knows the format. choice: "none", "auto", "required", or the name of a tool, which is then called once. Raises
+    InputError if the schema of a tool cannot be enforced."""
     builder = BUILDERS.get(output.tool_family)
     if choice in ("none", "auto") or builder is None:
         return None
@@ -181,8 +186,12 @@ def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, paral
     rules = LarkRules(output.tokens)
     try:
         return rules.grammar(builder(rules, wanted, parallel and choice == "required"))
-    except UnenforceableError:
-        return None
+    except SchemaError as exc:
+        raise UnenforceableError(str(exc)) from exc
+    except RecursionError as exc:
+        raise UnenforceableError("its deep nesting") from exc
+    except (TypeError, AttributeError, KeyError) as exc:
+        raise InputError("a keyword in the schema of a tool has a value of the wrong type") from exc
 
 
 def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
@@ -196,17 +205,22 @@ def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
     return rules.grammar(f"{rules.literal('<|channel|>final')} {kind} {rules.literal('<|message|>')} {lark_of(spec)}")
 
 
-def after_reasoning(output: OutputFormat, spec: GrammarSpec, starts_in_reasoning: bool) -> GrammarSpec:
-    """Extend the grammar of an answer or of calls so that the model may reason first, without constraints."""
+def after_reasoning(
+    output: OutputFormat, spec: GrammarSpec, starts_in_reasoning: bool, *, may_think: bool = True
+) -> GrammarSpec:
+    """Extend the grammar of an answer or of calls so that the model may reason first, without constraints. may_think:
+    if false, it may not; reasoning that the prompt has begun ends at once."""
     rules = LarkRules(output.tokens)
     if output.is_harmony:
         whole = spec if WHOLE_MESSAGES in spec.text else as_answer(output, spec)
+        if not may_think:
+            return whole
         head = rules.literal("<|channel|>analysis<|message|>")
         thought = f"{head} {rules.text_until('<|end|>')} {rules.literal('<|start|>assistant')}"
         return rules.grammar(f"({thought})? {lark_of(whole)}")
-    if not output.reasoning_start:
+    if not output.reasoning_start or not (may_think or starts_in_reasoning):
         return spec
-    end = rules.text_until(output.reasoning_end)
+    end = rules.text_until(output.reasoning_end) if may_think else f"{GAP} {rules.literal(output.reasoning_end)}"
     thought = f"{end} {rules.rule(GAP)}"
     if not starts_in_reasoning:
         thought = f"({rules.literal(output.reasoning_start)} {thought})?"

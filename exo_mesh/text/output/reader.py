@@ -110,6 +110,12 @@ class Reader:
             self._recorded.append(text)
         return text
 
+    def unread(self, text: str) -> None:
+        """Put back text that was just read, while nothing is recorded."""
+        self._text = text + self._text[self._at :]
+        self._at = 0
+        self.position -= len(text)
+
     def space(self) -> More[str]:
         """Read white space. Returns the next character, without reading it; "" at the end."""
         while True:

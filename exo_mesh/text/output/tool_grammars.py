@@ -1,22 +1,35 @@
-"""Builds grammars, in llguidance's Lark, that force a model to write tool calls in its family's own format. Pure.
-
-A marker that is one token of the model is written as `<marker>`, which matches only that token; other text is quoted.
-"""
+"""Builds grammars, in llguidance's Lark, that force a model to write tool calls in its family's own format. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.text.grammars import lark_of
+from exo_mesh.text.json_schema import Form, Shape
+from exo_mesh.text.output.families.arg_keys import ARG_KEY_VALUES
 from exo_mesh.text.output.families.tagged import TagStyle
-from exo_mesh.text.output.families.values import is_string_type, is_text_by_qwen, is_text_by_types
-from exo_mesh.text.output.families.xml_calls import DSML_STYLE, MINICPM_STYLE, MINIMAX_STYLE, MUSE_STYLE, QWEN_STYLE
-from exo_mesh.text.output.tools import Tool
+from exo_mesh.text.output.families.values import ValueRules
+from exo_mesh.text.output.families.xml_calls import (
+    DSML_STYLE,
+    KIMI_K3_STYLE,
+    MINICPM_STYLE,
+    MINIMAX_STYLE,
+    MUSE_STYLE,
+    QWEN_STYLE,
+)
+from exo_mesh.text.output.lark_rules import LarkRules
+from exo_mesh.text.output.tools import Parameters, Tool
+from exo_mesh.text.output.value_grammars import (
+    Place,
+    UnenforceableError,
+    bare_string,
+    bare_value,
+    check_form,
+    enforceable,
+)
 
 WHOLE_MESSAGES = "whole messages of Harmony"
 """The comment that marks a grammar which also covers the headers of messages."""
@@ -24,83 +37,43 @@ WHOLE_MESSAGES = "whole messages of Harmony"
 MAX_CALLS = 16
 """Most calls in one answer; without a bound a poor model makes calls until its token limit."""
 
-ANY_TEXT = r"/(?s:.*)/"
-_TOKEN = re.compile(r"<[^<>\s]+>")
+Members = Sequence[tuple[str, Any, bool]]
+"""(name, schema, whether it is required) of each member of an object."""
 
-TagValue = Callable[[dict[str, Any]], bool]
-
-
-class UnenforceableError(Exception):
-    """The schema of a tool cannot be enforced in this format. Only this package raises and catches it."""
+_BARE_NAME = re.compile(r"[^\s<>\"']+")
+_KEY = re.compile(r"[^\s<>](?:[^<>]*[^\s<>])?")
+_WORD = re.compile(r"[^\s=(),\[\]{}\"'#]+")
 
 
-class LarkRules:
-    """Collects the rules of one grammar. tokens: texts that are one token of the model each, with the id or None."""
-
-    def __init__(self, tokens: Collection[tuple[str, int | None]]) -> None:
-        self._written = {
-            text: text if token_id is None else f"<[{token_id}]>"
-            for text, token_id in tokens
-            if token_id is not None or _TOKEN.fullmatch(text)
-        }
-        longest_first = sorted(self._written, key=len, reverse=True)
-        self._tokens = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._rules: list[str] = []
-        self._notes: list[str] = []
-
-    def literal(self, text: str) -> str:
-        """An expression that matches exactly this text."""
-        parts, at = [], 0
-        for found in self._tokens.finditer(text):
-            parts += [json.dumps(text[at : found.start()]), self._written[found.group()]]
-            at = found.end()
-        return " ".join(part for part in [*parts, json.dumps(text[at:])] if part != '""') or '""'
-
-    def rule(self, body: str, options: str = "") -> str:
-        """Add a rule; returns its name."""
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{options}: {body}")
-        return name
-
-    def text_until(self, end: str) -> str:
-        """The name of a rule that matches any text up to and including the first `end`."""
-        if found := self._tokens.match(end):
-            rest = self.literal(end[found.end() :]) if found.end() < len(end) else ""
-            return self.rule(f"{self.rule(ANY_TEXT)} {self._written[found.group()]} {rest}")
-        if found := self._tokens.search(end):
-            return self.rule(f"{self.text_until(end[: found.start()])} {self.literal(end[found.start() :])}")
-        return self.rule(ANY_TEXT, f"[suffix={json.dumps(end)}]")
-
-    def json(self, schema: dict[str, Any]) -> str:
-        """The name of a rule that matches a JSON value of this schema."""
-        return self.rule(lark_of(GrammarSpec("json_schema", json.dumps(schema))))
-
-    def grammar(self, start: str) -> GrammarSpec:
-        """The complete grammar, with `start` as its start rule."""
-        return GrammarSpec("lark", "\n".join([f"start: {start}", *self._rules, *self._notes]) + "\n")
-
-    def note(self, text: str) -> None:
-        """Add a comment at the end of the grammar."""
-        self._notes.append(f"// {text}")
+def _arguments(rules: LarkRules, tool: Tool) -> str:
+    """The arguments of a tool as JSON."""
+    return rules.json(Parameters(tool).closed())
 
 
-def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments; unless it says otherwise, additional properties are not allowed."""
-    schema = dict(tool.parameters) or {"type": "object", "properties": {}}
-    return {"type": "object", "additionalProperties": False, **schema}
+def _parameters_of(tool: Tool) -> Parameters:
+    """The parameters of a tool for formats that write members one by one. Raises UnenforceableError."""
+    parameters = Parameters(tool)
+    if parameters.problems or not parameters.forms:
+        raise UnenforceableError(next(iter(parameters.problems), "its root, which no object fits"))
+    return parameters
 
 
-def _properties(tool: Tool) -> list[tuple[str, dict[str, Any], bool]]:
-    """(name, schema, whether it is required) of each parameter."""
-    return _schema_properties(tool.parameters)
+def _forms(tool: Tool) -> tuple[Parameters, list[Members]]:
+    """The sets of members that the arguments may have. Raises UnenforceableError."""
+    parameters = _parameters_of(tool)
+    return parameters, [_members_of(parameters, form) for form in parameters.forms]
 
 
-def _schema_properties(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
-    properties, required = schema.get("properties"), schema.get("required")
-    return [
-        (name, inner if isinstance(inner, dict) else {}, name in (required if isinstance(required, list) else ()))
-        for name, inner in (properties if isinstance(properties, dict) else {}).items()
-    ]
+def _members_of(parameters: Parameters, form: Form) -> Members:
+    """The members of a form, without those that no value fits. Raises UnenforceableError."""
+    check_form(form)
+    return [member for member in form.properties if member[2] or parameters.allowed(member[1]).shapes]
+
+
+def _checked_name(name: str, pattern: re.Pattern[str]) -> str:
+    if not pattern.fullmatch(name):
+        raise UnenforceableError(f"the name {json.dumps(name)}")
+    return name
 
 
 def _any_of(rules: LarkRules, calls: Sequence[str]) -> str:
@@ -117,7 +90,7 @@ def _wrapped_json(
 ) -> str:
     """Calls as `before NAME middle {arguments} after`. NAME is inside a JSON string or without quotes."""
     calls = [
-        f"{rules.literal(before + json.dumps(tool.name)[1:-1] + middle)} {rules.json(arguments_schema(tool))}"
+        f"{rules.literal(before + json.dumps(tool.name)[1:-1] + middle)} {_arguments(rules, tool)}"
         + (f" {rules.literal(after)}" if after else "")
         for tool in tools
     ]
@@ -141,7 +114,7 @@ def _kimi_k2(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
     number = rules.rule("/[0-9]{1,3}/")
     calls = [
         f"{rules.literal('<|tool_call_begin|>functions.' + tool.name + ':')} {number} "
-        f"{rules.literal('<|tool_call_argument_begin|>')} {rules.json(arguments_schema(tool))} "
+        f"{rules.literal('<|tool_call_argument_begin|>')} {_arguments(rules, tool)} "
         f"{rules.literal('<|tool_call_end|>')}"
         for tool in tools
     ]
@@ -155,113 +128,216 @@ def _deepseek_v3(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str
     return f"{rules.literal('<｜tool▁calls▁begin｜>')} {inside} {rules.literal('<｜tool▁calls▁end｜>')}"
 
 
-def _tag_header(style: TagStyle, word: str, name: str, *, is_text: bool | None = None) -> str:
-    """An opening tag as the models of this style write it."""
-    if style is QWEN_STYLE:
-        return f"{word}{name}>"
-    if word.endswith("="):
-        return f'{word}"{name}">'
-    attribute = "" if is_text is None or style is not DSML_STYLE else f' string="{str(is_text).lower()}"'
-    return f'{word} name="{name}"{attribute}>'
+def _tag_header(style: TagStyle, word: str, name: str, more: str = "") -> str:
+    """An opening tag as the models of this style write it. more: further attributes."""
+    if style in (DSML_STYLE, MUSE_STYLE, KIMI_K3_STYLE):
+        key = ("tool" if word == style.call_open else "key") if style is KIMI_K3_STYLE else "name"
+        name = _checked_name(name, _KEY).replace("&", "&amp;").replace('"', "&quot;")
+        return f'{word} {key}="{name}"{more}{style.header_end}'
+    _checked_name(name, _BARE_NAME)
+    return f"{word}{name}>" if style is QWEN_STYLE else f'{word}"{name}">'
 
 
-def _tagged(
-    style: TagStyle, is_text: TagValue, start: str, end: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool
-) -> str:
+def _tagged(style: TagStyle, start: str, end: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
     """Calls as tags. Parameters come in the order of the schema; optional parameters may be missing."""
-    edge = "\n" if style is QWEN_STYLE else ""
     calls = []
     for tool in tools:
-        parts = [rules.literal(_tag_header(style, style.call_open, tool.name) + "\n")]
-        for name, schema, is_required in _properties(tool):
-            text = is_text(schema)
-            opening = rules.literal(_tag_header(style, style.argument_open, name, is_text=text) + edge)
-            value = _tag_value(rules, schema, edge + style.argument_close + "\n", text)
-            parts.append(f"{opening} {value}" if is_required else f"({opening} {value})?")
-        calls.append(" ".join([*parts, rules.literal(style.call_close)]))
+        parameters, forms = _forms(tool)
+        more = ' index="{}"' if style is KIMI_K3_STYLE else ""
+        head, _, tail = _tag_header(style, style.call_open, tool.name, more).partition("{}")
+        head = f"{rules.literal(head)} /[0-9]{{1,3}}/" if tail else rules.literal(head + _edge(style))
+        opening = f"{head} {rules.literal(tail)}" if tail else head
+        for form in forms:
+            parts = [_optional(_tagged_argument(rules, style, parameters, member), member[2]) for member in form]
+            calls.append(" ".join([opening, *parts, rules.literal(style.call_close)]))
     if style is QWEN_STYLE:  # here each call has its own outer markers
         call = f"{rules.literal(start)} {_any_of(rules, calls)} {rules.literal(end)}"
         return _repeated(rules, rules.rule(call), "\n", parallel)
-    inside = _repeated(rules, _any_of(rules, calls), "\n", parallel)
+    inside = _repeated(rules, _any_of(rules, calls), _edge(style), parallel)
     return " ".join(filter(None, [start and rules.literal(start), inside, end and rules.literal(end)]))
 
 
-def _tag_value(rules: LarkRules, schema: dict[str, Any], end: str, is_text: bool) -> str:
-    """A value and the text `end` after it."""
-    choices = schema.get("enum")
-    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-        return f"({' | '.join(rules.literal(choice) for choice in choices)}) {rules.literal(end)}"
-    if is_text:
-        return rules.text_until(end)
-    return f"{rules.json(schema)} {rules.literal(end)}"
+def _edge(style: TagStyle) -> str:
+    """The text after a tag."""
+    return "" if style is KIMI_K3_STYLE else "\n"
+
+
+def _optional(part: str, is_required: bool) -> str:
+    return part if is_required else f"({part})?"
+
+
+def _tagged_argument(rules: LarkRules, style: TagStyle, parameters: Parameters, member: tuple[str, Any, bool]) -> str:
+    name, schema, _ = member
+    edge = "\n" if style is QWEN_STYLE else ""
+    end = edge + style.argument_close + _edge(style)
+    place = Place(style.rules, style.argument_close, end, style.verbatim_open)
+    if style not in (DSML_STYLE, KIMI_K3_STYLE):
+        return f"{rules.literal(_tag_header(style, style.argument_open, name) + edge)} " + bare_value(
+            rules, parameters, schema, place
+        )
+    shapes = enforceable(parameters, schema).shapes
+    found = []
+    if text := bare_string(rules, shapes, place):
+        more = ' string="true"' if style is DSML_STYLE else ' type="string"'
+        found.append(f"{rules.literal(_tag_header(style, style.argument_open, name, more))} {text}")
+    kinds = sorted({shape.kind for shape in shapes} - {"string"})
+    for kind in kinds if style is KIMI_K3_STYLE else ["", *kinds][: len(kinds) and 1]:
+        more = f' type="{kind}"' if kind else ' string="false"'
+        value = rules.json(parameters.part(schema, frozenset([kind] if kind else kinds)))
+        header = rules.literal(_tag_header(style, style.argument_open, name, more))
+        found.append(f"{header} {value} {rules.literal(end)}")
+    if not found:
+        raise UnenforceableError("a value that this format cannot express")
+    return f"({' | '.join(found)})"
 
 
 def _arg_keys(prefix: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    close = f"</{prefix}arg_value>"
+    place = Place(ARG_KEY_VALUES, close, close + "\n")
     calls = []
     for tool in tools:
-        parts = [rules.literal(f"<{prefix}tool_call>{tool.name}\n")]
-        for name, schema, is_required in _properties(tool):
-            opening = f"<{prefix}arg_key>{name}</{prefix}arg_key>\n<{prefix}arg_value>"
-            value = _tag_value(rules, schema, f"</{prefix}arg_value>\n", is_string_type(schema))
-            parts.append(f"{rules.literal(opening)} {value}" if is_required else f"({rules.literal(opening)} {value})?")
-        calls.append(" ".join([*parts, rules.literal(f"</{prefix}tool_call>")]))
+        parameters, forms = _forms(tool)
+        for form in forms:
+            parts = [rules.literal(f"<{prefix}tool_call>{tool.name}\n")]
+            for name, schema, is_required in form:
+                key = _checked_name(name, _KEY)
+                opening = rules.literal(f"<{prefix}arg_key>{key}</{prefix}arg_key>\n<{prefix}arg_value>")
+                parts.append(_optional(f"{opening} {bare_value(rules, parameters, schema, place)}", is_required))
+            calls.append(" ".join([*parts, rules.literal(f"</{prefix}tool_call>")]))
     return _repeated(rules, _any_of(rules, calls), "\n", parallel)
 
 
-def _pythonic(start: str, end: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+def _pythonic(start: str, end: str, between: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
     """Calls in Python syntax, with values as JSON, which the parser also accepts."""
-    calls = [f'{rules.literal(tool.name + "(")} {_words(rules, _properties(tool))} ")"' for tool in tools]
-    inside = _repeated(rules, _any_of(rules, calls), ", ", parallel)
-    return f"{rules.literal(start + '[')} {inside} {rules.literal(']' + end)}"
+    calls = []
+    for tool in tools:
+        parameters, forms = _forms(tool)
+        for form in forms:
+            words = [
+                (_checked_name(name, _WORD) + "=", rules.json(parameters.part(schema)), needed)
+                for name, schema, needed in form
+            ]
+            inside = _members(rules, words, ", ")
+            calls.append(f'{rules.literal(tool.name + "(")} {inside} ")"')
+    return f"{rules.literal(start)} {_repeated(rules, _any_of(rules, calls), between, parallel)} {rules.literal(end)}"
 
 
-def _words(rules: LarkRules, properties: Sequence[tuple[str, dict[str, Any], bool]]) -> str:
-    """Keyword arguments, such as `a=1, b=2`."""
-    return _members(rules, properties, "=", ", ", rules.json)
+def _members(rules: LarkRules, members: Sequence[tuple[str, str, bool]], separator: str) -> str:
+    """Names with values, in the order of the schema; optional ones may be missing. members: (name with its sign, the
+    expression of its value, whether it is required).
 
-
-def _members(
-    rules: LarkRules,
-    properties: Sequence[tuple[str, dict[str, Any], bool]],
-    sign: str,
-    separator: str,
-    value: Callable[[dict[str, Any]], str],
-) -> str:
-    """Names with values, in the order of the schema; optional ones may be missing.
-
-    Each parameter gives two rules for the text from there to the end: one if the parameter comes first, one if it
-    follows another parameter.
+    Each member gives two rules for the text from there to the end: one if the member comes first, one if it follows
+    another member.
     """
     first = following = rules.rule('""')
-    for name, schema, is_required in reversed(properties):
-        word = f"{rules.literal(name + sign)} {value(schema)} {following}"
+    for name, value, is_required in reversed(members):
+        word = f"{rules.literal(name)} {value} {following}"
         skipped_first, skipped = ("", "") if is_required else (f" | {first}", f" | {following}")
         first, following = rules.rule(word + skipped_first), rules.rule(f"{json.dumps(separator)} {word}{skipped}")
     return first
 
 
+class _Gemma:
+    """Values as Gemma writes them: `{key:value}`, with special markers around strings."""
+
+    def __init__(self, rules: LarkRules, parameters: Parameters, quote: str) -> None:
+        self._rules = rules
+        self._parameters = parameters
+        self._place = Place(ValueRules(), quote, quote)
+        self._names: dict[str, str] = {}
+
+    def value(self, schema: Any) -> str:
+        """A rule for a value of this part of the schema. Raises UnenforceableError."""
+        key = json.dumps(schema)
+        if key not in self._names:
+            name = self._names[key] = self._rules.reserve()
+            allowed = enforceable(self._parameters, schema)
+            self._rules.define(name, self._any(schema, allowed.shapes))
+        return self._names[key]
+
+    def _any(self, schema: Any, shapes: Sequence[Shape]) -> str:
+        found = [self._object(shape) for shape in shapes if shape.kind == "object" and shape.literals is None]
+        found += [self._items(shape) for shape in shapes if shape.kind == "array" and shape.literals is None]
+        found += [
+            self._constant(one) for one in shapes if one.kind in ("array", "object") for one in one.literals or ()
+        ]
+        if text := bare_string(self._rules, shapes, self._place):
+            found.append(f"{self._rules.literal(self._place.marker)} {text}")
+        if kinds := frozenset(shape.kind for shape in shapes) - {"string", "array", "object"}:
+            found.append(self._rules.json(self._parameters.part(schema, kinds)))
+        if not found:
+            raise UnenforceableError("a value that this format cannot express")
+        return " | ".join(found)
+
+    def members(self, shape: Shape) -> str:
+        """An object with its braces."""
+        form = _members_of(self._parameters, self._parameters.analysis.form(shape))
+        members = [(self._key(name), self.value(schema), needed) for name, schema, needed in form]
+        return f'"{{" {_members(self._rules, members, ",")} "}}"'
+
+    def _object(self, shape: Shape) -> str:
+        others = shape.keyword("additionalProperties")
+        if shape.keyword("properties") or shape.keyword("required") or False in others:
+            return self.members(shape)
+        check_form(self._parameters.analysis.form(shape))
+        if shape.keyword("patternProperties"):
+            raise UnenforceableError('"patternProperties"')
+        member = f'{_KEYS} ":" {self.value({"allOf": others} if len(others) > 1 else others[0] if others else {})}'
+        return f'"{{" ({member} ("," {member})*)? "}}"'
+
+    def _key(self, name: str) -> str:
+        return ("".join([quote := self._place.marker, name, quote]) if not _BARE_KEY.fullmatch(name) else name) + ":"
+
+    def _items(self, shape: Shape) -> str:
+        for word in ("prefixItems", "contains", "uniqueItems", "unevaluatedItems", "not"):
+            if shape.keyword(word):
+                raise UnenforceableError(json.dumps(word))
+        schemas = shape.keyword("items")
+        least = max([0, *shape.keyword("minItems")])
+        most = min(shape.keyword("maxItems"), default=None)
+        if most is not None and most < least:
+            raise UnenforceableError('"minItems" and "maxItems"')
+        if most == 0 or any(schema is False for schema in schemas):
+            return '"[]"'
+        item = self.value({"allOf": schemas} if len(schemas) > 1 else schemas[0] if schemas else {})
+        most_more = "" if most is None else most - 1
+        some = f'{item} ("," {item}){{{max(least - 1, 0)},{most_more}}}'
+        return f'"[" {_optional(some, least > 0)} "]"'
+
+    def _constant(self, value: Any) -> str:
+        """The same pieces as in other values, because the longest piece wins where a text may go on as several."""
+        if isinstance(value, list):
+            return f'"[" {_joined(map(self._constant, value))} "]"'
+        if isinstance(value, dict):
+            members = (f"{self._rules.literal(self._key(key))} {self._constant(one)}" for key, one in value.items())
+            return f'"{{" {_joined(members)} "}}"'
+        if not isinstance(value, str):
+            return self._rules.json({"const": value})
+        text = bare_string(self._rules, [Shape("string", (value,))], self._place)
+        if not text:
+            raise UnenforceableError("a value that this format cannot express")
+        return f"{self._rules.literal(self._place.marker)} {text}"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return ' "," '.join(parts)
+
+
+_KEYS = "/[a-zA-Z_][a-zA-Z0-9_.-]{0,63}/"
+"""The names of members that the schema leaves free."""
+
+_BARE_KEY = re.compile(r"[\w.$-]+")
+
+
 def _gemma(start: str, end: str, quote: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
-    """Calls as `call:f{key:value}`. Raises UnenforceableError if a schema has more than types, enums and properties."""
-
-    def value(schema: dict[str, Any]) -> str:
-        kind, choices = schema.get("type"), schema.get("enum")
-        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-            return f"({' | '.join(rules.literal(quote + choice + quote) for choice in choices)})"
-        if kind == "string":
-            return f"{rules.literal(quote)} {rules.text_until(quote)}"
-        if kind in ("integer", "number", "boolean", "null"):
-            return rules.json(schema)
-        if kind == "array" and isinstance(schema.get("items"), dict):
-            item = rules.rule(value(schema["items"]))
-            return f'"[" ({item} ("," {item})*)? "]"'
-        if kind == "object":
-            return f'"{{" {_members(rules, _schema_properties(schema), ":", ",", value)} "}}"'
-        raise UnenforceableError
-
-    calls = [
-        f"{rules.literal(start + 'call:' + tool.name)} {value(arguments_schema(tool))} {rules.literal(end)}"
-        for tool in tools
-    ]
+    """Calls as `call:f{key:value}`."""
+    calls = []
+    for tool in tools:
+        parameters = _parameters_of(tool)
+        values = _Gemma(rules, parameters, quote)
+        objects = [values.members(shape) for shape in parameters.allowed(parameters.schema).shapes]
+        head = rules.literal(start + "call:" + tool.name)
+        calls += [f"{head} {one} {rules.literal(end)}" for one in objects]
     return _repeated(rules, _any_of(rules, calls), "", parallel)
 
 
@@ -269,7 +345,7 @@ def _harmony(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
     """A Harmony message to a function, from its channel on. There is only one call, because it ends the answer."""
     calls = [
         f"{rules.literal('<|channel|>commentary to=functions.' + tool.name + ' <|constrain|>json<|message|>')} "
-        f"{rules.json(arguments_schema(tool))}"
+        f"{_arguments(rules, tool)}"
         for tool in tools
     ]
     rules.note(WHOLE_MESSAGES)
@@ -286,20 +362,20 @@ BUILDERS: dict[str, Callable[[LarkRules, Sequence[Tool], bool], str]] = {
     "mistral": _mistral,
     "kimi_k2": _kimi_k2,
     "deepseek_v3": _deepseek_v3,
-    "qwen3_coder": partial(_tagged, QWEN_STYLE, is_text_by_qwen, "<tool_call>\n", "\n</tool_call>"),
-    "seed_oss": partial(_tagged, QWEN_STYLE, is_text_by_qwen, "<seed:tool_call>\n", "\n</seed:tool_call>"),
-    "minimax_m2": partial(_tagged, MINIMAX_STYLE, is_text_by_types, "<minimax:tool_call>\n", "\n</minimax:tool_call>"),
-    "minicpm5": partial(_tagged, MINICPM_STYLE, is_text_by_types, "", ""),
-    "dsml": partial(_tagged, DSML_STYLE, is_text_by_types, "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
-    "muse_spark": partial(
-        _tagged, MUSE_STYLE, lambda schema: False, "<atem:function_calls>\n", "\n</atem:function_calls>"
-    ),
+    "qwen3_coder": partial(_tagged, QWEN_STYLE, "<tool_call>\n", "\n</tool_call>"),
+    "seed_oss": partial(_tagged, QWEN_STYLE, "<seed:tool_call>\n", "\n</seed:tool_call>"),
+    "minimax_m2": partial(_tagged, MINIMAX_STYLE, "<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+    "minicpm5": partial(_tagged, MINICPM_STYLE, "", ""),
+    "dsml": partial(_tagged, DSML_STYLE, "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
+    "muse_spark": partial(_tagged, MUSE_STYLE, "<atem:function_calls>\n", "\n</atem:function_calls>"),
+    "kimi_k3": partial(_tagged, KIMI_K3_STYLE, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     "glm47": partial(_arg_keys, ""),
     "longcat": partial(_arg_keys, "longcat_"),
     "gemma4": partial(_gemma, "<|tool_call>", "<tool_call|>", '<|"|>'),
     "function_gemma": partial(_gemma, "<start_function_call>", "<end_function_call>", "<escape>"),
-    "pythonic": partial(_pythonic, "<|tool_call_start|>", "<|tool_call_end|>"),
-    "llama4_pythonic": partial(_pythonic, "", ""),
+    "pythonic": partial(_pythonic, "<|tool_call_start|>[", "]<|tool_call_end|>", ", "),
+    "olmo3": partial(_pythonic, "<function_calls>\n", "\n</function_calls>", "\n"),
+    "llama4_pythonic": partial(_pythonic, "[", "]", ", "),
     "harmony": _harmony,
 }
-"""The builders of the families whose calls can be enforced. Those of Kimi K3 and OLMo 3 cannot."""
+"""The builders of the grammars, by family."""

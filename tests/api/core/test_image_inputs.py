@@ -20,7 +20,8 @@ from exo_mesh.api.openai.messages import turns_of as of_openai
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.api.responses.turns import turns_of as of_responses
 from exo_mesh.errors import InputError
-from exo_mesh.text.template import ChatTemplate
+from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.text_guard import TextGuard
 
 DATA = base64.b64encode(b"an image").decode()
 URL = f"data:image/png;base64,{DATA}"
@@ -125,19 +126,24 @@ def test_turns_that_become_one_keep_the_order_of_their_images() -> None:
     assert joined_turns(Turn("user", "a", ""), Turn("user", "b", "")).parts == ()
 
 
-KNOWS_PARTS = "{% if message['content'] is string %}{% endif %}{% if part['type'] == 'image' %}{% endif %}"
+IN_PARTS = (
+    "{% for m in messages %}{% if WHEN m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endif %}{% endfor %}"
+)
+BOTH = [{"type": "image"}, {"type": "text", "text": "b"}]
 
 
 @pytest.mark.parametrize(
     ("source", "with_images", "without"),
     [
-        (KNOWS_PARTS, [{"type": "image"}, {"type": "text", "text": "b"}], "a"),
-        (KNOWS_PARTS.replace("is string", "is mapping"), [{"type": "image"}, {"type": "text", "text": "b"}],
-         [{"type": "text", "text": "a"}]),
-        ("{{ message['content'] }}", "<mark>\nb", "a"),
+        (IN_PARTS.replace("WHEN", ""), BOTH, "a"),
+        (IN_PARTS.replace("WHEN", "false and"), BOTH, [{"type": "text", "text": "a"}]),
+        ("{{ messages[0]['content'] }}{# 'image' #}", "<mark>\nb", "a"),
+        ("{{ messages | tojson }}", "<mark>\nb", "a"),
     ],
-)  # fmt: skip
+)
 def test_a_template_gets_images_in_the_way_that_it_reads(source: str, with_images: Any, without: Any) -> None:
     turns = [Turn("user", "a", ""), Turn("user", "b", "", parts=(ImageInput(b"an image", "x"), "b"))]
-    messages = template_messages(turns, ChatTemplate.found(source, "here"), "<mark>")
+    traits = CompiledTemplate.compile(source, "here").traits({})
+    messages = template_messages(turns, traits, TextGuard(), "<mark>")
     assert [message["content"] for message in messages] == [without, with_images]

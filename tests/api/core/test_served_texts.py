@@ -14,6 +14,15 @@ from exo_mesh.api.openai.translate import neutral_chat, neutral_completion
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
+def test_a_thinking_budget_turns_thinking_on_and_goes_beside_the_text() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    asked = neutral_chat(msgspec.convert({"messages": MESSAGES, "thinking": thinking}, ChatBody))
+    (made,) = text_inputs(asked)
+    body: dict[str, Any] = msgspec.json.decode(made.body)
+    assert made.thinking_budget == 1024
+    assert body["chat_template_kwargs"] == {"enable_thinking": True}
+
+
 @pytest.mark.parametrize("seed", [None, 0, 7])
 @pytest.mark.parametrize("prompt", ["chat", "completion"])
 def test_only_a_seed_that_the_client_named_is_in_the_text(seed: int | None, prompt: str) -> None:
@@ -25,3 +34,19 @@ def test_only_a_seed_that_the_client_named_is_in_the_text(seed: int | None, prom
     (made,) = text_inputs(asked)
     sent: dict[str, Any] = msgspec.json.decode(made.body)
     assert sent.get("seed") == seed and ("seed" in sent) == bool(named)
+
+
+@pytest.mark.parametrize("said", ["", "Once"])
+def test_only_words_of_the_last_message_are_a_beginning(said: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": said}]
+    asked = neutral_chat(msgspec.convert({"messages": messages, "continue_final_message": True}, ChatBody))
+    (made,) = text_inputs(asked)
+    assert msgspec.json.decode(made.body)["messages"] == MESSAGES
+    assert [piece.text for piece in made.begun] == ([said] if said else [])
+
+
+def test_a_result_of_a_tool_has_the_name_of_its_call() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1"}]
+    (made,) = text_inputs(neutral_chat(msgspec.convert({"messages": messages}, ChatBody)))
+    assert msgspec.json.decode(made.body)["messages"][-1]["name"] == "look"

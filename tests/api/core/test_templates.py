@@ -21,7 +21,7 @@ from exo_mesh.api.core.templates import IDLE_S, NUM_PROCESSES, TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError, ModelError, NotReadyError
 from exo_mesh.tasks import Watchdog
-from exo_mesh.text.template import ChatTemplate
+from exo_mesh.text.template import ChatTemplate, TemplateTraits
 from exo_mesh.text.template_wire import CompileTemplate, RenderTemplate, TemplateCompiled, frame
 from tests.text.text_models import write_text_model
 
@@ -300,11 +300,25 @@ async def test_a_template_that_cannot_be_compiled_holds_up_no_other_model(texts:
     hostile = write_text_model(tmp_path / "hostile", LONG)
     opening = [asyncio.create_task(texts.get(hostile)) for _ in range(3)]
     text = await texts.get(write_text_model(tmp_path / "good", GREETING))
-    assert await texts.render(text, HI, variables={})
+    assert await texts.render(text, text.chat_template, HI, variables={})
     assert not [task for task in opening if task.done()]
     for task in opening:
         task.cancel()
     await asyncio.gather(*opening, return_exceptions=True)
+
+
+async def test_what_a_template_can_do_is_found_in_a_process(renderer: TemplateRenderer) -> None:
+    found = await renderer.try_out(await renderer.compile(template(GREETING)), {"bos_token": "<s>"})
+    assert (found.traits.shows_system, found.traits.shows_tools) == (True, False)
+    assert "<user>" in found.traits.written
+
+
+async def test_a_template_that_cannot_be_tried_is_taken_as_one_that_can_do_all() -> None:
+    renderer = TemplateRenderer(limit_s=0.3)
+    for source in (ENDLESS, HOSTILE["percent"]):
+        assert (await renderer.try_out(template(source), {})).traits == TemplateTraits()
+    assert (await renderer.try_out(template(GREETING), {})).traits.written
+    await renderer.close()
 
 
 @pytest.mark.extended
@@ -318,7 +332,7 @@ async def test_a_template_that_takes_too_long_to_compile_makes_its_model_unusabl
 async def test_a_model_without_a_template_says_what_to_use_instead(texts: TextModels, tmp_path: Path) -> None:
     text = await texts.get(write_text_model(tmp_path, None))
     with pytest.raises(InputError, match="no chat template; use /v1/completions"):
-        await texts.render(text, HI, variables={})
+        await texts.render(text, text.chat_template, HI, variables={})
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -198,6 +198,27 @@ async def test_num_predict_limits_the_answer(able: Served, predict: int | None, 
         assert able.mesh.request.max_tokens == min(room, limit)
 
 
+async def test_a_repetition_penalty_looks_back_as_far_as_the_client_says(api: Served) -> None:
+    for last, window in ((64, 64), (-1, 0)):
+        await whole(api, "/api/chat", messages=[USER], options={"repeat_last_n": last, "repeat_penalty": 1.1})
+        sampling = api.mesh.request.sampling
+        assert (sampling.repetition_penalty, sampling.repetition_window) == (1.1, window)
+    await whole(api, "/api/chat", messages=[USER], options={"repeat_last_n": 64, "repeat_penalty": 1})
+    assert api.mesh.request.sampling.repetition_window == 0
+    await api.chat(repeat_last_n=32, repeat_penalty=1.2)
+    assert api.mesh.request.sampling.repetition_window == 32
+
+
+async def test_a_context_above_that_of_the_model_is_what_the_model_has(api: Served) -> None:
+    for wanted in (0, 4096.0, 10**6):
+        await whole(api, "/api/chat", messages=[USER], options={"num_ctx": wanted})
+
+
+async def test_each_line_of_a_stream_has_its_own_time(api: Served) -> None:
+    times = [chunk["created_at"] for chunk in await lines(api, "/api/chat", messages=[USER])]
+    assert times == sorted(times) and len(set(times)) > 1
+
+
 async def test_no_repetition_is_looked_at_with_repeat_last_n_of_0(api: Served) -> None:
     await whole(api, "/api/chat", messages=[USER], options={"repeat_last_n": 0, "repeat_penalty": 1.3})
     assert api.mesh.request.sampling.repetition_penalty == 1.0
@@ -212,6 +233,8 @@ async def test_log_probabilities_come_with_each_token(api: Served) -> None:
     reply = await whole(api, "/api/chat", messages=[USER], logprobs=True, top_logprobs=2)
     assert "".join(token["token"] for token in reply["logprobs"]) == "Hello, world!"
     assert all(len(token["top_logprobs"]) == 2 and token["logprob"] == -0.5 for token in reply["logprobs"])
+    assert bytes(one for token in reply["logprobs"] for one in token["bytes"]).decode() == "Hello, world!"
+    assert all(isinstance(top["bytes"], list) for token in reply["logprobs"] for top in token["top_logprobs"])
     chunks = await lines(api, "/api/generate", prompt="Hi", logprobs=True)
     assert "".join(token["token"] for chunk in chunks for token in chunk.get("logprobs", [])) == "Hello, world!"
     assert "logprobs" in await refusal(api, "/api/chat", messages=[USER], top_logprobs=2)
@@ -233,9 +256,9 @@ async def test_keep_alive_goes_with_the_request(api: Served, given: Any, seconds
         ({"options": {"typical_p": 0.5}}, "options.typical_p"),
         ({"options": {"tfs_z": 0.5}}, "options.tfs_z"),
         ({"options": {"temperature": 3}}, "options.temperature"),
-        ({"options": {"num_ctx": 100_000}}, "options.num_ctx"),
+        ({"options": {"num_ctx": -1}}, "options.num_ctx"),
         ({"options": {"num_predict": -3}}, "options.num_predict"),
-        ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options.repeat_last_n"),
+        ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
         ({"options": {"stop": ["x" * 2000]}}, "options.stop"),
         ({"options": {"speed": 1}}, "options.speed"),
         ({"options": 3}, "options"),

@@ -82,7 +82,7 @@ def test_an_empty_body_is_an_empty_object(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"[]", b"3", b'{"options": []}', b'{"messages": {"a": 1}}', b'{"messages": [3]}', b"{"]
+    "body", [b"[]", b"3", b'{"options": [1]}', b'{"messages": {"a": 1}}', b'{"messages": [3]}', b"{"]
 )
 def test_a_malformed_body_is_one_clear_error(body: bytes) -> None:
     with pytest.raises(InputError):

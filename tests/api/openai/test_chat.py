@@ -253,7 +253,7 @@ async def test_comments_say_what_is_waited_for(api: Served) -> None:
         (OverloadError("the queue is full", retry_after_s=2.5), 429, {"Retry-After": "3"}),
         (StageLostError("gone"), 503, {"Retry-After": "1"}),
         (EngineError("NaN"), 500, {}),
-        (ModelError("model.safetensors: no tensor x"), 500, {}),
+        (ModelError("model.safetensors: no tensor x"), 400, {}),
         (DeadlineError("too slow"), 504, {}),
     ],
 )

@@ -97,6 +97,15 @@ async def test_a_call_begins_with_its_id_and_name(tool_api: Served) -> None:
     assert len(others) > 1 and all(piece.id is None and piece.type is None for piece in others)
 
 
+async def test_a_stream_that_begins_with_a_call_has_no_text(tool_api: Served) -> None:
+    for answer, content in ((CALL, None), ("Hello", ""), (f"Hello {CALL}", "")):
+        tool_api.mesh.answer = answer
+        stream = await tool_api.openai.chat.completions.create(model=MODEL, messages=[USER], tools=[TOOL], stream=True)
+        chunk, *_ = [chunk async for chunk in stream]
+        first = chunk.choices[0].delta
+        assert (first.role, first.content) == ("assistant", content)
+
+
 async def test_parallel_calls_can_be_forbidden(tool_api: Served) -> None:
     tool_api.mesh.answer = CALL + CALL
     for parallel, count in ((True, 2), (False, 1)):
@@ -192,6 +201,10 @@ async def test_a_thinking_budget_goes_to_the_driver(tool_api: Served) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}},
             '"integer"',
         ),
+        ({"response_format": {"type": "json_object", "schema": {"type": "integer"}}}, '"integer"'),
+        ({"response_format": {"type": "json_schema", "schema": {"type": "integer"}}}, '"integer"'),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {"type": "integer"}}}}, '"integer"'),
+        ({"response_format": {"type": "json_object", "schema": {}}}, '"type": "object"'),
         ({"guided_regex": "[a-c]+"}, "a-c"),
         ({"guided_choice": ["yes", "no"]}, "yes"),
         ({"grammar": {"type": "lark", "value": 'start: "hello"'}}, "hello"),

@@ -44,7 +44,6 @@ from tests.api.responses.conftest import Asking
         b'{"input": "x", "tool_choice": {"type": "\\ud800"}}',
         b'{"input": "x", "include": ["\\ud800"]}',
         b'{"input": "x", "previous_response_id": "\\ud800"}',
-        b'{"input": "x", "previous_response_id": ""}',
     ],
 )
 async def test_what_is_no_request_for_a_response_is_a_400(asking: Asking, body: bytes) -> None:

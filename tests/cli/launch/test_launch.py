@@ -318,7 +318,7 @@ def test_an_agent_trusts_the_certificate_of_the_node_besides_the_systems(
     assert certificates("https://node:52415", None).endswith(own.read_text())
     assert certificates("http://node:52415", None) == ""
     monkeypatch.delenv("EXO_MESH_API_CA")
-    assert certificates("https://node:52415", str(tmp_path)) == "", "the system's authorities are enough"
+    assert certificates("https://node:52415", None) == "", "the system's authorities are enough"
 
 
 class Listing:

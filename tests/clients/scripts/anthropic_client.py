@@ -108,6 +108,31 @@ seen["prefilled"] = (
     .content[0]
     .text
 )
+
+
+@anthropic.beta_tool
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    return f"18 degrees in {city}"
+
+
+threads = []
+threaded = Anthropic(
+    base_url=url,
+    api_key="unused",
+    max_retries=0,
+    http_client=anthropic.DefaultHttpxClient(
+        event_hooks={"request": [lambda sent: threads.append(json.loads(sent.read()).get("thread"))]}
+    ),
+)
+runner = threaded.beta.messages.tool_runner(
+    model=model, max_tokens=60, tools=[get_weather], messages=weather["messages"], max_iterations=3, extra_body=greedy
+)
+said = runner.until_done()
+seen["runner"] = [
+    "".join(block.text for block in said.content if block.type == "text"),
+    [one and one["type"] for one in threads],
+]
 picture = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
 seen["errors"] = {
     "image": error_of(messages=[{"role": "user", "content": [picture]}]),

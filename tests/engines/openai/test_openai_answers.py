@@ -89,6 +89,11 @@ def test_sampling_parameters_have_the_names_of_each_server(kind: ServerKind, own
     }  # fmt: skip
 
 
+def test_llama_server_looks_back_as_far_as_the_request_says() -> None:
+    sampling = SamplingParams(repetition_penalty=1.1, repetition_window=64)
+    assert sampling_fields(LLAMA_SERVER, sampling)["repeat_last_n"] == 64
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_parameters_that_are_off_are_refused_by_no_server(kind: ServerKind) -> None:
     assert {"temperature", "top_p", "seed"} <= sampling_fields(kind, SamplingParams()).keys()
@@ -102,6 +107,7 @@ def test_parameters_that_are_off_are_refused_by_no_server(kind: ServerKind) -> N
         (LM_STUDIO, SamplingParams(min_p=0.1), "min_p"),
         (OTHER, SamplingParams(repetition_penalty=1.1), "repetition_penalty"),
         (VLLM, SamplingParams(logprobs=3), "logprobs"),
+        (VLLM, SamplingParams(repetition_penalty=1.1, repetition_window=64), "repeat_last_n"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

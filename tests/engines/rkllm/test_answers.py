@@ -117,6 +117,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers() -> Non
     ("param", "sampling", "body"),
     [
         ("logit_bias", {"logit_bias": ((1, 2.0),)}, {}),
+        ("repeat_last_n", {"repetition_penalty": 1.1, "repetition_window": 64}, {}),
         ("logprobs", {"logprobs": 0}, {}),
         ("min_p", {"min_p": 0.1}, {}),
         ("seed", {"temperature": 0.5}, {"seed": 7}),

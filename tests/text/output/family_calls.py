@@ -17,7 +17,7 @@ NOTE = tool(
     tags={"type": "array", "items": {"type": "string"}},
     meta={"type": "object"},
     either={"anyOf": [{"type": "integer"}, {"type": "string"}]},
-    loose={},
+    loose={"description": "anything"},
 )
 PING = tool("ping")
 TOOLS = (WEATHER, NOTE, PING)
@@ -80,7 +80,7 @@ CALLS: dict[str, list[str]] = {
     "qwen3_coder": [
         f"<tool_call>\n{qwen('get_weather', city='Rome', days='3')}\n</tool_call>",
         f"<tool_call>\n{qwen('save-note', **VALUES)}\n</tool_call>\n<tool_call>\n{qwen('ping')}\n</tool_call>",
-        f"<tool_call>\n{qwen('save-note', title='null', body='nullable', count='null')}\n</tool_call>",
+        f"<tool_call>\n{qwen('save-note', loose='null', body='nullable', count='null')}\n</tool_call>",
         f"<tool_call>\n{qwen('save-note', title='', body=chr(10) * 3, pinned='FALSE', share='4.0')}\n</tool_call>",
         f"<tool_call>\n{qwen('unknown', a='1', b='x')}\n</tool_call>",
         "<tool_call>\n<function=save-note>\n<parameter=title>one line</parameter>\n</function>\n</tool_call>",
@@ -102,14 +102,14 @@ CALLS: dict[str, list[str]] = {
     "minimax_m2": [
         f"<minimax:tool_call>\n{invoke('get_weather', city='Rome', days='3')}</minimax:tool_call>",
         f"<minimax:tool_call>\n{invoke('save-note', **VALUES)}{invoke('ping')}</minimax:tool_call>",
-        f"<minimax:tool_call>\n{invoke('save-note', title=' null ', either='5', share='3.0')}</minimax:tool_call>",
+        f"<minimax:tool_call>\n{invoke('save-note', loose=' null ', either='5', share='3.0')}</minimax:tool_call>",
         f"<minimax:tool_call>\n{invoke('save-note', either='five', pinned='yes', count='x')}</minimax:tool_call>",
         f"<minimax:tool_call>\n{invoke('unknown', a='1', b='  x  y ')}</minimax:tool_call>",
     ],
     "minicpm5": [
         minicpm("get_weather", city="Rome", days="3"),
         minicpm("save-note", title="Grüße", body="<![CDATA[ a <b>\n & c ]]>", tags='["x"]'),
-        minicpm("save-note", body="  <![CDATA[null]]>  ") + "\n" + minicpm("ping"),
+        minicpm("save-note", loose="  <![CDATA[null]]>  ") + "\n" + minicpm("ping"),
     ],
     "muse_spark": [
         f"<atem:function_calls>\n{invoke('get_weather', 'atem:', city='Rome', days='3')}</atem:function_calls>",

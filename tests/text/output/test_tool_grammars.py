@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import lark_of, lark_text
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import (
@@ -110,9 +111,11 @@ def test_what_a_random_model_writes_is_calls(family: str, with_tokens: bool) -> 
     assert all(len(result.calls) == 1 for result in results[3:] if result)
 
 
-def test_a_schema_that_a_format_has_no_words_for_is_not_enforced() -> None:
-    tool = Tool("f", "", {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}})
-    assert tool_grammar(OutputFormat("gemma4", tool_family="gemma4"), [tool], "required", True) is None
+def test_a_schema_that_a_format_has_no_words_for_is_refused_by_its_keyword() -> None:
+    pair = {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}]}
+    tool = Tool("f", "", {"type": "object", "properties": {"a": pair}})
+    with pytest.raises(InputError, match="prefixItems"):
+        tool_grammar(OutputFormat("gemma4", tool_family="gemma4"), [tool], "required", True)
 
 
 def test_choices_that_leave_the_model_free_have_no_grammar() -> None:
@@ -123,8 +126,8 @@ def test_choices_that_leave_the_model_free_have_no_grammar() -> None:
     assert tool_grammar(OutputFormat("plain"), [PICK], "required", True) is None
 
 
-def test_every_family_is_enforced_or_known_not_to_be() -> None:
-    assert FAMILIES.keys() - BUILDERS.keys() == {"kimi_k3", "olmo3"}
+def test_every_family_is_enforced() -> None:
+    assert FAMILIES.keys() | {"harmony"} == BUILDERS.keys()
 
 
 def accepts(spec: GrammarSpec, tokenizer: Tokenizer, text: str) -> bool:

@@ -1,5 +1,5 @@
 // Asks for an API key if the mesh is closed. The key stays in this tab.
-import { mesh, setKey } from "./mesh.js";
+import { mesh, nameOf, setKey } from "./mesh.js";
 import { html, useEffect, useRef } from "./ui.js";
 import { t } from "./strings.js";
 
@@ -14,7 +14,7 @@ export function KeyPrompt() {
   return html`<dialog ref=${dialog} class="key-prompt" aria-labelledby="key-title" onCancel=${(event) => event.preventDefault()}>
     <form onSubmit=${submit}>
       <h2 id="key-title">${t("key.title")}</h2>
-      <p>${t("key.why", { base: mesh.base.replace(/^https?:\/\//, "") })}</p>
+      <p>${mesh.left && mesh.left !== nameOf(mesh.base) ? t("key.moved", { left: mesh.left, name: nameOf(mesh.base) }) : t("key.why", { base: mesh.base.replace(/^https?:\/\//, "") })}</p>
       <p><code>exo-mesh key new</code></p>
       <label>${t("key.label")}<input ref=${field} type="password" autocomplete="off" required /></label>
       ${mesh.keyRefused && html`<p class="error" role="alert">${t("key.refused")}</p>`}

@@ -4,7 +4,7 @@ import { KeyPrompt } from "./key_prompt.js";
 import { MeshView } from "./mesh_view.js";
 import { ModelsView } from "./models_view.js";
 import { RequestsView } from "./requests_view.js";
-import { follow, mesh, onMesh } from "./mesh.js";
+import { follow, mesh, onMesh, openSession } from "./mesh.js";
 import { resume } from "./running.js";
 import { SettingsView } from "./settings_view.js";
 import { LANGUAGES, chooseLanguage, language, loadStrings, t } from "./strings.js";
@@ -92,5 +92,6 @@ await loadStrings();
 const place = document.getElementById("app");
 place.textContent = "";
 render(html`<${App} />`, place);
+await openSession(); // before anything is asked, so that each answer belongs to the session
 follow();
 resume();

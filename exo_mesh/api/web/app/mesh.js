@@ -24,6 +24,7 @@ export const mesh = {
   connected: false,
   needsKey: false,
   keyRefused: false, // the last key was not valid
+  left: "", // the name of the last node that did not answer; "" before the page has changed nodes
   rates: {}, // tokens and frames per second of each instance, from the counters of its driver
   events: [], // events since the page was opened; see changes.js
   memory: [], // [time, memory pressure of this node in %], the newest last
@@ -40,24 +41,64 @@ function changed() {
 
 // the key
 
-/** Takes the local token from the address that a node prints in its terminal, and removes it from the address bar. */
-function takeToken() {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (!token) return;
-  sessionStorage.setItem("exo.key", token);
+const LOCAL = "exo-local-"; // begins the local token, which only its own node accepts
+
+/** Takes the key from the address that a node prints in its terminal, and removes it from the address bar. */
+function takeKey() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!given) return;
+  keep(given);
   history.replaceState(null, "", "#/chat");
 }
 
-takeToken();
-let key = sessionStorage.getItem("exo.key") ?? "";
-let keyWaiters = [];
-export function setKey(text) {
+/** Keeps a key in this tab, and a local token beside the session that replaces it. */
+function keep(text) {
   key = text.trim();
+  token = key.startsWith(LOCAL) ? key : "";
   sessionStorage.setItem("exo.key", key);
+  sessionStorage.setItem("exo.token", token);
+  sessionStorage.removeItem("exo.session");
+}
+
+let key = sessionStorage.getItem("exo.key") ?? "";
+let token = sessionStorage.getItem("exo.token") ?? "";
+let keyWaiters = [];
+takeKey();
+
+export function setKey(text) {
+  keep(text);
+  accepted();
+  openSession();
+}
+function accepted() {
   mesh.needsKey = false;
   changed();
   for (const go of keyWaiters.splice(0)) go();
 }
+
+/** Exchanges the local token for a session that every member of a closed mesh accepts, so that the page outlives its
+ * node. Renews it under the same id, which its running answers belong to. Returns whether there is a new session. */
+export async function openSession() {
+  const exchanged = token;
+  if (!exchanged) return false;
+  try {
+    const headers = { Authorization: `Bearer ${exchanged}`, "Content-Type": "application/json" };
+    const body = JSON.stringify({ id: sessionStorage.getItem("exo.session") });
+    const reply = await fetchAt(location.origin, "/v1/session", { method: "POST", headers, body });
+    const made = reply.ok ? await reply.json() : {};
+    if (!made.key || token !== exchanged) return false;
+    key = made.key;
+    sessionStorage.setItem("exo.key", key);
+    sessionStorage.setItem("exo.session", made.id);
+    clearTimeout(renewal);
+    renewal = setTimeout(openSession, made.valid_s * 500);
+    accepted();
+    return true;
+  } catch {
+    return false; // the node has gone: the page keeps what it has
+  }
+}
+let renewal = 0;
 export function askForKey() {
   mesh.needsKey = true;
   mesh.keyRefused = key !== "";
@@ -68,8 +109,10 @@ export function untilKey() {
   askForKey();
   return new Promise((resolve) => keyWaiters.push(resolve));
 }
-export function authorization() {
-  return key ? { Authorization: `Bearer ${key}` } : {};
+/** The credential for a call. Only the local token may open an invitation over plain HTTP from another machine. */
+function authorization(base, path) {
+  const shown = token && base === location.origin && path === "/v1/invite" ? token : key;
+  return shown ? { Authorization: `Bearer ${shown}` } : {};
 }
 
 // the node in use
@@ -84,10 +127,18 @@ export function bases() {
 export function leave(base) {
   if (mesh.base !== base) return;
   const known = bases();
+  mesh.left = nameOf(base);
   mesh.base = known[(known.indexOf(base) + 1) % known.length];
   mesh.connected = false;
   changed();
 }
+
+/** The name of the member at an address, or the address itself. */
+export function nameOf(base) {
+  const peers = Object.values(mesh.document?.peers ?? {});
+  return names[base] ?? peers.find((peer) => peer.api_url === base)?.name ?? base.replace(/^https?:\/\//, "");
+}
+const names = {}; // of the nodes whose data this page has read, by their addresses
 
 /** Calls fetch at one node. Raises UnreachableError if no response head arrives. The signal also ends the body. */
 export async function fetchAt(base, path, options = {}, connectMs = CONNECT_MS) {
@@ -95,7 +146,7 @@ export async function fetchAt(base, path, options = {}, connectMs = CONNECT_MS) 
   options.signal?.addEventListener("abort", () => stop.abort());
   const timer = setTimeout(() => stop.abort(), connectMs);
   try {
-    const headers = { ...authorization(), ...options.headers };
+    const headers = { ...authorization(base, path), ...options.headers };
     return await fetch(base + path, { ...options, headers, signal: stop.signal });
   } catch (error) {
     if (options.signal?.aborted) throw error;
@@ -191,7 +242,7 @@ function ratesOf(before, after, seconds) {
 async function listenAt(base, signal) {
   const reply = await fetchAt(base, "/metrics/stream", { signal });
   if (reply.status === 401) {
-    await untilKey();
+    if (base !== location.origin || !(await openSession())) await untilKey();
     return;
   }
   if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => null));
@@ -201,6 +252,7 @@ async function listenAt(base, signal) {
     if (type === "hello") mesh.hello = data;
     else take(type === "document" ? data : patched(mesh.document, data));
     if (type === "document") readMemory(base);
+    names[base] = mesh.document?.peers?.[mesh.document.node_id]?.name ?? names[base];
     mesh.connected = true;
     changed();
   }

@@ -1,4 +1,5 @@
 // API keys: create, list and revoke them. A new key is shown only once.
+import { clock } from "./format.js";
 import { call, mesh } from "./mesh.js";
 import { CopyLine } from "./settings_parts.js";
 import { html, useEffect, useState } from "./ui.js";
@@ -45,7 +46,7 @@ export function Keys({ may }) {
     </form>
     <div role="status">${made && html`<p>${t("keys.once")}</p><${CopyLine} text=${made.key} />`}</div>
     ${found && (found.data.length ? html`<ul class="plain-list">${found.data.map((key) => html`<li class="item" key=${key.id}>
-      <div><code>${key.id}</code> <span class="pill">${key.role}</span> <span class="quiet">${key.created}</span>
+      <div><code>${key.id}</code> <span class="pill">${key.role}</span> <span class="quiet">${key.until ? t("keys.session", { until: clock(Date.parse(key.until) / 1000) }) : key.created}</span>
         ${key.is_yours && html` <span class="pill">${t("keys.yours")}</span>`}</div>
       <button type="button" class="danger" disabled=${!may} onBlur=${() => setSure("")} onClick=${() => revoke(key.id)}>${t(sure === key.id ? "keys.sure" : "keys.revoke")}</button>
     </li>`)}</ul>` : html`<p class="quiet">${t("keys.none")}</p>`)}

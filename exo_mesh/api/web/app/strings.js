@@ -49,8 +49,9 @@ export async function chooseLanguage(name) {
   dispatchEvent(new Event("exo-preferences"));
 }
 
-/** The text of a key, with {name} replaced by values.name. */
+/** The text of a key, with {name} replaced by values.name, and {name|one|many} by the form for that number. */
 export function t(key, values = {}) {
-  const text = words[key] ?? english[key] ?? key;
+  const text = (words[key] ?? english[key] ?? key)
+    .replace(/\{(\w+)\|([^|}]*)\|([^}]*)\}/g, (_, name, one, many) => String(values[name]) === "1" ? one : many);
   return text.replace(/\{(\w+)\}/g, (mark, name) => values[name] ?? mark);
 }

@@ -7,19 +7,13 @@ from functools import partial
 
 from exo_mesh.text.output.families.family import ToolFamily
 from exo_mesh.text.output.families.json_calls import read_json_calls
-from exo_mesh.text.output.families.values import (
-    ObjectWriter,
-    ValueRules,
-    is_string_type,
-    json_or_literal,
-    read_text_value,
-)
+from exo_mesh.text.output.families.values import ANYTHING, ObjectWriter, ValueRules, read_text_value
 from exo_mesh.text.output.json_text import read_object
 from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
-_RULES = ValueRules(is_string_type, json_or_literal, "space")
+ARG_KEY_VALUES = ValueRules(ANYTHING, "space")
 _NAME = re.compile(r"[\w./-]+")
 
 
@@ -64,9 +58,9 @@ def _read_arguments(reader: Reader, writer: EventWriter, schemas: Schemas, tool:
         yield from reader.space()
         if not (yield from reader.accept(value_open)):
             break
-        schema = schemas.parameter(tool, key)
         out.key(key)
-        yield from read_text_value(reader, value_close, out, _RULES, schema, is_string_type(schema))
+        kinds = ARG_KEY_VALUES.kinds(schemas.parameter(tool, key))
+        yield from read_text_value(reader, value_close, out, ARG_KEY_VALUES, kinds)
         yield from reader.space()
         if not (yield from reader.accept(key_open)):
             break

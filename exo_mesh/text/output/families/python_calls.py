@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import warnings
 from functools import partial
@@ -14,8 +15,10 @@ from exo_mesh.text.output.reader import Malformed, More, Reader
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
-_NAME = re.compile(r"[\w.]+")
-_PLAIN = re.compile(r"""[^()\[\]{}"'#]+""")
+_NAME = re.compile(r"[\w.-]+")
+_NAME_START = re.compile(r"[\w.]")
+_KEY = re.compile(r"[^\s*()\[\]{}\"'#]+")
+_PLAIN = re.compile(r"""[^()\[\]{}"'#,]+""")
 _IN_STRING = re.compile(r"""[^"'\\\n]+""")
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -31,14 +34,15 @@ def _read_calls(is_bare: bool, reader: Reader, writer: EventWriter, schemas: Sch
         reader.take(1)
         yield from reader.space()
     while True:
-        name, arguments = _parse((yield from _read_call(reader)))
+        name, words = yield from _read_call(reader)
+        arguments = _arguments(words)
         if is_bare and not start and name not in schemas.names:
             raise Malformed
         writer.begin(name)
         out = ObjectWriter(writer.arguments)
         for key, value in arguments.items():
             out.key(key)
-            out.raw(as_json(value, str(value)))
+            out.raw(value)
         out.close()
         writer.end()
         following = yield from reader.space()
@@ -48,26 +52,32 @@ def _read_calls(is_bare: bool, reader: Reader, writer: EventWriter, schemas: Sch
         if following == ",":
             reader.take(1)
             following = yield from reader.space()
-        if not _NAME.match(following) or not (in_brackets or following):
+        if not _NAME_START.match(following) or not (in_brackets or following):
             return
         reader.record()
 
 
-def _read_call(reader: Reader) -> More[str]:
-    """Read a name and everything up to the bracket that closes its arguments. Raises Malformed."""
-    parts = [(yield from _read_name(reader))]
+def _read_call(reader: Reader) -> More[tuple[str, list[str]]]:
+    """Read a name, and the arguments up to the bracket that closes them. Raises Malformed."""
+    name = yield from _read_name(reader)
+    words = [""]
     depth = 0
     while following := (yield from reader.peek()):
         if following in "\"'":
-            parts.append((yield from _read_string(reader)))
+            words[-1] += yield from _read_string(reader)
             continue
         if (found := reader.match(_PLAIN)) is not None:
-            parts.append(reader.take(len(found.group())))
+            words[-1] += reader.take(len(found.group()))
             continue
-        parts.append(reader.take(1))
+        reader.take(1)
+        if following == "," and depth == 1:
+            words.append("")
+            continue
         depth += 1 if following in "([{" else -1 if following in ")]}" else 0
         if depth == 0:
-            return "".join(parts)
+            return name, words
+        if depth > 1 or following not in "([{":
+            words[-1] += following
     raise Malformed
 
 
@@ -99,20 +109,33 @@ def _read_string(reader: Reader) -> More[str]:
     raise Malformed
 
 
-def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Parse a call into its name and arguments. Raises Malformed."""
+def _arguments(words: list[str]) -> dict[str, str]:
+    """The arguments `key=value` of a call, as JSON. A key may be a keyword of Python, such as `from`. Raises
+    Malformed."""
+    found: dict[str, str] = {}
+    for word in words if words[-1].strip() else words[:-1]:
+        key, sign, value = word.partition("=")
+        key = key.strip()
+        if not sign or key in found or not _KEY.fullmatch(key):
+            raise Malformed
+        found[key] = _as_json(value.strip())
+    return found
+
+
+def _as_json(text: str) -> str:
+    """A value in the notation of JSON or Python, as JSON. Raises Malformed."""
+    try:
+        json.loads(text)
+        return text
+    except (ValueError, RecursionError):
+        pass
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about unknown escapes such as "\d"
-            node = ast.parse(text, mode="eval").body
-            if not isinstance(node, ast.Call) or node.args:
-                raise Malformed
-            arguments = {word.arg: _value(word.value) for word in node.keywords if word.arg is not None}
-            if len(arguments) != len(node.keywords):
-                raise Malformed
+            value = _value(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as exc:
         raise Malformed from exc
-    return text.partition("(")[0], arguments
+    return as_json(value, str(value))
 
 
 def _value(node: ast.expr) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from exo_mesh.text.output.families.values import ObjectWriter, ValueRules, read_text_value
+from exo_mesh.text.output.families.values import ANYTHING, TEXT, ObjectWriter, ValueRules, read_text_value
 from exo_mesh.text.output.json_text import read_object
 from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas
@@ -116,14 +116,15 @@ def _read_arguments(reader: Reader, writer: EventWriter, schemas: Schemas, style
     out = ObjectWriter(writer.arguments)
     while (yield from reader.accept(style.argument_open)):
         argument = style.argument_of((yield from _read_header(reader, style)))
-        schema = schemas.parameter(tool, argument.name)
-        is_text = style.rules.is_text(schema) if argument.is_text is None else argument.is_text
+        kinds = style.rules.kinds(schemas.parameter(tool, argument.name))
+        if argument.is_text is not None:
+            kinds = frozenset({"string"}) if argument.is_text else kinds if kinds - TEXT else ANYTHING
         out.key(argument.name)
         if style.verbatim_open and (yield from reader.space()) and (yield from reader.accept(style.verbatim_open)):
             rules = replace(style.rules, trim="none")
-            yield from read_text_value(reader, markers(style.verbatim_close), out, rules, schema, is_text)
+            yield from read_text_value(reader, markers(style.verbatim_close), out, rules, kinds)
             yield from reader.text_until(close)
         else:
-            yield from read_text_value(reader, close, out, style.rules, schema, is_text)
+            yield from read_text_value(reader, close, out, style.rules, kinds)
         yield from reader.space()
     out.close()

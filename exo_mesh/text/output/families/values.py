@@ -1,40 +1,49 @@
-"""Converts argument values that a model writes as bare text to JSON, by the schema of the parameter. Pure."""
+"""Converts argument values that a model writes as bare text to JSON, by what the parameter may be. Pure."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+from exo_mesh.text.json_schema import KINDS, is_integral, kind_of
 from exo_mesh.text.output.json_text import encode
 from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.tools import Allowed
 
-ParameterSchema = dict[str, Any]
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_WORDS = {"null": "null", "true": "boolean", "false": "boolean"}
+_OPENING = {'"': "string", "{": "object", "[": "array"}
 
-_TEXT_TYPES = frozenset({"string", "str", "text", "varchar", "char", "enum"})
-_TYPES_IN_ORDER = ("integer", "int", "number", "float", "boolean", "bool", "object", "array", "string", "str", "text")
-_TYPE_OF = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string"} | {
-    list: "array",
-    dict: "object",
-}
+ANYTHING = frozenset(KINDS)
+TEXT = frozenset({"string", "null"})
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRules:
     """How a family writes values.
 
-    is_text: whether a value is a string, by its parameter's schema (None: unknown parameter); strings are passed on as
-    they arrive. convert: the value of any other text. trim: the white space around a value that does not belong to it.
-    null_word: whether "null" means null even for a string.
+    untyped: the kinds of a parameter without a type, and of an unknown one. trim: the white space around a value that
+    does not belong to it. is_quoted: whether strings are written as JSON, with quotes.
     """
 
-    is_text: Callable[[ParameterSchema | None], bool]
-    convert: Callable[[str, ParameterSchema | None], Any]
+    untyped: frozenset[str] = TEXT
     trim: Literal["none", "line", "space"] = "none"
-    null_word: bool = False
+    is_quoted: bool = False
+
+    def kinds(self, allowed: Allowed | None) -> frozenset[str]:
+        """The kinds that a value of this parameter may have. "integer" stands for numbers that are integers."""
+        return (allowed.kinds if allowed is not None else frozenset()) or self.untyped
+
+    def is_text(self, kinds: frozenset[str]) -> bool:
+        """Whether a value is a string without quotes, or the word null; strings are passed on as they arrive."""
+        return not self.is_quoted and "string" in kinds and kinds <= TEXT
 
 
 class ObjectWriter:
@@ -59,28 +68,57 @@ class ObjectWriter:
 
 
 def read_text_value(
-    reader: Reader, end: Markers, out: ObjectWriter, rules: ValueRules, schema: ParameterSchema | None, is_text: bool
+    reader: Reader, end: Markers, out: ObjectWriter, rules: ValueRules, kinds: frozenset[str]
 ) -> More[None]:
     """Read a value up to and including the marker after it, and write it to out. Raises Malformed without a marker."""
-    if is_text:
-        string = _StringWriter(out.raw, rules)
+    if rules.is_text(kinds):
+        string = _StringWriter(out.raw, rules.trim, null_word="null" in kinds)
         if not (yield from reader.until(end, string.push)):
             string.stop()
             raise Malformed
         string.close()
         return
-    text = trimmed((yield from reader.text_until(end)), rules.trim)
-    out.raw(as_json(rules.convert(text, schema), text))
+    text = yield from _text_of_value(reader, end)
+    out.raw(value_text(trimmed(text, rules.trim), kinds))
+
+
+def _text_of_value(reader: Reader, end: Markers) -> More[str]:
+    """Read up to and including the marker that ends the value. A marker inside a string of JSON belongs to the string,
+    unless that string never ends. Raises Malformed."""
+    parts: list[str] = []
+    if not (marker := (yield from reader.until(end, parts.append))):
+        raise Malformed
+    text = "".join(parts)
+    if text.lstrip()[:1] not in _OPENING or not _ends_in_string(text):
+        return text
+    parts = [text]
+    is_open = True
+    while is_open:
+        parts.append(marker)
+        num_parts = len(parts)
+        if not (marker := (yield from reader.until(end, parts.append))):
+            reader.unread("".join(parts[2:]))
+            return text
+        is_open ^= _ends_in_string("".join(parts[num_parts:]))
+    return "".join(parts)
+
+
+_QUOTES = re.compile(r'\\.|"', re.DOTALL)
+
+
+def _ends_in_string(text: str) -> bool:
+    """Whether an odd number of quotes that are not escaped is in the text."""
+    return _QUOTES.findall(text).count('"') % 2 == 1
 
 
 class _StringWriter:
     """Writes a string as it arrives. White space at its end, and text that may be the word null, is held until more
     text arrives."""
 
-    def __init__(self, sink: Callable[[str], None], rules: ValueRules) -> None:
+    def __init__(self, sink: Callable[[str], None], trim: Literal["none", "line", "space"], *, null_word: bool) -> None:
         self._sink = sink
-        self._trim = rules.trim
-        self._null_word = rules.null_word
+        self._trim = trim
+        self._null_word = null_word
         self._is_started = False
         self._is_first = True
         self._held: list[str] = []
@@ -157,123 +195,72 @@ def literal(text: str) -> Any:
         raise ValueError("no literal") from exc
 
 
-def json_or_literal(text: str, schema: ParameterSchema | None) -> Any:
-    """Read the text as JSON, else as a Python literal, else as a string, as GLM's format needs it."""
-    for read in (json.loads, literal):
-        try:
-            return read(text)
-        except (ValueError, RecursionError):
-            continue
-    return text
+def value_text(text: str, kinds: frozenset[str]) -> str:
+    """The JSON text of a value that was written as this text, and may be of these kinds.
 
-
-def json_or_text(text: str, schema: ParameterSchema | None) -> Any:
-    """Read the text as JSON, else as a string."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+    JSON of an allowed kind is taken as it is. Other text is a string, if a string is allowed; else it becomes the value
+    that it most likely means, such as `True`; else a string.
+    """
+    kind = _kind_of_json(text)
+    if kind == "number" and kind not in kinds and "integer" in kinds and (integer := _integer(text)):
+        return integer
+    if kind in kinds:
         return text
-
-
-def is_string_type(schema: ParameterSchema | None) -> bool:
-    """Whether the parameter is declared to be a string."""
-    return schema is not None and schema.get("type") == "string"
-
-
-def is_text_by_qwen(schema: ParameterSchema | None) -> bool:
-    """Whether Qwen's own parser reads the value as a string; it also does so for unknown parameters."""
-    return not schema or str(schema.get("type", "")).strip().lower() in _TEXT_TYPES
-
-
-def convert_by_qwen(text: str, schema: ParameterSchema | None) -> Any:
-    """Convert a value as Qwen's own parser does; a text that does not fit the declared type is a string."""
-    if text.lower() == "null":
-        return None
-    kind = (schema or {}).get("type")
-    if kind is None:
-        value = json_or_text(text, schema)
-        return value if isinstance(value, dict | list) else text
-    if isinstance(kind, list):
-        return convert_by_types(text, schema)
-    kind = str(kind).strip().lower()
-    try:
-        if kind.startswith(("int", "uint", "long", "short", "unsigned", "num", "float")):
-            return _number(text)
-        if kind in ("boolean", "bool", "binary"):
-            return text.lower() == "true"
-        if kind in ("object", "array", "arr") or kind.startswith(("dict", "list")):
-            return json.loads(text, strict=False)
-    except (ValueError, OverflowError, RecursionError):
-        if not kind.startswith(("obj", "arr", "dict", "list")):
-            return text
-    return _literal_or_text(text)
-
-
-def _number(text: str) -> int | float:
-    value = float(text)
-    return int(value) if value == int(value) else value
-
-
-def _literal_or_text(text: str) -> Any:
-    try:
-        return literal(text)
-    except ValueError:
-        return text
-
-
-def types_of(schema: Any) -> frozenset[str]:
-    """Every type that a schema allows; only "string" if the schema names none."""
-    found: set[str] = set()
-    if isinstance(schema, dict):
-        kind = schema.get("type")
-        found.update([kind] if isinstance(kind, str) else [k for k in kind if isinstance(k, str)] if kind else [])
-        values = schema.get("enum")
-        found.update(_TYPE_OF.get(type(value), "string") for value in (values if isinstance(values, list) else ()))
-        for word in ("anyOf", "oneOf", "allOf"):
-            choices = schema.get(word)
-            for choice in choices if isinstance(choices, list) else ():
-                found |= types_of(choice)
-    return frozenset(kind.lower() for kind in found) or frozenset({"string"})
-
-
-def is_text_by_types(schema: ParameterSchema | None) -> bool:
-    """Whether a value can only be a string."""
-    return types_of(schema) <= {"string", "str", "text"}
-
-
-def convert_by_types(text: str, schema: ParameterSchema | None) -> Any:
-    """Convert a value to the narrowest type of the schema that the text fits, as MiniMax's format needs it."""
-    if text.lower() == "null":
-        return None
-    kinds = types_of(schema)
-    if "null" in kinds and text.lower() in ("none", "nil"):
-        return None
-    for kind in _TYPES_IN_ORDER:
-        if kind in kinds:
+    if kinds & {"array", "object"} and text[:1] in ("{", "["):
+        for read in (partial(json.loads, strict=False), literal):
             try:
-                return _of_type(text, kind)
-            except (ValueError, OverflowError, RecursionError):
+                value = read(text)
+            except (ValueError, RecursionError):
                 continue
-    return json_or_text(text, schema)
+            if kind_of(value) in kinds:
+                return as_json(value, text)
+    if "string" not in kinds and (meant := _meant(text, kinds)):
+        return meant
+    return json.dumps(text, ensure_ascii=False)
 
 
-def _of_type(text: str, kind: str) -> Any:
-    """Convert the text to a value of this type. Raises ValueError if the text does not fit."""
-    if kind in ("integer", "int"):
-        return int(text)
-    if kind in ("number", "float"):
-        return _number(text)
-    if kind in ("boolean", "bool"):
-        word = text.lower().strip()
-        if word not in _BOOLEANS:
-            raise ValueError("no boolean")
+def _kind_of_json(text: str) -> str:
+    """The kind of the JSON value that the text is; "" if it is none."""
+    word = text.strip(" \t\n\r")
+    if NUMBER.fullmatch(word):  # Python cannot read very long integers
+        return "number"
+    if word in _WORDS or word[:1] not in _OPENING:
+        return _WORDS.get(word, "")
+    try:
+        json.loads(word, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return ""
+    return _OPENING[word[0]]
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _integer(text: str) -> str:
+    """The number without a fraction; "" if it has one."""
+    if _INTEGER.fullmatch(text.strip()):
+        return text
+    value = float(text)
+    return str(int(value)) if is_integral(value) else ""
+
+
+def _meant(text: str, kinds: frozenset[str]) -> str:
+    """The JSON of a value that a model wrote in another notation; "" if the text means none of these kinds."""
+    word = text.strip().lower()
+    if word == "null" or (word in ("none", "nil") and "null" in kinds):
+        return "null"
+    if "boolean" in kinds and word in _BOOLEANS:
         return _BOOLEANS[word]
-    if kind in ("object", "array"):
+    if kinds & {"integer", "number"}:
         try:
-            return json.loads(text, strict=False)
-        except ValueError:
-            return literal(text)
-    return text
+            value = float(word)
+            return (
+                encode(int(value) if is_integral(value) else value) if "number" in kinds or is_integral(value) else ""
+            )
+        except (ValueError, OverflowError):
+            return ""
+    return ""
 
 
-_BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
+_BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), "true") | dict.fromkeys(("false", "0", "no", "off"), "false")

@@ -11,22 +11,15 @@ from exo_mesh.text.output.families.tagged import (
     quoted_name,
     read_tagged_calls,
 )
-from exo_mesh.text.output.families.values import (
-    ValueRules,
-    convert_by_qwen,
-    convert_by_types,
-    is_text_by_qwen,
-    is_text_by_types,
-    json_or_text,
-)
+from exo_mesh.text.output.families.values import ANYTHING, TEXT, ValueRules
 from exo_mesh.text.output.reader import More, Reader
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
-_BY_QWEN = ValueRules(is_text_by_qwen, convert_by_qwen, "line", null_word=True)
-_BY_TYPES = ValueRules(is_text_by_types, convert_by_types, "space", null_word=True)
-_BY_TAG = ValueRules(is_text_by_types, json_or_text)
-_MUSE_VALUES = ValueRules(lambda schema: False, lambda text, schema: json_or_text(text.strip(), schema))
+_BY_QWEN = ValueRules(TEXT | {"array", "object"}, "line")
+_BY_TYPES = ValueRules(TEXT, "space")
+_BY_TAG = ValueRules(ANYTHING)
+_MUSE_VALUES = ValueRules(ANYTHING, "space", is_quoted=True)
 
 
 def _dsml_argument(header: str) -> Argument:

@@ -1,0 +1,35 @@
+"""Standard input and output of a verb, whatever the encoding of the terminal is."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+
+from exo_mesh.errors import InputError
+
+
+def prepare_streams() -> None:
+    """Lets every verb print any text: a character that the output's encoding does not have becomes `?`.
+
+    Input that its encoding cannot decode becomes U+FFFD; input that was announced as ASCII is read as UTF-8.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"
+        sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="replace")
+
+
+def piped_text() -> str:
+    """Reads standard input to its end, as UTF-8 whatever the locale is, without a byte-order mark.
+
+    Raises InputError if it is not UTF-8.
+    """
+    if not isinstance(sys.stdin, io.TextIOWrapper):
+        return str(sys.stdin.read())
+    try:
+        data: bytes = sys.stdin.buffer.read()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise InputError(f"standard input is not UTF-8 text: byte {exc.start} is invalid", param="prompt") from exc

@@ -1,0 +1,147 @@
+"""What peers have on their disks of a model, and the ring that uses most of it. Pure.
+
+KV in files can be used only by a ring with the same cuts, where each stage runs on the machine that has its files. So
+placement keeps such a ring if it is as good as the ring that it would choose otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from exo_mesh.domain.fitting import stage_stops
+from exo_mesh.domain.footprint import pools_to_try, stage_bytes
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.rings import Candidate, Group, Surroundings, is_meant
+from exo_mesh.domain.shard import KeptLayers
+
+MOST_STEPS = 10_000
+"""Most stages that are looked at to find rings: peers report what they like, and the number of rings grows fast."""
+
+Ring = list[tuple[Candidate, range]]
+"""Peers in ring order with their layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptPart:
+    """A stage that could be made from what is on a disk. tokens: of KV in its files. is_fetched: whether files of the
+    model would have to be fetched for it."""
+
+    peer: Candidate
+    layers: range
+    tokens: int = 0
+    activation_dtype: str = ""
+    is_fetched: bool = False
+
+
+def kept_rings(
+    card: ModelCard, groups: Sequence[Group], size: int, context_limit: int, around: Surroundings
+) -> Iterator[tuple[Ring, int]]:
+    """Yields the rings of `size` stages that use what is on disks, with the KV pool that fits; the most useful first.
+
+    A ring is useful if each stage finds KV in its files, or if some peer lacks files of the model and no stage of the
+    ring does. More KV is better, then fewer stages that fetch files. The order does not depend on the proposer.
+    """
+    if not around.on_disk:
+        return
+    found: dict[tuple[tuple[str, int], ...], tuple[tuple[int, int, int], Ring]] = {}
+    for group in groups:
+        for parts in _chains(card, group, size, around):
+            ring = [(part.peer, part.layers) for part in parts]
+            worth = _worth(parts, all(peer.has_files for peer in group))
+            key = tuple((peer.peer_id, layers.start) for peer, layers in ring)
+            if worth is not None and is_meant(group, [part.peer for part in parts]):
+                found.setdefault(key, (worth, ring))
+    for _, (_, ring) in sorted(found.items(), key=lambda item: (item[1][0], item[0])):
+        for pool_tokens in pools_to_try(context_limit):
+            if _fits(card, ring, pool_tokens, around):
+                yield ring, pool_tokens
+                break
+
+
+def _worth(parts: Sequence[_KeptPart], all_have_files: bool) -> tuple[int, int, int] | None:
+    """A key that sorts the most useful ring first; None for a ring that uses nothing."""
+    least = min(part.tokens for part in parts)
+    num_fetched = sum(part.is_fetched for part in parts)
+    if not least and (all_have_files or num_fetched):
+        return None
+    return -least, num_fetched, -sum(part.tokens for part in parts)
+
+
+def _chains(card: ModelCard, group: Group, size: int, around: Surroundings) -> Iterator[list[_KeptPart]]:
+    """The ways to hold all layers by `size` stages on peers of a group, as far as MOST_STEPS allow."""
+    by_start: dict[int, list[_KeptPart]] = {}
+    for part in _parts(card, group, around):
+        by_start.setdefault(part.layers.start, []).append(part)
+    for parts in by_start.values():
+        parts.sort(key=lambda part: (-part.tokens, part.is_fetched, part.peer.peer_id, -part.layers.stop))
+    steps = 0
+
+    def extend(chain: list[_KeptPart], start: int) -> Iterator[list[_KeptPart]]:
+        nonlocal steps
+        if start == card.num_layers or len(chain) == size:
+            if start == card.num_layers and len(chain) == size:
+                yield list(chain)
+            return
+        taken = {peer_id for part in chain for peer_id in part.peer.members}
+        for part in by_start.get(start, ()):
+            steps += 1
+            if steps > MOST_STEPS:
+                return
+            dtypes = {part.activation_dtype, *(one.activation_dtype for one in chain if one.tokens)}
+            if taken.isdisjoint(part.peer.members) and (not part.tokens or len(dtypes) == 1):
+                yield from extend([*chain, part], part.layers.stop)
+
+    yield from extend([], 0)
+
+
+def _parts(card: ModelCard, group: Group, around: Surroundings) -> Iterator[_KeptPart]:
+    """The stages for which a peer of the group has KV; if a peer lacks files, also those between the same cuts for
+    which a peer has the weights."""
+    kept = around.on_disk
+    for peer in group:
+        for one in _common(peer, kept):
+            if one.engine == peer.engine and one.tokens and 0 <= one.start < one.stop <= card.num_layers:
+                is_fetched = not _has_weights(peer, one.start, one.stop, kept)
+                yield _KeptPart(peer, range(one.start, one.stop), one.tokens, one.activation_dtype, is_fetched)
+    if all(peer.has_files for peer in group):
+        return
+    ends = {end for peer in group for one in _common(peer, kept) for end in (one.start, one.stop)}
+    cuts = sorted({0, card.num_layers, *(end for end in ends if 0 < end < card.num_layers)})
+    for peer in group:
+        for index, start in enumerate(cuts):
+            for stop in cuts[index + 1 :]:
+                if _has_weights(peer, start, stop, kept):
+                    yield _KeptPart(peer, range(start, stop))
+
+
+def _common(peer: Candidate, kept: Mapping[str, Sequence[KeptLayers]]) -> Iterator[KeptLayers]:
+    """What every member of a candidate has on its disk; of a group, each rank its own share."""
+    if peer.group is None:
+        yield from (one for one in kept.get(peer.peer_id, ()) if one.size == 1)
+        return
+    shares = [
+        {(one.engine, one.start, one.stop, one.activation_dtype): one for one in kept.get(peer_id, ())
+         if (one.rank, one.size) == (rank, peer.size)}
+        for rank, peer_id in enumerate(peer.members)
+    ]  # fmt: skip
+    for key in shares[0]:
+        if all(key in share for share in shares):
+            yield min((share[key] for share in shares), key=lambda share: share.tokens)
+
+
+def _has_weights(peer: Candidate, start: int, stop: int, kept: Mapping[str, Sequence[KeptLayers]]) -> bool:
+    """Whether no member of a candidate would have to fetch files for these layers."""
+    return peer.has_files or all(
+        any(not one.tokens and one.start <= start and stop <= one.stop for one in kept.get(peer_id, ()))
+        for peer_id in peer.members
+    )
+
+
+def _fits(card: ModelCard, ring: Ring, pool_tokens: int, around: Surroundings) -> bool:
+    """Whether the cuts are legal, and each stage fits its peer."""
+    held = [around.held_by(card, peer) for peer, _ in ring]
+    return all(
+        layers.stop in stops and stage_bytes(one, layers.start, layers.stop, pool_tokens) <= peer.usable_bytes
+        for one, stops, (peer, layers) in zip(held, stage_stops(held), ring, strict=True)
+    )

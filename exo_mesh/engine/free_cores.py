@@ -1,0 +1,99 @@
+"""How many threads an engine should compute with, by the cores that other programs leave free.
+
+The threads of a BLAS library wait for each other within each product. If one of them shares its core with another
+program, all wait until it gets the core again. Measured with two threads on two cores beside 20 busy programs: a
+fifteenth of the speed of one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+PERIOD_S = 0.5
+"""Least time between two readings of the system; a reading takes 0.1 ms, with many cores a few."""
+
+LOWER, RAISE = 0.4, 0.15
+"""Parts of a core that count as a whole one. A thread is given up if less than 1 - LOWER of its core is free, and a
+further one taken if at least 1 - RAISE of its core is: other programs use a little all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuReading:
+    """Seconds since some time: on the clock, of all programs on the cores that this process may use, and of this
+    process."""
+
+    at_s: float
+    busy_s: float
+    own_s: float
+
+
+def read_cpu() -> CpuReading:
+    """The reading of now."""
+    times = psutil.cpu_times(percpu=True)
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    busy_s = sum(
+        sum(one) - one.idle - getattr(one, "iowait", 0.0) - getattr(one, "guest", 0.0) - getattr(one, "guest_nice", 0.0)
+        for core, one in enumerate(times)
+        if core in mine
+    )
+    return CpuReading(time.monotonic(), busy_s, time.process_time())
+
+
+def threads_for(free_cores: float, now: int, most: int) -> int:
+    """The number of threads, 1 to `most`, to continue with after `now` threads. free_cores: not used by others."""
+    fewer, more = int(free_cores + LOWER), int(free_cores + RAISE)
+    return max(1, min(most, max(more, min(now, fewer))))
+
+
+class FreeCores:
+    """Follows the cores that other programs leave free. For one thread."""
+
+    def __init__(self, most: int, read: Callable[[], CpuReading] = read_cpu, num_cores: int | None = None) -> None:
+        """most: threads that are used if nothing else runs. num_cores: that this process may use."""
+        self._most = most
+        self._read = read
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._num_cores = usable if num_cores is None else num_cores
+        self._before = read()
+        self.threads = most
+
+    def is_due(self) -> bool:
+        """Whether the last reading is PERIOD_S old."""
+        return self._most > 1 and time.monotonic() - self._before.at_s >= PERIOD_S
+
+    def follow(self) -> int:
+        """Read the system again. Returns the number of threads to use from now on."""
+        now, before = self._read(), self._before
+        self._before = now
+        if now.at_s > before.at_s:
+            others_s = max(0.0, (now.busy_s - before.busy_s) - (now.own_s - before.own_s))
+            free_cores = self._num_cores - others_s / (now.at_s - before.at_s)
+            self.threads = threads_for(free_cores, self.threads, self._most)
+        return self.threads
+
+
+class ThreadsByLoad:
+    """Keeps the number of a library's threads at the cores that other programs leave free. For one thread."""
+
+    def __init__(self, most: int, apply: Callable[[int], object]) -> None:
+        """most: the number that the library has now. apply: sets another one."""
+        self._most = most
+        self._apply = apply
+        self._cores = FreeCores(most)
+
+    def adapt(self) -> None:
+        """Follow the load of the machine, between two products. Takes less than a microsecond most times."""
+        if self._cores.is_due():
+            before = self._cores.threads
+            if self._cores.follow() != before:
+                self._apply(self._cores.threads)
+
+    def close(self) -> None:
+        """Leave the library as it was."""
+        if self._cores.threads != self._most:
+            self._apply(self._most)

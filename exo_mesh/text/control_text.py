@@ -1,0 +1,228 @@
+"""Keeps the texts of a request from becoming control tokens, such as `<|im_end|>`, when a prompt is encoded.
+
+A chat template joins texts of the request with control tokens, and a tokenizer sees no difference between the two. So a
+control token that a text spells is marked before the template runs: random digits are put into it, and taken out of the
+prompt again. In between, the control tokens that the prompt still has are those of the template. They alone are encoded
+as control tokens, by a second tokenizer in which these tokens have secret names. All else is as in the first, which
+therefore encodes every prompt without marks.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from exo_mesh.errors import InputError
+from exo_mesh.random_hex import random_digits
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+SLICE_LENGTH = 1 << 16
+"""Characters that are searched at a time."""
+
+MAX_EDGE = 64
+"""Longest part of a control token that is looked for at the ends of a text."""
+
+MAX_ROUNDS = 16
+"""How often a text is searched again for tokens that appear when others are broken up; usually once."""
+
+MAX_OPENINGS = 64
+"""With more beginnings than these, a text is searched at once; the tokenizers of the hub have at most some ten."""
+
+_OPENINGS = ("<|", "<｜")
+"""How added tokens begin that are control tokens although the tokenizer does not call them special, as in Qwen."""
+
+_MARKER = re.compile(r"[^\w\s].*\w.*[^\w\s]")
+"""The form of any marker. What a template writes has other added tokens as well: words, and white space."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered prompt. mark: the digits in control tokens that texts of the request spell; "" if there are none."""
+
+    marked: str
+    mark: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.marked.replace(self.mark, "") if self.mark else self.marked
+
+
+class ControlTexts:
+    """The control tokens of one tokenizer: finds them in texts, and encodes prompts in which some are only text.
+
+    Safe to use from several threads. All methods block.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, markers: Collection[str], written: str) -> None:
+        """markers: added tokens that the output format uses; written: what the chat template writes. An added token
+        that is not special is a control token if it is in one of these, or begins like one. Any other is vocabulary,
+        such as runs of spaces, words, or tags of HTML in Gemma, and so is a single character."""
+        self._tokenizer = tokenizer
+        self._added: Mapping[int, AddedToken] = {
+            token_id: token for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.content
+        }
+        self._controls = {
+            token_id: token.content
+            for token_id, token in self._added.items()
+            if len(token.content) > 1
+            and (
+                token.special
+                or token.content in markers
+                or token.content.startswith(_OPENINGS)
+                or (_MARKER.fullmatch(token.content) and token.content in written)
+            )
+        }
+        contents = self._controls.values()
+        self._longest = max(map(len, contents), default=0)
+        self._openings = frozenset(content[:2] for content in contents)
+        self._endings = frozenset(content[-2:] for content in contents)
+        self._sorted = sorted(content for content in contents if len(content) <= MAX_EDGE)
+        self._reversed = sorted(content[::-1] for content in self._sorted)
+        has_forms = tokenizer.normalizer is not None and any(self._added[one].normalized for one in self._controls)
+        self._is_slow_to_rule_out = has_forms or len(self._openings) > MAX_OPENINGS
+        self._lock = Lock()
+        self._finder: tuple[Tokenizer, dict[int, str]] | None = None
+        self._apart: _Apart | None = None
+
+    def marked(self, text: str, mark: str, allowed: Collection[str] = ()) -> str:
+        """The text with the mark in every control token that it spells, but for those allowed, and at an end where it
+        could become one together with another text. Raises the errors of the tokenizers library, and InputError if this
+        tokenizer finds the tokens in spite of the marks."""
+        for _ in range(MAX_ROUNDS):
+            made = self._with_marks(text, mark, allowed)
+            if made == text:
+                return self._with_marked_ends(text, mark)
+            text = made  # where one token is broken up, another one may appear
+        raise _inseparable()
+
+    def _with_marks(self, text: str, mark: str, allowed: Collection[str]) -> str:
+        if not self._is_slow_to_rule_out and not any(opening in text for opening in self._openings):
+            return text
+        places: set[int] = set()
+        for start in range(0, len(text), SLICE_LENGTH):
+            part = text[start : start + SLICE_LENGTH + self._longest]
+            places.update(start + place.start + 1 for place, content in self._found(part) if content not in allowed)
+        pieces, end = [], 0
+        for place in sorted(places):
+            pieces += [text[end:place], mark]
+            end = place
+        return "".join([*pieces, text[end:]])
+
+    def encode(self, prompt: ChatPrompt) -> list[int]:
+        """Encode a prompt with marks. Raises InputError if this tokenizer cannot keep text and control tokens apart."""
+        with self._lock:
+            if self._apart is None:
+                self._apart = _Apart(self._tokenizer, self._added, self._controls)
+        pieces, end, num_found = [], 0, 0
+        for place, content in self._found(prompt.marked):
+            pieces += [prompt.marked[end : place.start], self._apart.secrets[content]]
+            end, num_found = place.stop, num_found + 1
+        return self._apart.encode("".join([*pieces, prompt.marked[end:]]), prompt.mark, num_found)
+
+    def _found(self, text: str) -> Iterator[tuple[range, str]]:
+        """The control tokens in a text as the tokenizer finds them: the place of each, without white space around it,
+        and its content. A tokenizer with a normalizer finds some that are written in another way."""
+        finder, controls = self._ready_finder()
+        encoding = finder.encode(text, add_special_tokens=False)
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if (content := controls.get(token_id)) is not None:
+                span = text[start:stop]
+                found = content if content in span else span.strip()
+                first = start + span.index(found)
+                yield range(first, first + len(found)), content
+
+    def _ready_finder(self) -> tuple[Tokenizer, dict[int, str]]:
+        """A tokenizer that makes one token of all text between added tokens, and the control tokens by its ids."""
+        from tokenizers import Tokenizer, models
+
+        with self._lock:
+            if self._finder is None:
+                finder = Tokenizer(models.WordLevel({"\0": 0}, unk_token="\0"))
+                finder.normalizer = self._tokenizer.normalizer
+                for token in self._added.values():
+                    finder.add_special_tokens([token])
+                ids = {_id_in(finder, content): content for content in self._controls.values()}
+                self._finder = finder, ids
+            return self._finder
+
+    def _with_marked_ends(self, text: str, mark: str) -> str:
+        head, tail = text[:MAX_EDGE], text[-MAX_EDGE:]
+        sizes = range(2, len(head) + 1)
+        ends = ((head, self._endings), (tail, self._openings))
+        may_end, may_begin = (any(map(part.__contains__, pairs)) for part, pairs in ends)
+        if may_end and any(_begins_one(self._reversed, head[:size][::-1]) for size in sizes):
+            text = mark + text
+        if may_begin and any(_begins_one(self._sorted, tail[-size:]) for size in sizes):
+            text += mark
+        return text
+
+
+class _Apart:
+    """A tokenizer with the model of another one, in which control tokens have secret names."""
+
+    def __init__(self, tokenizer: Tokenizer, added: Mapping[int, AddedToken], controls: Mapping[int, str]) -> None:
+        from tokenizers import AddedToken, Tokenizer
+
+        self._tokenizer = Tokenizer(tokenizer.model)  # shares the vocabulary, so it is small
+        self._tokenizer.normalizer = tokenizer.normalizer
+        self._tokenizer.pre_tokenizer = tokenizer.pre_tokenizer
+        self.secrets: dict[str, str] = {}
+        self._ids: dict[int, int] = {}
+        for token_id, token in added.items():
+            content = token.content
+            if token_id in controls:
+                # the same first and last character, which the rules for whole words look at
+                content = f"{content[0]}{random_digits()}{content[-1]}"
+                self.secrets[token.content] = content
+            renamed = AddedToken(
+                content,
+                single_word=token.single_word and token_id not in controls,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+                special=token.special,
+            )
+            (self._tokenizer.add_special_tokens if token.special else self._tokenizer.add_tokens)([renamed])
+            self._ids[_id_in(self._tokenizer, content)] = token_id
+        self._vocabulary_ids = controls.keys() - self._ids.keys()  # of control tokens that the model knows as words
+        self._renamed = frozenset(_id_in(self._tokenizer, secret) for secret in self.secrets.values())
+        self._seam = f"<{random_digits()}>"
+        self._tokenizer.add_special_tokens([AddedToken(self._seam, normalized=False, special=True)])
+        self._seam_id = _id_in(self._tokenizer, self._seam)
+
+    def encode(self, marked: str, mark: str, num_controls: int) -> list[int]:
+        """Encode a prompt whose control tokens have their secret names. num_controls: how many it has."""
+        ids = self._encoded(marked.replace(mark, ""))
+        if not self._vocabulary_ids.isdisjoint(ids):  # the model itself made a control token of a text, as Unigram may
+            ids = self._encoded(marked.replace(mark, self._seam))
+        if not self._vocabulary_ids.isdisjoint(ids) or sum(map(self._renamed.__contains__, ids)) != num_controls:
+            raise _inseparable()
+        return [self._ids.get(token_id, token_id) for token_id in ids if token_id != self._seam_id]
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _inseparable() -> InputError:
+    message = "a text spells a control token, which this model's tokenizer cannot encode as text; remove it"
+    return InputError(message, param="messages")
+
+
+def _id_in(tokenizer: Tokenizer, content: str) -> int:
+    """The id of a token that was added to a tokenizer."""
+    found = tokenizer.token_to_id(content)
+    assert found is not None
+    return found
+
+
+def _begins_one(contents: Sequence[str], part: str) -> bool:
+    """Whether one of the sorted contents begins with this part and is longer."""
+    place = bisect_left(contents, part)
+    found = contents[place : place + 2]
+    return any(content.startswith(part) and content != part for content in found)

@@ -1,0 +1,254 @@
+"""`load` and `preview`: from plans with numbers to a model on the peers that a person names."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_mesh.api.access import AccessPolicy
+from exo_mesh.api.context import ApiOptions
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.main import main
+from exo_mesh.cli.models.loading import loaded_text, pins_of
+from exo_mesh.cli.preview import load_command
+from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.request import PrefixReport
+from exo_mesh.errors import InputError
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.serving.explanations import explain
+from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.support.peers import MODEL, mesh
+from tests.support.processes import run as run_process
+from tests.text.text_models import write_text_model
+
+Say = Callable[..., tuple[int, str, str]]
+GB = 10**9
+
+
+def stage(peer: str, start: int, stop: int) -> dict[str, Any]:
+    figures = dict.fromkeys(("weights_bytes", "kv_bytes", "overhead_bytes", "usable_bytes", "headroom_bytes"), GB)
+    return {"peer": f"id-{peer}", "name": peer, "engine": "mlx", "layers": [start, stop], **figures}
+
+
+@dataclass
+class PlacingMesh(ScriptedMesh):
+    """Three peers, of which two can hold the model in two ways, and one cannot hold it alone."""
+
+    peers: tuple[str, ...] = ("alpha", "beta", "gamma")
+    wanted: list[InstanceSpec] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        peers = [{"id": f"id-{name}", "name": name} for name in self.peers]
+        return {**super().state(), "view": {"peers": peers, "instances": self.instances}}
+
+    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        self.specs.append(spec)
+        plans = [[stage("alpha", 0, 4), stage("beta", 4, 8)], [stage("beta", 0, 4), stage("gamma", 4, 8)]]
+        return [
+            {"width": 1, "policies": ["memory"], "refused": {"message": "too large"}},
+            *(
+                {
+                    "width": 2, "policies": ["memory"], "context_limit": 64, "kv_pool_tokens": 64, "stages": stages,
+                    "request": {"model": spec.model, "context_limit": 64, "stages": stages},
+                }
+                for stages in plans
+            ),
+        ]  # fmt: skip
+
+    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        self.wanted.append(spec)
+        stages = [stage("alpha", 0, 4), {**stage("beta", 4, 8), "group": {"peers": ["id-beta", "id-gamma"]}}]
+        made = {"id": "m-1", "model": spec.model, "context_limit": 64, "reason": "", "state": "ready", "stages": stages}
+        self.instances.append(made)
+        return made
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_model(tmp_path_factory.mktemp("text-model"))
+
+
+@pytest.fixture
+def placing(model_dir: Path) -> PlacingMesh:
+    return PlacingMesh(model_dir)
+
+
+@pytest.fixture
+def say(placing: PlacingMesh, capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
+    """Run a verb against a server in a thread: (exit code, standard output, standard error)."""
+    url: list[str] = []
+    ready, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with served(placing, ApiOptions(access=AccessPolicy(open_admin=True))) as server:
+            url.append(server.url)
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(10)
+
+    def run_here(*argv: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        return main([*argv, "--api-url", url[0]]), *capsys.readouterr()
+
+    yield run_here
+    loop.call_soon_threadsafe(over.set)
+    thread.join()
+    loop.close()
+
+
+def test_preview_numbers_its_plans_and_ends_with_the_command_that_loads_one(say: Say, placing: PlacingMesh) -> None:
+    code, shown, _ = say("preview", MODEL, "--context-limit", "64", "--exclude", "delta,epsilon")
+    assert code == exit_codes.OK
+    heads = [line for line in shown.splitlines() if "peer" in line and not line.startswith(" ")]
+    assert [head.partition(" (")[0] for head in heads[:3]] == [
+        "1 peer: not possible. too large", "plan 1: 2 peers", "plan 2: 2 peers",
+    ]  # fmt: skip
+    command = shown.splitlines()[-1].removeprefix("To load it so: exo-mesh ").split()
+    assert command[:4] == ["load", MODEL, "--plan", "2"] and command[-2] == "--api-url"
+    code, shown, _ = say(*command[:-2])
+    assert code == exit_codes.OK, shown
+    assert placing.specs[-1] == InstanceSpec(MODEL, context_limit=64, exclude_peers=("delta", "epsilon"))
+    assert placing.wanted == [
+        InstanceSpec(
+            MODEL, context_limit=64, engine="mlx", pins=(Pin("id-beta", 0, 4, "mlx"), Pin("id-gamma", 4, 8, "mlx"))
+        )
+    ]
+
+
+def test_plans_of_few_peers_can_be_left_out_and_the_others_keep_their_numbers(say: Say) -> None:
+    code, shown, _ = say("preview", MODEL, "--min-peers", "2")
+    assert code == exit_codes.OK and "too large" not in shown
+    assert "plan 1: " in shown and "--plan 2" in shown.splitlines()[-1]
+    assert say("preview", MODEL, "--peers", "3")[:2] == (exit_codes.FAILED, "no plan has 3 peers or more\n")
+
+
+def test_load_prints_the_stages(say: Say) -> None:
+    code, shown, said = say("load", MODEL)
+    lines = shown.splitlines()
+    assert code == exit_codes.OK and said == f"loading {MODEL} …\n"
+    assert lines[0].startswith(f"{MODEL} is ready on 3 peers after ")
+    assert lines[0].endswith(": context 64 tokens, instance m-1")
+    assert [line.split() for line in lines[1:]] == [
+        ["PEER", "LAYERS", "ENGINE"], ["alpha", "0-3", "mlx"], ["beta", "+", "gamma", "4-7", "mlx"],
+    ]  # fmt: skip
+    code, shown, said = say("load", MODEL, "--json")
+    assert (code, json.loads(shown)["id"], said) == (exit_codes.OK, "m-1", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "spec"),
+    [
+        ([], InstanceSpec(MODEL)),
+        (["--peers", "3"], InstanceSpec(MODEL, min_peers=3)),
+        (["--min-peers", "3", "--policy", "latency"], InstanceSpec(MODEL, min_peers=3, policy="latency")),
+        (["--on", "alpha, id-gamma"], InstanceSpec(MODEL, min_peers=2, exclude_peers=("id-beta",))),
+        (["--layers", "alpha=0-3, beta=4"], InstanceSpec(MODEL, pins=(Pin("alpha", 0, 4), Pin("beta", 4, 5)))),
+        (
+            ["--exclude", "alpha,beta", "--engine", "mlx", "--context-limit", "99"],
+            InstanceSpec(MODEL, context_limit=99, engine="mlx", exclude_peers=("alpha", "beta")),
+        ),
+        (
+            ["--group", "alpha,beta", "--group-backend", "ring", "--mixed-rings", "never"],
+            InstanceSpec(MODEL, groups=(("alpha", "beta"),), group_backend="ring", mixed_rings="never"),
+        ),
+        (["--tensor-group", "2"], InstanceSpec(MODEL, tensor_group=2)),
+    ],
+)
+def test_each_wish_reaches_the_placement(say: Say, placing: PlacingMesh, flags: list[str], spec: InstanceSpec) -> None:
+    code, _, said = say("load", MODEL, *flags)
+    assert code == exit_codes.OK, said
+    assert placing.wanted == [spec]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--plan", "3"], "--plan 3: there are 2 plans now; `exo-mesh preview"),
+        (["--plan", "0"], "--plan 0: a whole number of at least 1"),
+        (["--peers", "0"], "--peers 0: a whole number of at least 1"),
+        (["--peers", "alpha,beta"], "is not a number of peers; `exo-mesh load --on` names peers"),
+        (["--plan", "1", "--peers", "2"], "--plan and --peers contradict each other"),
+        (["--layers", "alpha=0-7", "--on", "alpha"], "--layers and --on contradict each other"),
+        (["--plan", "1", "--policy", "memory"], "--plan and --policy contradict each other"),
+        (["--on", "alpha", "--exclude", "beta"], "--on and --exclude contradict each other"),
+        (["--on", "delta"], 'no peer is called "delta"; known peers: alpha, beta, gamma'),
+        (["--on", ","], "--on names no peer"),
+        (["--layers", "alpha"], '--layers "alpha": write PEER=FIRST-LAST'),
+        (["--policy", "speed"], "invalid choice: 'speed'"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_before_anything_is_placed(
+    say: Say, placing: PlacingMesh, flags: list[str], complaint: str
+) -> None:
+    code, shown, said = say("load", MODEL, *flags)
+    assert code != exit_codes.OK and complaint in said and not shown
+    assert not placing.wanted
+
+
+def test_two_peers_of_one_name_are_told_apart_by_their_ids(say: Say, placing: PlacingMesh) -> None:
+    placing.peers = ("alpha", "alpha")
+    code, _, said = say("load", MODEL, "--on", "alpha")
+    assert code != exit_codes.OK and '2 peers are called "alpha": use an id' in said
+
+
+def test_explain_takes_the_last_request(say: Say, placing: PlacingMesh) -> None:
+    code, _, said = say("explain")
+    assert code != exit_codes.OK and "no request has ended at this node yet" in said
+    assert say("run", MODEL, "Hi")[0] == exit_codes.OK
+    placing.explanations.add(explain(placing.requests[-1], MODEL, PrefixReport(0), 0, None), ())
+    code, shown, said = say("explain")
+    assert code == exit_codes.OK, said
+    assert f"{len(placing.requests[-1].prompt_ids)} were computed" in shown
+
+
+def test_layers_are_half_open_ranges_by_peer() -> None:
+    assert pins_of("alpha=0-3,beta=4,a=b=5-9,") == {"alpha": [0, 4], "beta": [4, 5], "a=b": [5, 10]}
+    for text in ("", "=0-3", "alpha=3-0", "alpha=x", "alpha=-1", "alpha=0-3,alpha=4-7", "alpha=999999"):
+        with pytest.raises(InputError, match="--layers"):
+            pins_of(text)
+
+
+def test_the_reason_of_a_placement_is_shown_with_its_stages() -> None:
+    made = {"id": "m-1", "model": "m", "context_limit": 64, "reason": "as the cables are", "stages": [stage("a", 0, 1)]}
+    assert loaded_text(made, {}, 2.04).splitlines() == [
+        "m is ready on 1 peer after 2.0 s: context 64 tokens, instance m-1",
+        "  PEER  LAYERS  ENGINE",
+        "  id-a  0       mlx",
+        "  as the cables are",
+    ]
+
+
+def test_the_command_for_a_plan_repeats_each_wish() -> None:
+    given = {
+        "context_limit": 64, "engine": None, "mixed_rings": None, "tensor_group": None, "group": ["a,b", "c,d"],
+        "group_backend": None, "exclude": "my mac", "api_url": None, "home": "h 1",
+    }  # fmt: skip
+    assert load_command(argparse.Namespace(model="org/m", **given), 1) == (
+        "exo-mesh load org/m --plan 1 --context-limit 64 --group a,b --group c,d --exclude 'my mac' --home 'h 1'"
+    )
+
+
+@pytest.mark.extended
+def test_a_person_places_a_model_over_three_machines_without_a_restart(tmp_path: Path) -> None:
+    with mesh(tmp_path, [[], [], []], engine="dummy") as peers:
+        own = tmp_path / "peer-0"
+        shown = run_process(["preview", MODEL], own).stdout
+        last = shown.splitlines()[-1].removeprefix("To load it so: exo-mesh ").split()
+        done = run_process(last, own)
+        assert done.returncode == exit_codes.OK, done.stderr
+        assert f"{MODEL} is ready on 3 peers" in done.stdout
+        done = run_process(["load", MODEL, "--layers", "peer-2=0-2,peer-0=3-7"], own)
+        assert [line.split()[:2] for line in done.stdout.splitlines()[2:]] == [["peer-2", "0-2"], ["peer-0", "3-7"]]
+        done = run_process(["load", MODEL, "--on", "peer-1,peer-2", "--json"], own)
+        assert {one["peer"] for one in json.loads(done.stdout)["stages"]} == {peer.id for peer in peers[1:]}

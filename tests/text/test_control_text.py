@@ -1,0 +1,204 @@
+"""Texts of a request never become control tokens, and all else is encoded as if there were no guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from exo_mesh.errors import InputError
+from exo_mesh.random_hex import random_digits
+from exo_mesh.text.control_text import SLICE_LENGTH, ChatPrompt, ControlTexts
+from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.text_guard import TextGuard
+from tests.text.chat_templates import TEMPLATES
+from tests.text.text_models import byte_fallback, byte_level, word_piece
+
+CONTROLS = ("<|im_start|>", "<|im_end|>", "</s>", "[INST]", "<think>", "</think>", "<|a|>", "<|a|>b|>")
+MARK = "00000000001111111111"
+
+
+def with_controls(make: Callable[[], Tokenizer], **flags: bool) -> Tokenizer:
+    tokenizer = make()
+    for content in CONTROLS:
+        is_special = "think" not in content
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        add([AddedToken(content, special=is_special, **{"normalized": False, **flags})])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("\n\n", "   ", "word", "<b>")])
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """As newer conversions of Llama 2: a space before the first word of a prompt only."""
+    tokenizer = byte_fallback()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """As T5: control tokens are pieces of the model, too, so a text that spells one becomes it even without the rule
+    for added tokens."""
+    pieces = [("<unk>", 0.0), *((text, 0.0) for text in CONTROLS), *((c, -5.0) for c in "abdehimnosu_t</>|[INST]§▁x")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+def lower_case() -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    return tokenizer
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "byte level": lambda: with_controls(byte_level),
+    "strips": lambda: with_controls(byte_level, lstrip=True, rstrip=True),
+    "whole words": lambda: with_controls(byte_level, single_word=True),
+    "byte fallback": lambda: with_controls(byte_fallback),
+    "byte fallback, normalized": lambda: with_controls(byte_fallback, normalized=True),
+    "metaspace": lambda: with_controls(metaspace),
+    "word piece": lambda: with_controls(word_piece),
+    "unigram": lambda: with_controls(unigram),
+    "lower case, normalized": lambda: with_controls(lower_case, normalized=True),
+}
+
+
+@cache
+def controls_of(name: str) -> tuple[Tokenizer, ControlTexts]:
+    tokenizer = TOKENIZERS[name]()
+    return tokenizer, ControlTexts(tokenizer, ("<think>", "</think>"), "")
+
+
+NEIGHBOURS = ("whole words", "byte fallback, normalized")
+"""Tokenizers in which what is beside a control token of the template can make it a text."""
+
+TEXTS = st.lists(
+    st.sampled_from([*CONTROLS, "<|", "im_end", "|>", "<", ">", "</", "s", "a", " ", "  ", "\n\n", "word", "<b>", "§",
+                     "[IN", "ST]", "Hello, world", "é", "🙂", "<|IM_END|>", "＜|im_end|＞", "1"])
+    | st.text(max_size=4),
+    max_size=8,
+).map("".join)  # fmt: skip
+
+
+def check_equal_without_marks(name: str, text: str) -> None:
+    tokenizer, controls = controls_of(name)
+    plain = tokenizer.encode(text, add_special_tokens=False).ids
+    assert controls.encode(ChatPrompt(text, MARK)) == plain
+
+
+@cache
+def compiled(name: str) -> CompiledTemplate:
+    return CompiledTemplate.compile(TEMPLATES[name], name)
+
+
+def check_a_conversation(name: str, template: str, texts: list[str]) -> None:
+    """A template with texts between its control tokens."""
+    tokenizer, controls = controls_of(name)
+    ids = {tokenizer.token_to_id(content) for content in CONTROLS}
+    try:
+        marked, mark = rendered(template, texts, TextGuard(controls.marked, random_digits()))
+        plain, _ = rendered(template, texts, TextGuard())
+    except InputError:
+        return
+    prompt = ChatPrompt(marked, mark)
+    whole = tokenizer.encode(plain, add_special_tokens=False).ids
+    made = controls.encode(prompt) if mark else whole
+    without, _ = rendered(template, ["x"] * len(texts), TextGuard())
+    written = tokenizer.encode(without, add_special_tokens=False).ids
+    if name in NEIGHBOURS:
+        assert sum(one in ids for one in made) <= sum(without.count(content) for content in CONTROLS)
+        return
+    assert [one for one in made if one in ids] == [one for one in written if one in ids]
+    is_same = prompt.text == plain  # else the template looked for a marker in the text
+    if is_same and [one for one in whole if one in ids] == [one for one in written if one in ids]:
+        assert made == whole
+
+
+def rendered(template: str, texts: list[str], guard: TextGuard) -> tuple[str, str]:
+    roles = ("user", "assistant")
+    messages: list[dict[str, Any]] = []
+    for index, text in enumerate(texts):
+        said = guard.text(text)
+        content: Any = [{"type": "text", "text": said}] if "parts" in template else said
+        messages.append({"role": roles[index % 2], "content": content})
+    return compiled(template).render(messages), guard.mark
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=20, deadline=None)
+@given(text=TEXTS)
+def test_a_text_without_marks_has_the_ids_of_the_first_tokenizer(name: str, text: str) -> None:
+    check_equal_without_marks(name, text)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=15, deadline=None)
+@given(template=st.sampled_from(sorted(TEMPLATES)), texts=st.lists(TEXTS, min_size=1, max_size=3))
+def test_only_the_template_writes_control_tokens(name: str, template: str, texts: list[str]) -> None:
+    check_a_conversation(name, template, texts)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=400, deadline=None)
+@given(text=TEXTS, template=st.sampled_from(sorted(TEMPLATES)), texts=st.lists(TEXTS, min_size=1, max_size=3))
+def test_the_same_for_many_texts(name: str, text: str, template: str, texts: list[str]) -> None:
+    check_equal_without_marks(name, text)
+    check_a_conversation(name, template, texts)
+
+
+def test_a_control_token_that_two_texts_spell_together_is_a_text() -> None:
+    tokenizer, controls = controls_of("byte level")
+    for cut in range(2, len("<|im_end|>") - 1):
+        guard = TextGuard(controls.marked, MARK)
+        prompt = ChatPrompt(guard.text("hi <|im_end|>"[: 3 + cut]) + guard.text("<|im_end|> you"[cut:]), guard.mark)
+        assert prompt.text == "hi <|im_end|> you"
+        assert tokenizer.token_to_id("<|im_end|>") not in controls.encode(prompt)
+
+
+def test_control_tokens_are_found_wherever_they_are_in_a_long_text() -> None:
+    _, controls = controls_of("byte level")
+    for place in range(SLICE_LENGTH - 12, SLICE_LENGTH + 3):
+        text = "x" * place + "<|im_end|>" + "y" * SLICE_LENGTH
+        assert controls.marked(text, MARK) == text.replace("<|im", f"<{MARK}|im")
+
+
+@pytest.mark.parametrize("text", ["<|a|>", " <|a|> ", "|a|>", "<<|a|>|a|>"])
+def test_a_control_token_inside_another_one_is_found_too(text: str) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in ("<|a|>", "|a|>", " <|a|> ", "a|>")])
+    controls = ControlTexts(tokenizer, (), "")
+    guard = TextGuard(controls.marked, MARK)
+    prompt = ChatPrompt("<|im_start|>" + guard.text(text), guard.mark)
+    made = controls.encode(prompt)
+    assert (
+        made[0] == tokenizer.token_to_id("<|im_start|>") and not tokenizer.get_added_tokens_decoder().keys() & made[1:]
+    )
+    assert controls.encode(ChatPrompt(text, MARK)) == tokenizer.encode(text).ids
+
+
+def test_a_tokenizer_that_overlooks_the_marks_is_no_reason_to_search_for_ever() -> None:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Replace(Regex(r"\d"), "")
+    tokenizer.add_special_tokens([AddedToken("<|a|>", normalized=True)])
+    with pytest.raises(InputError, match="cannot encode as text"):
+        ControlTexts(tokenizer, (), "").marked("x <|a|>", MARK)
+
+
+def test_words_spaces_and_tags_that_were_added_to_the_vocabulary_are_no_control_tokens() -> None:
+    _, controls = controls_of("byte level")
+    text = "a word   with\n\nspaces and <b>tags</b>"
+    assert controls.marked(text, MARK) == text
+
+
+@pytest.mark.parametrize(("written", "number"), [("", 0), ("user\n<end_of_turn>\n", 1)])
+def test_an_added_token_that_the_template_writes_is_a_control_token(written: str, number: int) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["<end_of_turn>", "user", "\n"])
+    assert ControlTexts(tokenizer, (), written).marked("user\n<end_of_turn>", MARK).count(MARK) == number
