@@ -149,11 +149,10 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of all fields; equal plans have equal digests on every machine. Inputs that
-        older versions do not know count only if they are set."""
+        """SHA-256 over the canonical JSON of the fields; equal plans have equal digests on every machine. What the
+        disks hold does not count: older versions do not know it, and ranks of a tensor group meet by this digest."""
         fields = asdict(self)
-        if not self.inputs.on_disk:
-            del fields["inputs"]["on_disk"]
+        del fields["inputs"]["on_disk"]
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=msgspec.structs.asdict)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -7,15 +7,26 @@ fifteenth of the speed of one thread.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
 PERIOD_S = 0.5
 """Least time between two readings of the system; a reading takes 0.1 ms, with many cores a few."""
+
+STALE_S = 2.0
+"""An older reading says nothing of now: the engine rested. The next two are FIRST_S apart."""
+
+FIRST_S = 0.05
+"""Time between the first two readings after a rest; the system counts in steps of 0.01 s for each core."""
 
 LOWER, RAISE = 0.4, 0.15
 """Parts of a core that count as a whole one. A thread is given up if less than 1 - LOWER of its core is free, and a
@@ -35,13 +46,30 @@ class CpuReading:
 def read_cpu() -> CpuReading:
     """The reading of now."""
     times = psutil.cpu_times(percpu=True)
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
+    mine = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(len(times)))
+    if max(mine) >= len(times):  # cores are off, or a container shows others: positions are no numbers of cores
+        mine = set(range(len(times)))
     busy_s = sum(
         sum(one) - one.idle - getattr(one, "iowait", 0.0) - getattr(one, "guest", 0.0) - getattr(one, "guest_nice", 0.0)
         for core, one in enumerate(times)
         if core in mine
     )
     return CpuReading(time.monotonic(), busy_s, time.process_time())
+
+
+def quota_cores(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
+    """How many cores the control groups of this process let it use, as `docker run --cpus` sets them; infinity without
+    a limit, or where the system has no control groups of version 2."""
+    least = math.inf
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        path = own.read_text().split("::", 1)[1].strip().lstrip("/")
+        for group in (root / path, *(root / path).parents):
+            if not group.is_relative_to(root):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = (group / "cpu.max").read_text().split()
+                least = min(least, int(quota) / int(period))
+    return least
 
 
 def threads_for(free_cores: float, now: int, most: int) -> int:
@@ -60,16 +88,21 @@ class FreeCores:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._num_cores = usable if num_cores is None else num_cores
         self._before = read()
+        self._wait_s = FIRST_S
         self.threads = most
 
     def is_due(self) -> bool:
-        """Whether the last reading is PERIOD_S old."""
-        return self._most > 1 and time.monotonic() - self._before.at_s >= PERIOD_S
+        """Whether it is time for the next reading."""
+        return self._most > 1 and time.monotonic() - self._before.at_s >= self._wait_s
 
     def follow(self) -> int:
         """Read the system again. Returns the number of threads to use from now on."""
         now, before = self._read(), self._before
         self._before = now
+        if now.at_s - before.at_s > STALE_S:
+            self._wait_s = FIRST_S
+            return self.threads
+        self._wait_s = PERIOD_S
         if now.at_s > before.at_s:
             others_s = max(0.0, (now.busy_s - before.busy_s) - (now.own_s - before.own_s))
             free_cores = self._num_cores - others_s / (now.at_s - before.at_s)
@@ -84,7 +117,9 @@ class ThreadsByLoad:
         """most: the number that the library has now. apply: sets another one."""
         self._most = most
         self._apply = apply
-        self._cores = FreeCores(most)
+        self._cores = FreeCores(math.ceil(max(1.0, min(most, quota_cores()))))
+        if self._cores.threads != most:
+            apply(self._cores.threads)
 
     def adapt(self) -> None:
         """Follow the load of the machine, between two products. Takes less than a microsecond most times."""

@@ -92,6 +92,11 @@ class JournalEntry:
         return bool(wanted) and wanted in (asked.request_id, asked.share_id, asked.trace_id, *asked.names)
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing was done for it yet: it had no instance, and none of its tokens was emitted."""
+        return not (self.had_instance or self.next_index)
+
+    @property
     def state(self) -> str:
         """ "placing": it waits for a ring. "waiting": for its turn there, or its prompt is being computed.
         "generating"."""
@@ -374,7 +379,8 @@ class Journal:
             one.request.share_id or one.request.request_id
             for one in before
             if one.model == entry.model
-            and not (one.instance_id or one.had_instance)
+            and one.is_new
+            and not one.instance_id
             and (one.request.priority <= FLEX_PRIORITY) == (entry.request.priority <= FLEX_PRIORITY)
         }
         return len(waiting - {entry.request.share_id})

@@ -114,7 +114,7 @@ class Rings:
                 self.instances.place_soon(InstanceSpec(name))
         if len(names) > 1 and ready:
             return self.instances.choice.best(ready, load)
-        if not entry.had_instance and not self.instances.of_model(entry.model):
+        if entry.is_new and not self.instances.ready_for(entry.model):
             self._refuse_too_many(entry)
         return await self.instances.ensure(InstanceSpec(entry.model), load)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine import free_cores
-from exo_mesh.engine.free_cores import CpuReading, FreeCores, ThreadsByLoad, read_cpu, threads_for
+from exo_mesh.engine.free_cores import FIRST_S, CpuReading, FreeCores, ThreadsByLoad, quota_cores, read_cpu, threads_for
 from exo_mesh.engine.registry import providers
 from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
 from tests.support.ring import Ring
@@ -70,6 +72,31 @@ def test_the_time_of_the_process_itself_does_not_count() -> None:
     assert cores.follow() == 1, "no time has passed"
     machine.later(0.0)
     assert cores.follow() == 2
+
+
+def test_a_reading_from_before_a_rest_says_nothing_of_now() -> None:
+    """Sixty idle seconds and then full load: an average over all of it would leave the threads as they were."""
+    machine = Machine()
+    cores = FreeCores(2, lambda: machine.now, num_cores=2)
+    machine.now = replace(machine.now, at_s=60.0)
+    assert cores.follow() == 2
+    machine.now = CpuReading(60.0 + FIRST_S, machine.now.busy_s + 2 * FIRST_S, machine.now.own_s)
+    assert cores.follow() == 1
+
+
+def test_a_quota_of_a_container_bounds_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, group = tmp_path / "own", tmp_path / "groups" / "machine" / "box"
+    group.mkdir(parents=True)
+    own.write_text("0::/machine/box\n")
+    assert quota_cores(tmp_path / "groups", own) == math.inf, "no limit anywhere"
+    (group / "cpu.max").write_text("max 100000\n")
+    (group.parent / "cpu.max").write_text("150000 100000\n")
+    assert quota_cores(tmp_path / "groups", own) == 1.5, "the group above has one"
+    monkeypatch.setattr(free_cores, "quota_cores", lambda: 1.5)
+    applied: list[int] = []
+    followed = ThreadsByLoad(64, applied.append)
+    followed.close()
+    assert applied == [2, 64]
 
 
 def test_a_reading_counts_the_cores_of_this_process_only() -> None:

@@ -35,6 +35,14 @@ def test_a_place_in_line_counts_new_requests_for_the_same_model(journal: Journal
     assert opened("e")[1] == 5, "they have, or had, an instance"
 
 
+def test_an_answer_that_goes_on_elsewhere_is_not_new(journal: Journal) -> None:
+    """A node that answers the client's idempotency key again has its first tokens, and no instance yet."""
+    entry = journal.open(a_request("again"), "m", 0.0)
+    assert entry.is_new
+    entry.emitted.append(5)
+    assert not entry.is_new and journal.place_in_line(journal.open(a_request("next"), "m", 0.0)) == 0
+
+
 async def test_of_six_requests_for_a_model_that_loads_as_many_wait_as_may_queue(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, max_queued=2) as (node,):
         asked = (tokens(node, a_request(f"r{number}", 3)) for number in range(6))
