@@ -52,8 +52,10 @@ def kept_rings(
             ring = [(part.peer, part.layers) for part in parts]
             worth = _worth(parts, all(peer.has_files for peer in group))
             key = tuple((peer.peer_id, layers.start) for peer, layers in ring)
-            if worth is not None and is_meant(group, [part.peer for part in parts]):
-                found.setdefault(key, (worth, ring))
+            if worth is None or not is_meant(group, [part.peer for part in parts]):
+                continue
+            if key not in found or worth < found[key][0]:
+                found[key] = worth, ring
     for _, (_, ring) in sorted(found.items(), key=lambda item: (item[1][0], item[0])):
         for pool_tokens in pools_to_try(context_limit):
             if _fits(card, ring, pool_tokens, around):

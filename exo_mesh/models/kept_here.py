@@ -66,7 +66,8 @@ class KeptHere:
     async def first_look(self) -> OnDisk:
         """What is on disk; nothing if that is not known within FIRST_LOOK_S."""
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.to_thread(self.read), FIRST_LOOK_S)
+            async with asyncio.timeout(FIRST_LOOK_S):
+                return await asyncio.to_thread(self.read)
         return ()
 
     async def keep(self) -> None:

@@ -150,6 +150,11 @@ def test_stages_of_two_rings_with_equal_cuts_are_not_mixed(proposer: str) -> Non
     assert ring(place(four, shared, proposer)) in (X, Y), "one prompt of four is in all files"
 
 
+def test_a_ring_counts_with_the_most_kv_that_fits_together() -> None:
+    halves = both(kv(X[:1], 8192, activation_dtype="float32"), kv(X[1:], 64, activation_dtype="float32"), kv(X, 4096))
+    assert ring(place(even(7, 7, 7, 7), both(halves, kv(Y, 2048)), "c")) == X
+
+
 def test_every_stage_of_a_kept_ring_has_a_key_of_all_others() -> None:
     thirds = [("a", 0, 4, (1, 2)), ("b", 4, 8, (2, 3)), ("c", 8, 12, (1, 3))]
     pairs = both(*(kv([tuple(place)], keys=keys) for *place, keys in thirds))  # type: ignore[list-item]
