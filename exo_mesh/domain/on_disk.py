@@ -1,13 +1,13 @@
 """What peers have on their disks of a model, and the ring that uses most of it. Pure.
 
-KV in files can be used only by a ring with the same cuts, where each stage runs on the machine that has its files. So
-placement keeps such a ring if it is as good as the ring that it would choose otherwise.
+KV in files can be used only by a ring with the same cuts, where each stage runs on the machine that has its files of
+the same prompts. So placement keeps such a ring if it is as good as the ring that it would choose otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import pools_to_try, stage_bytes
@@ -24,14 +24,15 @@ Ring = list[tuple[Candidate, range]]
 
 @dataclass(frozen=True, slots=True)
 class _KeptPart:
-    """A stage that could be made from what is on a disk. tokens: of KV in its files. is_fetched: whether files of the
-    model would have to be fetched for it."""
+    """A stage that could be made from what is on a disk. tokens: of KV in its files. keys: of these files, see
+    KeptLayers. is_fetched: whether files of the model would have to be fetched for it."""
 
     peer: Candidate
     layers: range
     tokens: int = 0
     activation_dtype: str = ""
     is_fetched: bool = False
+    keys: tuple[int, ...] = ()
 
 
 def kept_rings(
@@ -39,8 +40,9 @@ def kept_rings(
 ) -> Iterator[tuple[Ring, int]]:
     """Yields the rings of `size` stages that use what is on disks, with the KV pool that fits; the most useful first.
 
-    A ring is useful if each stage finds KV in its files, or if some peer lacks files of the model and no stage of the
-    ring does. More KV is better, then fewer stages that fetch files. The order does not depend on the proposer.
+    A ring is useful if each stage finds KV of the same prompts in its files, or if some peer lacks files of the model
+    and no stage of the ring does. More KV is better, then fewer stages that fetch files. The order does not depend on
+    the proposer.
     """
     if not around.on_disk:
         return
@@ -50,8 +52,10 @@ def kept_rings(
             ring = [(part.peer, part.layers) for part in parts]
             worth = _worth(parts, all(peer.has_files for peer in group))
             key = tuple((peer.peer_id, layers.start) for peer, layers in ring)
-            if worth is not None and is_meant(group, [part.peer for part in parts]):
-                found.setdefault(key, (worth, ring))
+            if worth is None or not is_meant(group, [part.peer for part in parts]):
+                continue
+            if key not in found or worth < found[key][0]:
+                found[key] = worth, ring
     for _, (_, ring) in sorted(found.items(), key=lambda item: (item[1][0], item[0])):
         for pool_tokens in pools_to_try(context_limit):
             if _fits(card, ring, pool_tokens, around):
@@ -65,7 +69,17 @@ def _worth(parts: Sequence[_KeptPart], all_have_files: bool) -> tuple[int, int, 
     num_fetched = sum(part.is_fetched for part in parts)
     if not least and (all_have_files or num_fetched):
         return None
+    shared = _shared_keys(parts)
+    if shared:  # what all stages have of the same prompts, to judge by the newest files
+        least = least * len(shared) // min(len(part.keys) for part in parts if part.keys)
     return -least, num_fetched, -sum(part.tokens for part in parts)
+
+
+def _shared_keys(parts: Iterable[_KeptPart | KeptLayers]) -> set[int] | None:
+    """The keys that all parts have; None if no part says its keys. Weights, and KV at peers of older versions, have
+    none and fit to all."""
+    known = [set(part.keys) for part in parts if part.keys]
+    return set.intersection(*known) if known else None
 
 
 def _chains(card: ModelCard, group: Group, size: int, around: Surroundings) -> Iterator[list[_KeptPart]]:
@@ -89,8 +103,10 @@ def _chains(card: ModelCard, group: Group, size: int, around: Surroundings) -> I
             if steps > MOST_STEPS:
                 return
             dtypes = {part.activation_dtype, *(one.activation_dtype for one in chain if one.tokens)}
-            if taken.isdisjoint(part.peer.members) and (not part.tokens or len(dtypes) == 1):
-                yield from extend([*chain, part], part.layers.stop)
+            longer = [*chain, part]
+            is_one_ring = not part.tokens or (len(dtypes) == 1 and _shared_keys(longer) != set())
+            if is_one_ring and taken.isdisjoint(part.peer.members):
+                yield from extend(longer, part.layers.stop)
 
     yield from extend([], 0)
 
@@ -103,7 +119,9 @@ def _parts(card: ModelCard, group: Group, around: Surroundings) -> Iterator[_Kep
         for one in _common(peer, kept):
             if one.engine == peer.engine and one.tokens and 0 <= one.start < one.stop <= card.num_layers:
                 is_fetched = not _has_weights(peer, one.start, one.stop, kept)
-                yield _KeptPart(peer, range(one.start, one.stop), one.tokens, one.activation_dtype, is_fetched)
+                yield _KeptPart(
+                    peer, range(one.start, one.stop), one.tokens, one.activation_dtype, is_fetched, one.keys
+                )
     if all(peer.has_files for peer in group):
         return
     ends = {end for peer in group for one in _common(peer, kept) for end in (one.start, one.stop)}
@@ -116,7 +134,7 @@ def _parts(card: ModelCard, group: Group, around: Surroundings) -> Iterator[_Kep
 
 
 def _common(peer: Candidate, kept: Mapping[str, Sequence[KeptLayers]]) -> Iterator[KeptLayers]:
-    """What every member of a candidate has on its disk; of a group, each rank its own share."""
+    """What every member of a candidate has on its disk; of a group, each rank its own share of the same prompts."""
     if peer.group is None:
         yield from (one for one in kept.get(peer.peer_id, ()) if one.size == 1)
         return
@@ -127,7 +145,9 @@ def _common(peer: Candidate, kept: Mapping[str, Sequence[KeptLayers]]) -> Iterat
     ]  # fmt: skip
     for key in shares[0]:
         if all(key in share for share in shares):
-            yield min((share[key] for share in shares), key=lambda share: share.tokens)
+            ranks = [share[key] for share in shares]
+            if (keys := _shared_keys(ranks)) != set():
+                yield replace(min(ranks, key=lambda rank: rank.tokens), keys=tuple(sorted(keys or ())))
 
 
 def _has_weights(peer: Candidate, start: int, stop: int, kept: Mapping[str, Sequence[KeptLayers]]) -> bool:

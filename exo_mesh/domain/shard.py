@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_KEYS = 4
+"""Most file keys of one KeptLayers: those of the files that were used last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -40,13 +43,16 @@ class Shard:
         return f"{self.model}[{self.start}:{self.stop}/{self.num_layers}]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class KeptLayers:
     """Layers `[start, stop)` of a model of which a peer has something on its disk: KV, or their weights.
 
     tokens: positions of the KV in files of the prefix cache, rounded down to a power of two, so that it seldom changes;
     0: this is about weights. engine, activation_dtype: what computed the KV, and for which kind of ring; see
     Plan.activation_dtype. rank, size: of the tensor group that it was computed in.
+    keys: the first 8 bytes of the keys of the files that were used last, as numbers in ascending order, MAX_KEYS at
+    most. All stages of a ring, and all ranks of a stage, name their files of a prompt by the same key. () for weights,
+    and from peers of older versions.
     """
 
     engine: str
@@ -56,3 +62,4 @@ class KeptLayers:
     activation_dtype: str = ""
     rank: int = 0
     size: int = 1
+    keys: tuple[int, ...] = ()

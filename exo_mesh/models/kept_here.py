@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from dataclasses import replace
 
@@ -24,6 +25,9 @@ from exo_mesh.weights.fetched import MANIFEST_FILE
 
 LOOK_EVERY_S = 10.0
 
+FIRST_LOOK_S = 1.0
+"""Longest wait of a node's start for the first look; what is found later is published then."""
+
 SETTLED_S = 5.0
 """Weights that arrived more recently are not looked at: more of them probably arrive."""
 
@@ -39,6 +43,7 @@ class KeptHere:
         self._catalogue = catalogue
         self._files = files
         self._options = dict(settings.engine_options)
+        self._turn = threading.Lock()
         self._kv: KeptKv | None = None
         self._weights: dict[str, tuple[int, tuple[str, list[KeptLayers]]]] = {}
         """By model: the time of its manifest, and what that led to."""
@@ -46,23 +51,33 @@ class KeptHere:
             self._kv = KeptKv(settings.prefix_disk, _key(settings), self._is_usable, settings.prefix_disk_days)
 
     def read(self) -> OnDisk:
-        """What is on disk now. Blocking."""
+        """What is on disk now, in an order that depends on nothing else. Blocking."""
+        with self._turn:  # a first look that took too long may still run
+            return self._read()
+
+    def _read(self) -> OnDisk:
         found: dict[str, list[KeptLayers]] = {} if self._kv is None else self._kv.read()
         self._weights = {name: one for name in self._catalogue.partial_names if (one := self._weights_of(name))}
         for _, (digest, kept) in self._weights.values():
             found.setdefault(digest, []).extend(kept)
-        kept_of = {digest[:DIGEST_CHARS]: tuple(kept[:MAX_KEPT]) for digest, kept in found.items() if kept}
-        return tuple(list(kept_of.items())[:MAX_MODELS])
+        kept_of = {digest[:DIGEST_CHARS]: tuple(sorted(kept[:MAX_KEPT])) for digest, kept in found.items() if kept}
+        return tuple(sorted(list(kept_of.items())[:MAX_MODELS]))
+
+    async def first_look(self) -> OnDisk:
+        """What is on disk; nothing if that is not known within FIRST_LOOK_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                return await asyncio.to_thread(self.read)
+        return ()
 
     async def keep(self) -> None:
         """Publishes what has changed, until cancelled."""
         while True:
+            if self._kv is not None or self._catalogue.partial_names or self._membership.own.on_disk:
+                on_disk = await asyncio.to_thread(self.read)
+                if on_disk != self._membership.own.on_disk:
+                    self._membership.describe(replace(self._membership.own, on_disk=on_disk))
             await next_beat(LOOK_EVERY_S)
-            if self._kv is None and not self._catalogue.partial_names and not self._membership.own.on_disk:
-                continue
-            on_disk = await asyncio.to_thread(self.read)
-            if sorted(on_disk) != sorted(self._membership.own.on_disk):
-                self._membership.describe(replace(self._membership.own, on_disk=on_disk))
 
     def _is_usable(self, maker: KvMaker) -> bool:
         """Whether a stage that starts now would use the files of a maker."""

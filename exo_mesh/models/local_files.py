@@ -25,9 +25,8 @@ from exo_mesh.weights.fetched import (
     MANIFEST_FILE,
     SCRATCH_PREFIX,
     FetchedFile,
+    LayerPieces,
     Manifest,
-    is_here,
-    pieces_of_layers,
     read_manifest,
     with_remedy,
 )
@@ -168,15 +167,14 @@ class LocalFiles:
         """Returns the bytes that a stage of these layers needs. Raises UnknownModelError or ModelError."""
         if layers is None:
             return {file: ((0, one.size),) for file, one in self.holding(name).files.items()}
-        return self._needs_of(name)(*layers)
+        return self._layer_pieces(name).of(*layers)
 
-    def _needs_of(self, name: str) -> Callable[[int, int], Pieces]:
-        """Returns a function that returns the bytes that a stage of some layers needs."""
+    def _layer_pieces(self, name: str) -> LayerPieces:
         model_dir, card = self.model_dir(name), self._card(name)
         tied = text_config(read_json(model_dir / "config.json")).get("tie_word_embeddings")
         table = read_stage_tensors(model_dir)
         known = tied if isinstance(tied, bool) else None
-        return lambda start, stop: pieces_of_layers(table, card.num_layers, start, stop, tied=known)
+        return LayerPieces(table, card.num_layers, tied=known)
 
     def missing(self, name: str, layers: Layers) -> Pieces:
         """Returns the bytes that a stage of these layers needs and that are missing. Raises as `pieces`."""
@@ -194,16 +192,7 @@ class LocalFiles:
         manifest = _manifest_of(name, model_dir)
         if manifest is None or manifest.is_whole:
             return []
-        num_layers, needs = self._card(name).num_layers, self._needs_of(name)
-        found: list[range] = []
-        start = 0
-        while start < num_layers:
-            stops = range(start + 1, num_layers + 1)
-            stop = next((one - 1 for one in stops if not is_here(manifest, needs(start, one))), num_layers)
-            if stop > start:
-                found.append(range(start, stop))
-            start = max(stop, start + 1)
-        return found
+        return self._layer_pieces(name).ranges_here(manifest)
 
     # use and deletion
 

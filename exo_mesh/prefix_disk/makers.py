@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exo_mesh.domain.shard import KeptLayers
+from exo_mesh.domain.shard import MAX_KEYS, KeptLayers
 from exo_mesh.prefix_disk import file_format
 from exo_mesh.prefix_disk.file_format import StoredPrefixError
 from exo_mesh.prefix_disk.folder import DAY_S, StoredFile, stored_files
 
 MOST_FOLDERS = 256
 """Most folders of stages that are looked at: those with the files that were used last."""
+
+MOST_TRIES = 16
+"""Most files of a folder that are opened at one look to find a readable one."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +48,13 @@ class KvMaker:
         options = sorted(self.options.items())
         return json.dumps([self.model, self.model_digest, self.activation_dtype, shard, self.version, options])
 
-    def kept(self, tokens: int) -> KeptLayers:
-        """What a machine has on its disk if its files of this maker hold so many tokens; see KeptLayers.tokens."""
-        rounded = 1 << (tokens.bit_length() - 1)
+    def kept(self, files: Sequence[StoredFile]) -> KeptLayers:
+        """What a machine has on its disk if these are its files of this maker, the last used one first. At least one of
+        them has tokens."""
+        rounded = 1 << (sum(one.tokens for one in files).bit_length() - 1)
         engine, size = self.version[1], self.size or 1
-        return KeptLayers(engine, self.start, self.stop, rounded, self.activation_dtype, self.rank, size)
+        keys = tuple(sorted({int(one.key[:16], 16) for one in files[:MAX_KEYS]}))
+        return KeptLayers(engine, self.start, self.stop, rounded, self.activation_dtype, self.rank, size, keys)
 
 
 def maker_from(text: str) -> KvMaker:
@@ -84,14 +90,16 @@ class KeptKv:
     _state: dict[str, int] | None = None
     """When each folder was changed at the last look."""
     _found: dict[str, list[KeptLayers]] = field(default_factory=dict)
-    _makers: dict[str, KvMaker | None] = field(default_factory=dict)
-    """By folder; None for files that cannot be used. The name of a folder depends on the maker."""
+    _right_until: float = math.inf
+    """When the first of the files expires; the past if a folder could not be read."""
+    _makers: dict[str, KvMaker] = field(default_factory=dict)
+    """By folder, those that were read. The name of a folder depends on the maker."""
 
     def read(self) -> dict[str, list[KeptLayers]]:
         """What there is, by model digest, what was used last first. Blocking. Files are listed only if a folder has
-        changed."""
+        changed, a file has expired, or a folder could not be read the last time."""
         state = self._look()
-        if state != self._state:
+        if state != self._state or self.now() >= self._right_until:
             self._state, self._found = state, self._list()
         return {digest: list(kept) for digest, kept in self._found.items()}
 
@@ -104,29 +112,33 @@ class KeptKv:
 
     def _list(self) -> dict[str, list[KeptLayers]]:
         by_folder: dict[str, list[StoredFile]] = {}
-        oldest_s = self.now() - self.days * DAY_S
+        now = self.now()
+        self._right_until = math.inf
         for one in sorted(stored_files(self.root), key=lambda one: -one.used_at):
-            if one.pinned or one.used_at >= oldest_s:
+            expires_at = math.inf if one.pinned else one.used_at + self.days * DAY_S
+            if now < expires_at:
                 by_folder.setdefault(one.stage, []).append(one)
+                self._right_until = min(self._right_until, expires_at)
         known, self._makers = self._makers, {}
         found: dict[str, list[KeptLayers]] = {}
         for folder, files in list(by_folder.items())[:MOST_FOLDERS]:
-            maker = known[folder] if folder in known else self._maker_of(files)
+            maker = known.get(folder) or self._maker_of(files)
+            if maker is None:
+                continue
             self._makers[folder] = maker
-            if maker is not None and (tokens := sum(one.tokens for one in files)):
-                found.setdefault(maker.model_digest, []).append(maker.kept(tokens))
+            if any(one.tokens for one in files) and self.is_usable(maker):
+                found.setdefault(maker.model_digest, []).append(maker.kept(files))
         return found
 
     def _maker_of(self, files: list[StoredFile]) -> KvMaker | None:
-        """The maker that the first readable file names, if its files can be used."""
-        for maker in self._named_in(files):
-            return maker if self.is_usable(maker) else None
-        return None
-
-    def _named_in(self, files: list[StoredFile]) -> Iterator[KvMaker]:
-        for one in files:
+        """The maker that the first readable file names; None if there is none among the last used ones."""
+        for one in files[:MOST_TRIES]:
             try:
                 with one.path.open("rb") as stream:
-                    yield maker_from(file_format.read_about(stream, self.secret).maker)
-            except (OSError, StoredPrefixError) as exc:
+                    return maker_from(file_format.read_about(stream, self.secret).maker)
+            except StoredPrefixError as exc:
                 _log.debug("%s: %s", one.path.name, exc)
+            except OSError as exc:
+                _log.debug("%s: %s", one.path.name, exc)
+                self._right_until = -math.inf  # it may be readable at the next look
+        return None

@@ -79,7 +79,7 @@ class PlanCandidate(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[KeptLayers, _Mapping]]] = ...) -> None: ...
 
 class KeptLayers(_message.Message):
-    __slots__ = ("engine", "start", "stop", "tokens", "activation_dtype", "rank", "size")
+    __slots__ = ("engine", "start", "stop", "tokens", "activation_dtype", "rank", "size", "keys")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class KeptLayers(_message.Message):
     ACTIVATION_DTYPE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     engine: str
     start: int
     stop: int
@@ -94,7 +95,8 @@ class KeptLayers(_message.Message):
     activation_dtype: str
     rank: int
     size: int
-    def __init__(self, engine: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., tokens: _Optional[int] = ..., activation_dtype: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    keys: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, engine: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., tokens: _Optional[int] = ..., activation_dtype: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("instance_id", "ballot", "model", "model_digest", "stages", "context_limit", "candidates", "policy", "min_peers", "pool_tokens", "activation_dtype", "pool_sequences")

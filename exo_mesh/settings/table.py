@@ -221,7 +221,8 @@ _LIMITS = (
     _whole("prefix_disk_days", "DAYS", "time after which such a file is removed if no prompt has used it", 1, 3650),
     _switch("skip_warmup", "serve a model as soon as it is loaded; its first request then waits for what engines "
         "build in their first steps"),
-    _whole("max_queued", "N", "requests that may wait per model; further ones get a 429", 1, 100_000),
+    _whole("max_queued", "N", "requests that may wait per model, at its ring, and at each entry node while it loads; "
+        "further ones get a 429", 1, 100_000),
     _whole("queue_timeout", "SECONDS", "longest wait of a request in the queue; then it gets a 429", 1, 10**6),
     _whole("prefill_timeout", "SECONDS", "longest silence of a ring before the first token", 1, 10**6),
     _whole("token_timeout", "SECONDS", "longest silence of a ring between two tokens", 1, 10**6),

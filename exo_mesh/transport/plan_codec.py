@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import KeptLayers, Shard
+from exo_mesh.domain.shard import MAX_KEYS, KeptLayers, Shard
 from exo_mesh.domain.tensor_group import GroupBackend, RankWiring, RdmaMatrix, TensorGroup
 from exo_mesh.printable import printable
 from exo_mesh.proto import plan_pb2 as pb
@@ -79,15 +79,18 @@ def kept_to_proto(kept: KeptLayers) -> pb.KeptLayers:
         activation_dtype=kept.activation_dtype,
         rank=kept.rank,
         size=size,
+        keys=kept.keys,
     )
 
 
 def kept_from_proto(messages: Sequence[pb.KeptLayers]) -> tuple[KeptLayers, ...]:
-    """What a peer has on its disk of a model; MAX_KEPT at most, and nothing that is impossible."""
+    """What a peer has on its disk of a model; MAX_KEPT at most, with MAX_KEYS keys each, and nothing that is
+    impossible."""
     return tuple(
         KeptLayers(
             printable(one.engine, MAX_NAME_CHARS), one.start, one.stop, one.tokens,
             printable(one.activation_dtype, MAX_NAME_CHARS), one.rank, one.size or 1,
+            tuple(sorted({*one.keys[:MAX_KEYS]})) if one.tokens else (),
         )
         for one in messages[:MAX_KEPT]
         if one.start < one.stop and one.rank < max(1, one.size)

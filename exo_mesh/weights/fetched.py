@@ -11,10 +11,12 @@ Only the process that fetches writes into such a directory. A span is added to t
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -127,32 +129,79 @@ def part_of(model_dir: Path, name: str) -> Path:
     return model_dir / f"{name}{PART}"
 
 
-def pieces_of_layers(
-    table: TensorTable, num_layers: int, start: int, stop: int, *, tied: bool | None
-) -> dict[str, Spans]:
-    """The byte ranges that the stage `[start, stop)` loads, by the name of the whole file: tensors of its layers, on
-    the first stage the embedding and a vision tower, on the last one norm and head, and on every stage the tensors that
-    belong to no layer and no vocabulary. Tensors that no engine loads (towers for sound, layers past num_layers) are
-    left out.
+_Part = Literal["every", "first", "embedding", "head"]
+"""Tensors that belong to no layer: of every stage, of the first one, the embedding, and norm and head."""
 
-    tied: `tie_word_embeddings` of config.json, None if it is not there; then engines differ, and the last stage gets
-    the embedding too. A file is listed whole if the needed share is WHOLE_FILE_SHARE or more. Otherwise headers are
-    left out: they are always there.
+
+class LayerPieces:
+    """The byte ranges that stages of a model load, from one pass over its tensors.
+
+    A stage loads the tensors of its layers, on the first stage the embedding and a vision tower, on the last one norm
+    and head, and on every stage the tensors that belong to no layer and no vocabulary. Tensors that no engine loads
+    (towers for sound, layers past num_layers) are left out. tied: `tie_word_embeddings` of config.json, None if it is
+    not there; then engines differ, and the last stage gets the embedding too.
     """
-    shares_embedding = tied is not False or not any(map(is_head, table))
-    found: dict[str, list[Span]] = {}
-    sizes: dict[str, int] = {}
-    for name, info in table.items():
-        file = info.file.name.removesuffix(PART)
-        sizes[file] = max(sizes.get(file, 0), info.stop)
-        if _is_needed(name, num_layers, start, stop, shares_embedding=shares_embedding):
-            found.setdefault(file, []).append((info.start, info.stop))
-    pieces: dict[str, Spans] = {}
-    for file, spans in found.items():
-        needed = merged(spans)
-        is_most = num_bytes(needed) >= WHOLE_FILE_SHARE * sizes[file]
-        pieces[file] = ((0, sizes[file]),) if is_most else needed
-    return pieces
+
+    def __init__(self, table: TensorTable, num_layers: int, *, tied: bool | None) -> None:
+        self._num_layers = num_layers
+        self._shares_embedding = tied is not False or not any(map(is_head, table))
+        self._sizes: dict[str, int] = {}
+        found: dict[int | _Part, dict[str, list[Span]]] = {}
+        for name, info in table.items():
+            file = info.file.name.removesuffix(PART)
+            self._sizes[file] = max(self._sizes.get(file, 0), info.stop)
+            if (part := _part_of(name)) is not None:
+                found.setdefault(part, {}).setdefault(file, []).append((info.start, info.stop))
+        self._parts = {part: {file: merged(spans) for file, spans in pieces.items()} for part, pieces in found.items()}
+
+    def of(self, start: int, stop: int) -> dict[str, Spans]:
+        """The pieces of the stage `[start, stop)`, by the name of the whole file. A file is listed whole if the needed
+        share is WHOLE_FILE_SHARE or more. Otherwise headers are left out: they are always there."""
+        found: dict[str, list[Span]] = {}
+        for part in self._needed(start, stop):
+            for file, spans in self._parts[part].items():
+                found.setdefault(file, []).extend(spans)
+        needed = {file: merged(spans) for file, spans in found.items()}
+        return {
+            file: ((0, self._sizes[file]),) if self._is_most(file, num_bytes(spans)) else spans
+            for file, spans in needed.items()
+        }
+
+    def ranges_here(self, manifest: Manifest) -> list[range]:
+        """The longest ranges of layers of which all bytes are on disk."""
+        here = {part for part, pieces in self._parts.items() if is_here(manifest, pieces)}
+        sizes = {
+            part: {file: num_bytes(spans) for file, spans in pieces.items()} for part, pieces in self._parts.items()
+        }
+        parts = {file for file, one in manifest.files.items() if not one.is_whole}
+
+        def is_range_here(start: int, stop: int) -> bool:
+            needed = self._needed(start, stop)
+            totals: Counter[str] = Counter()
+            for part in needed:
+                totals.update(sizes[part])
+            return here.issuperset(needed) and not any(self._is_most(file, totals[file]) for file in parts)
+
+        found: list[range] = []
+        start = 0
+        while start < self._num_layers:
+            stops = range(start + 1, self._num_layers + 1)
+            stop = next((one - 1 for one in stops if not is_range_here(start, one)), self._num_layers)
+            if stop > start:
+                found.append(range(start, stop))
+            start = max(stop, start + 1)
+        return found
+
+    def _needed(self, start: int, stop: int) -> set[int | _Part]:
+        needed: set[int | _Part] = {"every", *range(start, stop)}
+        if start == 0:
+            needed |= {"first", "embedding"}
+        if stop == self._num_layers:
+            needed |= {"head", "embedding"} if self._shares_embedding else {"head"}
+        return needed & self._parts.keys()
+
+    def _is_most(self, file: str, needed_bytes: int) -> bool:
+        return needed_bytes >= WHOLE_FILE_SHARE * self._sizes.get(file, math.inf)
 
 
 def is_here(manifest: Manifest | None, pieces: Pieces) -> bool:
@@ -162,14 +211,13 @@ def is_here(manifest: Manifest | None, pieces: Pieces) -> bool:
     )
 
 
-def _is_needed(name: str, num_layers: int, start: int, stop: int, *, shares_embedding: bool) -> bool:
+def _part_of(name: str) -> int | _Part | None:
+    """The layer of a tensor, or what else it belongs to; None if no engine loads it."""
     layer = layer_of(name)
     if layer is not None:
-        return start <= layer < stop
+        return layer
     if is_side_model(name):
-        return start == 0 and is_vision(name)
+        return "first" if is_vision(name) else None
     if not is_vocabulary(name):
-        return True
-    if is_head(name):
-        return stop == num_layers
-    return start == 0 or (stop == num_layers and shares_embedding)
+        return "every"
+    return "head" if is_head(name) else "embedding"

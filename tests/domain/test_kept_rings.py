@@ -135,6 +135,43 @@ def test_between_two_rings_on_disk_the_one_with_more_kv_is_kept_and_a_tie_does_n
     assert len(found) == 1 and list(found.pop()) in (OLD, other)
 
 
+X, Y = [("a", 0, 6), ("d", 6, 12)], [("c", 0, 6), ("b", 6, 12)]
+"""Two rings with equal cuts."""
+
+
+@pytest.mark.parametrize("proposer", ["a", "b", "c", "d", "someone else"])
+def test_stages_of_two_rings_with_equal_cuts_are_not_mixed(proposer: str) -> None:
+    four = even(7, 7, 7, 7)
+    kept = both(kv(X, keys=(1, 2, 3)), kv(Y, keys=(4, 5, 6)))
+    assert ring(place(four, kept, proposer)) in (X, Y)
+    more = both(kv(X[:1], 8192, keys=(1, 2)), kv(X[1:], keys=(1, 2)), kv(Y[:1], keys=(4,)), kv(Y[1:], 8192, keys=(4,)))
+    assert ring(place(four, more, proposer)) in (X, Y), "a and b have most"
+    shared = both(kv(X, 4096, keys=(1, 2, 3, 9)), kv(Y, 4096, keys=(4, 5, 6, 9)))
+    assert ring(place(four, shared, proposer)) in (X, Y), "one prompt of four is in all files"
+
+
+def test_a_ring_counts_with_the_most_kv_that_fits_together() -> None:
+    halves = both(kv(X[:1], 8192, activation_dtype="float32"), kv(X[1:], 64, activation_dtype="float32"), kv(X, 4096))
+    assert ring(place(even(7, 7, 7, 7), both(halves, kv(Y, 2048)), "c")) == X
+
+
+def test_every_stage_of_a_kept_ring_has_a_key_of_all_others() -> None:
+    thirds = [("a", 0, 4, (1, 2)), ("b", 4, 8, (2, 3)), ("c", 8, 12, (1, 3))]
+    pairs = both(*(kv([tuple(place)], keys=keys) for *place, keys in thirds))  # type: ignore[list-item]
+    assert ring(place(even(6, 6, 6), pairs, "c")) == ring(place(even(6, 6, 6), {}, "c")), "any two have one"
+
+
+def test_after_machines_changed_the_ring_that_wrote_the_last_files_is_kept() -> None:
+    new = [("a", 0, 6), ("b", 6, 12)]
+    kept = both(kv(X[1:], 8192, keys=(1, 2, 3, 4)), kv(new, keys=(5, 6, 7, 8)))
+    assert {tuple(ring(place(even(7, 7, 7, 7), kept, proposer))) for proposer in "abcd"} == {tuple(new)}
+    assert ring(place(even(7, 0.1, 7, 7), kept, "c")) == ring(place(even(7, 0.1, 7, 7), {}, "c")), "b is too small now"
+
+
+def test_kv_at_peers_that_say_no_keys_is_joined_by_its_cuts() -> None:
+    assert ring(place(even(6, 6, 6), both(kv(OLD[:1]), kv(OLD[1:], keys=(1,))))) == OLD
+
+
 def test_memory_forbids_a_kept_cut_and_a_longer_ring_is_not_kept() -> None:
     assert ring(place(even(4, 6, 6), kv(OLD))) != OLD, "five layers do not fit"
     assert len(place(even(20, 6, 6), kv(OLD)).stages) == 1, "one machine holds the model now"
@@ -183,6 +220,10 @@ def test_a_tensor_group_is_kept_if_each_rank_has_its_share() -> None:
     whole = {peer: (KeptLayers("mlx", 0, 12, 512, "", rank, 2),) for peer, rank in shares.items()}
     assert place(groups, whole, "a").member_ids == ("c", "d")
     assert place(groups, {**whole, "d": ()}, "a").member_ids == ("a", "b")
+    others = {peer: (replace(one, keys=(rank,)),) for rank, (peer, (one,)) in enumerate(whole.items())}
+    assert place(groups, others, "a").member_ids == ("a", "b"), "the shares are of two groups"
+    same = {peer: (replace(one, keys=(1, 2 + rank)),) for rank, (peer, (one,)) in enumerate(whole.items())}
+    assert place(groups, same, "a").member_ids == ("c", "d")
 
 
 def test_machines_that_have_fetched_layers_get_them_again() -> None:

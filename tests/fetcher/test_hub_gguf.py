@@ -14,7 +14,7 @@ from exo_mesh.fetcher.choosing import default_quantisation
 from exo_mesh.fetcher.wire import Fetched, FetchFailed
 from exo_mesh.files.listing import FileInfo
 from exo_mesh.weights.card import read_card
-from exo_mesh.weights.fetched import pieces_of_layers, read_manifest
+from exo_mesh.weights.fetched import LayerPieces, read_manifest
 from exo_mesh.weights.gguf import read_gguf
 from exo_mesh.weights.tensors import read_tensor_table
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -71,7 +71,7 @@ def test_the_bytes_of_two_layers_of_a_split_model_are_fetched_and_no_others(
     sent = hub.sent_of(".gguf")
     assert sent <= headers + 2**15, "and the samples of the digest"
     table = read_tensor_table(tmp_path / "m")
-    pieces = pieces_of_layers(table, SHAPE.layers, 4, 6, tied=False)
+    pieces = LayerPieces(table, SHAPE.layers, tied=False).of(4, 6)
     assert isinstance(child.fetch(tmp_path / "m", pieces), Fetched)
     wanted = sum(stop - start for spans in pieces.values() for start, stop in spans)
     assert hub.sent_of(".gguf") - sent <= wanted < 0.45 * sum(file.stat().st_size for file in shards)

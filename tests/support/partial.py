@@ -12,14 +12,14 @@ from exo_mesh.domain.model_settings import text_config
 from exo_mesh.domain.spans import Pieces, merged
 from exo_mesh.model_files import read_json
 from exo_mesh.weights.card import digest_samples
-from exo_mesh.weights.fetched import FetchedFile, Manifest, part_of, pieces_of_layers, write_manifest
+from exo_mesh.weights.fetched import FetchedFile, LayerPieces, Manifest, part_of, write_manifest
 from exo_mesh.weights.safetensors import read_tensor_table
 
 
 def layer_pieces(model_dir: Path, start: int, stop: int, num_layers: int) -> Pieces:
     """What the stage `[start, stop)` fetches."""
     tied = text_config(read_json(model_dir / "config.json")).get("tie_word_embeddings")
-    return pieces_of_layers(read_tensor_table(model_dir), num_layers, start, stop, tied=tied)
+    return LayerPieces(read_tensor_table(model_dir), num_layers, tied=tied).of(start, stop)
 
 
 def copy_partly(model_dir: Path, target: Path, pieces: Pieces, name: str = "m") -> Path:

@@ -15,8 +15,9 @@ from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import plan_pb2
 from exo_mesh.transport import control_codec as codec
-from exo_mesh.transport.plan_codec import kept_to_proto, plan_from_proto, plan_to_proto
+from exo_mesh.transport.plan_codec import kept_from_proto, kept_to_proto, plan_from_proto, plan_to_proto
 
 STAGES = (StagePlan("a", "mlx", Shard("m", 0, 3, 8), 5), StagePlan("b", "mlx", Shard("m", 3, 8, 8), 7))
 PLAN = Plan("m-1", Ballot(4, "a"), "m", "d", STAGES, 2048, PlanInputs((("a", 9), ("b", 8)), "memory", 2), 8192)
@@ -51,13 +52,16 @@ def test_a_peer_keeps_what_it_says_of_its_files() -> None:
 
 
 def test_a_peer_keeps_what_it_says_of_its_disk_and_cannot_fill_another_with_it() -> None:
-    kept = (KeptLayers("mlx", 3, 8, 2048, "bfloat16", 1, 2), KeptLayers("", 0, 3))
+    kept = (KeptLayers("mlx", 3, 8, 2048, "bfloat16", 1, 2, (0, 7, 2**64 - 1)), KeptLayers("", 0, 3))
     info = PeerInfo("p", 1, "n", "1", 2, "default", (), on_disk=(("d" * 32, kept),))
     there = codec.peer_from_proto(codec.peer_to_proto(info))
     assert there == info and there.kept_of("d" * 64) == kept and there.kept_of("e" * 64) == ()
     message = codec.peer_to_proto(info)
     message.on_disk[0].layers.add(start=5, stop=5)
     message.on_disk[0].layers.add(start=0, stop=1, rank=2, size=2)
+    message.on_disk[0].layers[1].keys.append(5)
+    many = plan_pb2.KeptLayers(start=0, stop=1, tokens=1, keys=[9, 9, 3, 4, 5])
+    assert kept_from_proto([many])[0].keys == (3, 4, 9), "at most MAX_KEYS, in order, each once"
     for number in range(100):
         one = message.on_disk.add(digest=f"{number}\n" + "x" * 99)
         one.layers.extend([kept_to_proto(KeptLayers("e" * 99, 0, 1))] * 100)

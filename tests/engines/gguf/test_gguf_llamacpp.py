@@ -19,7 +19,7 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine, Surveyor
 from exo_mesh.errors import EngineError, InputError, ModelError
-from exo_mesh.weights.fetched import pieces_of_layers
+from exo_mesh.weights.fetched import LayerPieces
 from exo_mesh.weights.gguf import read_gguf
 from exo_mesh.weights.gguf_layout import make_texts
 from exo_mesh.weights.tensors import read_stage_tensors
@@ -180,7 +180,7 @@ def test_factors_of_the_frequencies_are_in_every_stage(tmp_path: Path) -> None:
     header = read_gguf(directory / "tiny.gguf")
     factors = header.table["rope_freqs.weight"]
     for start, stop in ((0, 1), (1, 3), (3, 4)):
-        needed = pieces_of_layers(read_stage_tensors(directory), LAYERS, start, stop, tied=True)
+        needed = LayerPieces(read_stage_tensors(directory), LAYERS, tied=True).of(start, stop)
         assert any(first <= factors.start and factors.stop <= last for first, last in needed["tiny.gguf"])
 
 
