@@ -90,6 +90,8 @@ def peer_count(text: str) -> int:
     """A number of peers. Raises ArgumentTypeError."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of peers; `exo-mesh load --on` names peers")
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number of at least 1 is needed")
     return int(text)
 
 

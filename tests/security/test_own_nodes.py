@@ -171,12 +171,12 @@ def test_a_mark_of_another_machine_that_shares_the_home_counts_not(tmp_path: Pat
     mark = ListeningMark(tmp_path, "127.0.0.1", 7000)
     path = tmp_path / "listening" / "7000"
     good = json.loads(path.read_text())
-    assert token_for(tmp_path, "127.0.0.1", 7000)
+    assert token_for([tmp_path], "127.0.0.1", 7000)
     for change in ({"began": "1"}, {"began": ""}, {"pid": 2**22 + 1}, {"pid": 0}, {"pid": "x"}):
         path.write_text(json.dumps(good | change))
-        assert token_for(tmp_path, "127.0.0.1", 7000) == ""
+        assert token_for([tmp_path], "127.0.0.1", 7000) == ""
     path.write_text("127.0.0.1")
-    assert token_for(tmp_path, "127.0.0.1", 7000), "a node of an older version, before its restart"
+    assert token_for([tmp_path], "127.0.0.1", 7000), "a node of an older version, before its restart"
     mark.close()
 
 
@@ -225,7 +225,7 @@ def test_a_flood_of_entries_costs_a_bounded_number_of_looks(
 def test_a_node_that_cannot_leave_an_entry_runs_and_its_home_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with node(tmp_path / "own", tmp_path / "file" / "nodes") as (port, _, token):
-        assert token_for(tmp_path / "own", "127.0.0.1", port) == token
+        assert token_for([tmp_path / "own"], "127.0.0.1", port) == token
 
 
 def test_a_node_is_found_under_each_address_that_reaches_only_it(tmp_path: Path) -> None:
