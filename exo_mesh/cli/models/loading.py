@@ -17,7 +17,7 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.models.waiting import WaitingScreen
 from exo_mesh.cli.parser import add_api_flags, api_words
-from exo_mesh.cli.preview import add_wish_flags, describe, find_previews, peer_count, plans_of, wishes
+from exo_mesh.cli.preview import add_wish_flags, describe, find_previews, peer_count, plans_of, refuse_zero, wishes
 from exo_mesh.cli.tables import layers_text, peer_names, print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.mesh_nodes import MeshNodes
@@ -103,8 +103,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         raise InputError("--on and --exclude contradict each other: --on leaves out all other peers", param="on")
     if args.on is not None and args.peers is not None:
         raise InputError("--on and --peers contradict each other: --on says exactly which peers", param="on")
-    if args.plan is not None and args.plan < 1:
-        raise InputError(f"--plan {args.plan}: a whole number of at least 1 is needed", param="plan")
+    refuse_zero(args, "plan", "peers")
 
 
 def _body(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]:
