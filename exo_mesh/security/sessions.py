@@ -21,8 +21,8 @@ PREFIX = "exo-session-"
 VALID_S = 12 * 3600
 """A working day. The page renews its session while the node of its token runs."""
 SKEW_S = 3600
-"""A member refuses a session as long as it would end later than VALID_S and this from now. So the clock of the member
-that made it may be ahead by this much; the session ends later by as much as that clock is ahead."""
+"""The clock of the member that made a session may be ahead by this much; if it is ahead by more, others refuse the
+session until the rest has passed. The session ends later by as much as that clock is ahead."""
 MAX_KNOWN = 256
 
 _TEXT = re.compile(PREFIX + r"([0-9a-f]{8})-([0-9a-f]{1,10})-([A-Za-z0-9_-]{43})")
