@@ -117,7 +117,7 @@ def registered_homes(registry: Path) -> list[Path]:
     """The homes in the user's folder of nodes, those of the longest running nodes first. Removes stale entries.
 
     A folder or file that others can write, or that another user owns, is not read. The same holds for the marks in a
-    home: another user can make a home anew where an entry still points, for example below /tmp.
+    home: another user can create a home again where an entry still points, for example below /tmp.
     """
     found: dict[Path, float] = {}
     if not _is_private(registry):

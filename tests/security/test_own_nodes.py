@@ -230,7 +230,7 @@ def test_a_node_of_an_older_version_is_found_at_the_address_where_its_port_liste
             assert token_for([tmp_path], "192.0.2.1", port) == "", "another machine has that address"
 
 
-def test_a_home_that_another_user_made_anew_where_an_entry_points_counts_not(tmp_path: Path, user: Path) -> None:
+def test_a_home_that_another_user_created_again_where_an_entry_points_counts_not(tmp_path: Path, user: Path) -> None:
     home = tmp_path / "own"
     for change in (lambda: (home / "listening").chmod(0o755), lambda: os.chown(home / "listening", 65534, 65534)):
         with node(home, user) as (port, shown, _):
