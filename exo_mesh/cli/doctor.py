@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     flags = node_flags(args)
     loaded = load_settings(flags, os.environ)
     url = args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)
-    node = ask_node(ApiClient(url, flags["home"][-1] if "home" in flags else None, loaded.settings.tls_cert))
+    certificate = loaded.settings.tls_cert if "tls_cert" in flags else None
+    node = ask_node(ApiClient(url, flags["home"][-1] if "home" in flags else None, certificate))
     try:
         work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
         findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)

@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("key remove needs the ID of a key or a session; see exo-mesh key list")
     if args.what != "remove" and args.id:
         raise ConfigError(f"key {args.what} takes no name or id: {quoted(args.id)} is too much; keys are known by id")
+    if args.id and number_of(args.id) and not settings.secret:
+        raise ConfigError(f"key remove {args.id}: a mesh without a secret has no sessions; see exo-mesh key list")
     return {"new": _new, "list": _list, "remove": _remove, "local": _local}[args.what](file, args)
 
 
@@ -77,8 +79,10 @@ def _list(file: KeyFile, args: argparse.Namespace) -> int:
 
 def _remove(file: KeyFile, args: argparse.Namespace) -> int:
     now = datetime.datetime.now(datetime.UTC)
-    if number := number_of(args.id):
+    number = number_of(args.id)
+    if number:
         file.refuse(number, now)
     elif not file.remove(args.id, now):
         raise ConfigError(f"no key {args.id}; see exo-mesh key list")
+    print(f"revoked the {'session' if number else 'key'} {args.id}", file=sys.stderr)
     return exit_codes.OK

@@ -14,6 +14,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags, api_words
 from exo_mesh.cli.tables import layers_text, print_json
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.errors import InputError
 from exo_mesh.printable import counted, quoted
 from exo_mesh.telemetry.tables import columns, human_bytes
 
@@ -71,6 +72,7 @@ def add_wish_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints `GET /instance/previews`; exit code 1 if no placement is possible."""
+    refuse_zero(args, "peers")
     answer = find_previews(ApiClient(args.api_url, args.home), args)
     numbers = {id(plan): number for number, plan in enumerate(plans_of(answer), 1)}
     answer["previews"] = [entry for entry in answer["previews"] if entry["width"] >= (args.peers or 1)]
@@ -91,6 +93,13 @@ def peer_count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of peers; `exo-mesh load --on` names peers")
     return int(text)
+
+
+def refuse_zero(args: argparse.Namespace, *names: str) -> None:
+    """Raises InputError if a flag of these names is given with a number below 1."""
+    for name in names:
+        if (number := getattr(args, name)) is not None and number < 1:
+            raise InputError(f"--{name} {number}: a whole number of at least 1 is needed", param=name)
 
 
 def wishes(args: argparse.Namespace) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def _node(args: argparse.Namespace, what: str) -> Iterator[ApiClient]:
     flags = node_flags(args)
     named = args.api_url or os.environ.get("EXO_MESH_API_URL")
     own = load_settings(flags, os.environ).settings  # raises for a wrong flag even if a node runs already
-    client = ApiClient(args.api_url, flags["home"][-1] if "home" in flags else None, own.tls_cert)
+    certificate = own.tls_cert if "tls_cert" in flags else None
+    client = ApiClient(args.api_url, flags["home"][-1] if "home" in flags else None, certificate)
     try:
         client.get("/healthz")
     except NoNodeError:

@@ -20,7 +20,7 @@ from exo_mesh.client.trust import certificate_of, default_url, homes_of, is_this
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.printable import ANSWER_CHARS, printable, printable_values
 from exo_mesh.security.local_token import read_token
-from exo_mesh.security.own_nodes import OwnNode, node_at
+from exo_mesh.security.own_nodes import OwnNode, is_on_this_machine, node_at, token_for
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.places import DEFAULT_API_URL
 
@@ -52,10 +52,11 @@ class HttpAnswer:
 @dataclass(slots=True)
 class MeshSession:
     """The session that a client and those made from it send instead of the local token; text: "" without one.
-    renew_at: by the monotonic clock."""
+    tried_at, renew_at: by the monotonic clock."""
 
     text: str = ""
     id: str | None = None
+    tried_at: float = 0.0
     renew_at: float = 0.0
 
 
@@ -100,8 +101,7 @@ class ApiClient:
 
     def local_token(self) -> str:
         """The local token of the home; "" if no node with this home serves the address."""
-        node = self._own_node()
-        return read_token(node.home) if node else ""
+        return token_for(homes_of(self._home), *self._address)
 
     def _own_node(self) -> OwnNode | None:
         """The node of this user that serves the address; None if another program or another user's node does."""
@@ -109,19 +109,37 @@ class ApiClient:
 
     def _rights(self) -> tuple[dict[str, str], str]:
         """(the Authorization header, the address to dial). The local token goes only to the address that its node is
-        bound to, also if the host is a name that has several. A session goes there, and to other members."""
+        bound to, also if the host is a name that has several. A session goes there, and to other members: on this
+        machine, where any user may take the port of a dead one, only to a node of this user."""
         key = os.environ.get("EXO_MESH_API_KEY", "") if self._shows_key else ""
-        base = self.url
+        node = None
         if (not key or self.prefers_token) and (node := self._own_node()):
             key = ("" if self.prefers_token else self._session.text) or read_token(node.home) or key
-            host, port = self._address
-            dialled = node.address_for(host)
-            if dialled != host and self._parts.scheme == "http":
-                netloc = f"[{dialled}]:{port}" if ":" in dialled else f"{dialled}:{port}"
-                base = self._parts._replace(netloc=netloc).geturl().rstrip("/")
-        elif not key and self._is_member:
-            key = self._session.text
-        return {"Authorization": f"Bearer {key}"} if key else {}, base
+        elif not key and self._is_member and self._session.text:
+            node = node_at(homes_of(None), *self._address)
+            key = self._session.text if node or not is_on_this_machine(self._address[0]) else ""
+        return {"Authorization": f"Bearer {key}"} if key else {}, self._dialled(node)
+
+    def _dialled(self, node: OwnNode | None) -> str:
+        """The URL to call: with the address that this node of the user is bound to, if one serves it."""
+        host, port = self._address
+        address = node.address_for(host) if node else host
+        if address == host or self._parts.scheme != "http":
+            return self.url
+        netloc = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        return self._parts._replace(netloc=netloc).geturl().rstrip("/")
+
+    def _forgot_session(self, refused: str | None) -> bool:
+        """After a node refused this Authorization: whether that was the session, and the local token takes its place.
+        It was revoked, or it ended while this machine slept, so a new one is made soon."""
+        session = self._session
+        if not session.text or refused != f"Bearer {session.text}":
+            return False
+        session.renew_at = min(session.renew_at, session.tried_at + SESSION_RETRY_S)
+        if not self.local_token():  # only this member refuses it: its clock may be wrong
+            return False
+        session.text = ""
+        return True
 
     def _no_rights(self) -> str:
         """Why a call to this machine carried no rights, with the remedy; "" if it carried some, or went elsewhere."""
@@ -185,7 +203,8 @@ class ApiClient:
         session = self._session
         if time.monotonic() < session.renew_at or os.environ.get("EXO_MESH_API_KEY") or not (own := self.local_token()):
             return
-        session.renew_at = time.monotonic() + SESSION_RETRY_S
+        session.tried_at = time.monotonic()
+        session.renew_at = session.tried_at + SESSION_RETRY_S
         headers = {"Authorization": f"Bearer {own}"}
         made = self.exchange("/v1/session", {"id": session.id}, READ_DEADLINE_S, headers).body
         if made.get("key"):  # a node of an older version has none
@@ -273,8 +292,11 @@ class ApiClient:
         request = urllib.request.Request(base + path, data, headers, method=method)
         try:
             return self._opener.open(request, timeout=deadline_s)
-        except urllib.error.HTTPError:
-            raise
+        except urllib.error.HTTPError as exc:
+            if exc.code != http.HTTPStatus.UNAUTHORIZED or not self._forgot_session(headers.get("Authorization")):
+                raise
+            exc.close()
+            return self._send(method, path, body, deadline_s, more_headers)
         except TimeoutError as exc:
             raise DeadlineError(f"{self.url}{path} did not answer within {deadline_s:g} s") from exc
         except (OSError, http.client.HTTPException) as exc:

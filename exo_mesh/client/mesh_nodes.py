@@ -56,14 +56,16 @@ class MeshNodes:
 
         Any machine can join an open mesh, so there only the node that the user named receives the key of
         EXO_MESH_API_KEY. All nodes of a closed mesh have its secret and accept its keys, so there all of them get it.
-        With the local token of the named node, they get a session that this node makes from it.
+        With the local token of the named node, they get a session that this node makes from it. A node alone makes
+        none: nobody would take it.
         """
         is_closed = health.get("mesh") == "closed"
-        if is_closed:
+        peers = list(peers)[:MAX_MEMBERS]
+        if is_closed and sum(bool(peer.get("api_url")) for peer in peers) > 1:
             with suppress(MeshError):  # the node has just died, which the next call reports
                 self._first.open_session()
         found: dict[str, tuple[str, ApiClient]] = {}
-        for peer in list(peers)[:MAX_MEMBERS]:
+        for peer in peers:
             url = (peer.get("api_url") or "").rstrip("/")
             try:
                 client = self._clients.get(url) or self._first.at(url, with_key=is_closed)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from exo_mesh.security.api_tls import read_pem
 from exo_mesh.security.own_nodes import live_nodes, registered_homes
+from exo_mesh.settings import values
 from exo_mesh.settings.config import ConfigError, Settings, home_of
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.places import DEFAULT_API_URL, own_nodes_dir
@@ -34,7 +35,7 @@ def default_url(home: Path | str | None = None, own_certificate: Path | None = N
 def homes_of(home: Path | str | None) -> list[Path]:
     """The homes of the nodes that a command may mean: the named one, or else the default one and those of the other
     nodes of this user that run."""
-    return [Path(home)] if home else [home_of(os.environ), *registered_homes(own_nodes_dir())]
+    return [values.path(str(home))] if home else [home_of(os.environ), *registered_homes(own_nodes_dir())]
 
 
 def certificate_of(home: Path | str | None) -> Path | None:

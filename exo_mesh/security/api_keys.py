@@ -117,8 +117,14 @@ class KeyFile:
         return found
 
     def refuse(self, key_id: str, now: datetime.datetime) -> None:
-        """Revoke an id that no key has: that of a session. Raises like `save`."""
-        self.change(lambda keys: merge(keys, [revoke(key_id, now)]).values())
+        """Revoke an id that no key has: that of a session. Raises like `save`, and InputError if a valid key has it."""
+
+        def without_it(keys: list[ApiKey]) -> Iterable[ApiKey]:
+            if key_id in live(merge(keys, self._from_peers.values())):
+                raise InputError(f"{key_id} is the id of a key, not of a session", param="id")
+            return merge(keys, [revoke(key_id, now)]).values()
+
+        self.change(without_it)
 
     def change(self, edit: Callable[[list[ApiKey]], Iterable[ApiKey]]) -> None:
         """Replace the entries of the file under a lock against other processes. Raises like `save`, and what `edit`

@@ -11,10 +11,11 @@ import fcntl
 import ipaddress
 import json
 import os
+import socket
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,8 @@ MAX_ENTRIES = 256
 """Entries of the user's folder that are read, and files that are looked at in it."""
 
 _MAX_BYTES = 8192
+_DIAL_S = 1.0
+"""Deadline of a connection on this machine that shows whether a port listens."""
 _FOLDER = "listening"
 """Folder in the home with one file per API port, named after the port and locked by the node that listens there."""
 
@@ -113,7 +116,8 @@ def live_nodes(home: Path) -> list[OwnNode]:
 def registered_homes(registry: Path) -> list[Path]:
     """The homes in the user's folder of nodes, those of the longest running nodes first. Removes stale entries.
 
-    A folder or file that others can write, or that another user owns, is not read.
+    A folder or file that others can write, or that another user owns, is not read. The same holds for the marks in a
+    home: another user can create a home again where an entry still points, for example below /tmp.
     """
     found: dict[Path, float] = {}
     if not _is_private(registry):
@@ -128,7 +132,7 @@ def registered_homes(registry: Path) -> list[Path]:
         except OSError:  # its node has just stopped
             continue
         home = _home_in(entry)
-        if home is None or not _has_lock(home / _FOLDER / str(entry["port"] if entry else "")):
+        if home is None or entry is None or not _is_marked_privately(home, entry["port"]):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
         else:
@@ -145,9 +149,17 @@ def node_at(homes: Iterable[Path], host: str, port: int) -> OwnNode | None:
     return None
 
 
-def token_for(home: Path, host: str, port: int) -> str:
-    """The token, if a live node of this home serves the API at this address; otherwise ""."""
-    return read_token(home) if node_at([home], host, port) else ""
+def token_for(homes: Iterable[Path], host: str, port: int) -> str:
+    """The token, if a live node of one of these homes serves the API at this address; otherwise ""."""
+    node = node_at(homes, host, port)
+    return read_token(node.home) if node else ""
+
+
+def is_on_this_machine(host: str) -> bool:
+    """Whether an address, or one that a name stands for, is a loopback address or another one of this machine."""
+    found = [ipaddress.ip_address(address) for address in _addresses_of(host)]
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in found]
+    return any(address.is_unspecified or _is_own(str(address)) for address in plain)
 
 
 def began(pid: int) -> str:
@@ -168,7 +180,7 @@ def began(pid: int) -> str:
 def _write_entry(path: Path, text: str) -> None:
     """Writes an entry, and removes those of nodes that have gone. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
+    _make_private(path.parent)
     registered_homes(path.parent)
     scratch = path.with_suffix(".new")
     scratch.unlink(missing_ok=True)
@@ -181,7 +193,7 @@ def _write_entry(path: Path, text: str) -> None:
 def _marked(home: Path, path: Path) -> OwnNode | None:
     """The node of a mark whose lock is held by a process of this machine; None if there is no such mark."""
     try:
-        with path.open() as file:
+        with _opened(path) as file:
             text = file.read(_MAX_BYTES) if _is_locked(file) else ""
     except (OSError, ValueError):
         return None
@@ -189,8 +201,9 @@ def _marked(home: Path, path: Path) -> OwnNode | None:
         return None
     try:
         fields = json.loads(text)
-    except ValueError:  # a node of an older version, which wrote only the host
-        return OwnNode(home, text.strip("[]"), int(path.name))
+    except ValueError:  # a node of an older version, which wrote only the host as its settings have it
+        host = text.strip("[]")
+        return OwnNode(home, _listening_address(host, int(path.name)), int(path.name), name=host)
     if not isinstance(fields, dict) or not _runs(fields):
         return None
     host, name, certificate = (str(fields.get(key) or "") for key in ("host", "name", "certificate"))
@@ -202,9 +215,42 @@ def _runs(fields: Mapping[str, Any]) -> bool:
     return isinstance(pid, int) and pid > 0 and began(pid) == fields.get("began") != ""
 
 
+def _listening_address(name: str, port: int) -> str:
+    """The address of this machine that a name means and at which the port listens; the name itself if there is none."""
+    for address in _addresses_of(name):
+        if address != name and _is_own(address):
+            with suppress(OSError), closing(socket.create_connection((address, port), _DIAL_S)):
+                return address
+    return name
+
+
+def _addresses_of(host: str) -> list[str]:
+    """The addresses that a host stands for: itself, or those of a name."""
+    if host == "localhost":
+        return ["127.0.0.1", "::1"]
+    with suppress(ValueError):
+        return [str(ipaddress.ip_address(host))]
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []
+
+
+def _opened(path: Path) -> IO[str]:
+    """Opens a mark or an entry. Raises OSError for a link, for what is no file (a pipe would block), and for a file
+    that another user put into the folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    file = os.fdopen(descriptor)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != path.parent.stat().st_uid:
+        file.close()
+        raise PermissionError(f"{path} is no file of the owner of its folder")
+    return file
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     """The fields of an entry; None for a damaged one. Raises OSError."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         try:
             fields = json.loads(file.read(_MAX_BYTES))
         except ValueError:
@@ -224,6 +270,28 @@ def _is_private(path: Path) -> bool:
     except OSError:
         return False
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)
+
+
+def _is_marked_privately(home: Path, port: int) -> bool:
+    """Whether a node holds the mark of this port, in a folder that only this user can read and write."""
+    folder = home / _FOLDER
+    try:
+        is_private = _is_private(folder) and not folder.lstat().st_mode & 0o077
+    except OSError:
+        return False
+    return is_private and _has_lock(folder / str(port))
+
+
+def _make_private(folder: Path) -> None:
+    """Takes all rights on a folder of this user from others. Raises OSError for a link, and for a folder of another
+    user."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{folder} belongs to another user")
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -248,7 +316,7 @@ def _remove_stale(folder: Path) -> None:
 def _has_lock(path: Path) -> bool:
     """Whether a process holds the lock of this mark."""
     try:
-        with path.open() as file:
+        with _opened(path) as file:
             return _is_locked(file)
     except OSError:
         return False
@@ -270,11 +338,13 @@ def _covers(bound: str, host: str) -> bool:
         return False
     if not held.is_unspecified or (held.version == 4 and wanted.version == 6):
         return wanted == held
-    return wanted.is_loopback or _is_own(host)
+    return _is_own(host)
 
 
 def _is_own(host: str) -> bool:
     """Whether this machine has the address."""
     import psutil
 
+    if ipaddress.ip_address(host).is_loopback:
+        return True
     return any(one.address.partition("%")[0] == host for found in psutil.net_if_addrs().values() for one in found)

@@ -21,7 +21,8 @@ PREFIX = "exo-session-"
 VALID_S = 12 * 3600
 """A working day. The page renews its session while the node of its token runs."""
 SKEW_S = 3600
-"""Clocks of members may differ by this much; a session that would end later than this after VALID_S is refused."""
+"""The clock of the member that made a session may be ahead by this much; if it is ahead by more, others refuse the
+session until the rest has passed. The session ends later by as much as that clock is ahead."""
 MAX_KNOWN = 256
 
 _TEXT = re.compile(PREFIX + r"([0-9a-f]{8})-([0-9a-f]{1,10})-([A-Za-z0-9_-]{43})")
@@ -48,9 +49,9 @@ class PageSessions:
 
     def make(self, renewed_id: str = "") -> tuple[str, Session]:
         """A session and its text, which is only for the caller that asked. renewed_id: of the session that it
-        continues, so that the caller's requests stay its own; a revoked one is not continued."""
+        continues, so that the caller's requests stay its own; a revoked one, and a key, is not continued."""
         number, ends_at = number_of(renewed_id), int(self._now()) + VALID_S
-        if not number or self._keys.refuses(number):
+        while not number or number in self._keys.table:  # also the id of a key, which may not be revoked with it
             number = secrets.token_hex(4)
         session = Session(f"s-{number}", ends_at)
         self._note(session)

@@ -182,6 +182,7 @@ def test_each_wish_reaches_the_placement(say: Say, placing: PlacingMesh, flags: 
         (["--layers", "alpha=0-7", "--on", "alpha"], "--layers and --on contradict each other"),
         (["--plan", "1", "--policy", "memory"], "--plan and --policy contradict each other"),
         (["--on", "alpha", "--exclude", "beta"], "--on and --exclude contradict each other"),
+        (["--on", "alpha,beta", "--peers", "1"], "--on and --peers contradict each other"),
         (["--on", "delta"], 'no peer is called "delta"; known peers: alpha, beta, gamma'),
         (["--on", ","], "--on names no peer"),
         (["--layers", "alpha"], '--layers "alpha": write PEER=FIRST-LAST'),
@@ -194,6 +195,12 @@ def test_a_wish_that_cannot_be_met_is_refused_before_anything_is_placed(
     code, shown, said = say("load", MODEL, *flags)
     assert code != exit_codes.OK and complaint in said and not shown
     assert not placing.wanted
+
+
+def test_preview_refuses_no_peers_as_load_does(say: Say, placing: PlacingMesh) -> None:
+    code, shown, said = say("preview", MODEL, "--peers", "0")
+    assert code != exit_codes.OK and "--peers 0: a whole number of at least 1" in said and not shown
+    assert not placing.specs
 
 
 def test_two_peers_of_one_name_are_told_apart_by_their_ids(say: Say, placing: PlacingMesh) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -149,6 +150,9 @@ def test_a_question_with_the_local_token_of_a_node_outlives_that_node(tmp_path: 
     closed = [*SLOW, "--secret-file", str(tmp_path / "mesh.secret")]
     with mesh(tmp_path, [closed] * 3, engine="dummy") as peers:
         entry, *others = peers
+        folder = Path("state", "exo-mesh", "nodes")
+        for name in ("peer-1", "peer-2"):  # nodes of one user share the folder
+            shutil.copytree(tmp_path / name / folder, tmp_path / "peer-0" / folder, dirs_exist_ok=True)
         others[0].place(min_peers=2, exclude_peers=[entry.id])
         whole = text_of(others[0].chat(COUNT, max_tokens=150))
         asked = ["run", MODEL, COUNT, "--temperature", "0", "--max-tokens", "150", "--api-url", entry.url]

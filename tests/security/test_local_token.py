@@ -67,10 +67,10 @@ def test_nothing_equals_an_empty_token() -> None:
 
 def test_it_is_for_ports_that_a_live_node_of_the_home_listens_on(tmp_path: Path) -> None:
     token = take_token(tmp_path)
-    assert token_for(tmp_path, "127.0.0.1", 7000) == ""
+    assert token_for([tmp_path], "127.0.0.1", 7000) == ""
     mark = ListeningMark(tmp_path, "0.0.0.0", 7000)
     for host in ("127.0.0.1", "localhost", "127.0.5.5"):
-        assert token_for(tmp_path, host, 7000) == token
+        assert token_for([tmp_path], host, 7000) == token
     for host, port in (
         ("127.0.0.1", 7001),
         ("::1", 7000),
@@ -78,12 +78,12 @@ def test_it_is_for_ports_that_a_live_node_of_the_home_listens_on(tmp_path: Path)
         ("localhost.evil.example", 7000),
         ("", 80),
     ):
-        assert token_for(tmp_path, host, port) == ""
+        assert token_for([tmp_path], host, port) == ""
     mark.close()
-    assert token_for(tmp_path, "127.0.0.1", 7000) == ""
+    assert token_for([tmp_path], "127.0.0.1", 7000) == ""
     bound = ListeningMark(tmp_path, "192.168.1.5", 7000)
-    assert token_for(tmp_path, "192.168.1.5", 7000) == token
-    assert token_for(tmp_path, "127.0.0.1", 7000) == "", "another program can listen there"
+    assert token_for([tmp_path], "192.168.1.5", 7000) == token
+    assert token_for([tmp_path], "127.0.0.1", 7000) == "", "another program can listen there"
     bound.close()
 
 
@@ -96,10 +96,10 @@ def test_the_mark_of_a_killed_node_counts_no_more(tmp_path: Path) -> None:
     command = [COMMAND[0], "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"there\n"
-        assert token_for(tmp_path, "127.0.0.1", 7000) == token
+        assert token_for([tmp_path], "127.0.0.1", 7000) == token
         process.kill()
         process.wait()
-    assert token_for(tmp_path, "127.0.0.1", 7000) == ""
+    assert token_for([tmp_path], "127.0.0.1", 7000) == ""
     ListeningMark(tmp_path, "127.0.0.1", 7001).close()
     assert not list((tmp_path / "listening").iterdir()), "what the dead left is removed"
 
@@ -110,7 +110,7 @@ def test_nodes_of_one_home_have_a_mark_each(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         ListeningMark(tmp_path, "127.0.0.2", 7000)
     marks[0].close()
-    assert [bool(token_for(tmp_path, "127.0.0.1", port)) for port in (7000, 7001)] == [False, True]
+    assert [bool(token_for([tmp_path], "127.0.0.1", port)) for port in (7000, 7001)] == [False, True]
     marks[1].close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import stat
 import threading
@@ -11,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exo_mesh.cli.main import main
 from exo_mesh.client.api_client import ApiClient, NoNodeError
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.client.trust import default_url
 from exo_mesh.errors import MeshError
 from exo_mesh.security import own_nodes
@@ -31,6 +34,7 @@ from exo_mesh.security.own_nodes import (
 from exo_mesh.settings.places import own_nodes_dir
 from tests.cli.closed_port import closed_port
 from tests.cli.test_main import ASKING
+from tests.security.test_api_tls import write_pair
 
 
 @pytest.fixture(autouse=True)
@@ -150,10 +154,43 @@ def test_a_session_goes_to_no_program_that_took_the_port_either(tmp_path: Path, 
         client = ApiClient(f"http://127.0.0.1:{port}")
         client._session.text = "exo-session-x"
         assert client.credentials() == {"Authorization": "Bearer exo-session-x"}
-        member = client.at("http://127.0.0.1:1", with_key=True)
     assert client.credentials() == {} and token
-    assert member.credentials() == {"Authorization": "Bearer exo-session-x"}
-    assert client.at("http://127.0.0.1:1", with_key=False).credentials() == {}
+    for host in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "[::ffff:127.0.0.1]", "127.1"):
+        assert client.at(f"http://{host}:1", with_key=True).credentials() == {}, "any user may listen there"
+
+
+def test_a_session_goes_to_members_on_other_machines_and_to_those_of_this_user(tmp_path: Path, user: Path) -> None:
+    session = {"Authorization": "Bearer exo-session-x"}
+    with node(tmp_path / "own", user) as (port, _, _), node(tmp_path / "second", user) as (second, _, _):
+        client = ApiClient(f"http://127.0.0.1:{port}", tmp_path / "own")
+        client._session.text = "exo-session-x"
+        assert client.at(f"http://127.0.0.1:{second}", with_key=True).credentials() == session
+        assert client.at("http://192.0.2.1:1", with_key=True).credentials() == session
+        assert client.at("http://192.0.2.1:1", with_key=False).credentials() == {}
+
+
+def test_the_token_takes_the_place_of_a_session_that_its_node_refuses(tmp_path: Path, user: Path) -> None:
+    with node(tmp_path / "own", user) as (port, shown, token), node(tmp_path / "second", user) as (second, other, _):
+        client = ApiClient(f"http://127.0.0.1:{port}", tmp_path / "own")
+        client._session.text, client._session.renew_at = "exo-session-x", float("inf")
+        with pytest.raises(MeshError):
+            client.at(f"http://127.0.0.1:{second}", with_key=True).get("/state")
+        assert other == ["Bearer exo-session-x"], "only this member refuses it"
+        with pytest.raises(MeshError):
+            client.get("/state")
+        assert shown == ["Bearer exo-session-x", f"Bearer {token}"]
+        client.open_session()
+        assert len(shown) == 3, "a new one is asked for"
+
+
+def test_a_node_alone_is_asked_for_no_session(tmp_path: Path, user: Path) -> None:
+    with node(tmp_path / "own", user) as (port, shown, token):
+        nodes = MeshNodes(ApiClient(f"http://127.0.0.1:{port}"))
+        alone = {"name": "a", "api_url": f"http://192.0.2.1:{port}"}
+        nodes.note([alone, {"name": "b", "api_url": ""}], {"mesh": "closed"})
+        assert shown == []
+        nodes.note([alone, {"name": "b", "api_url": "http://192.0.2.2:1"}], {"mesh": "closed"})
+        assert shown == [f"Bearer {token}"]
 
 
 def test_a_program_at_the_other_address_of_localhost_gets_no_token(tmp_path: Path, user: Path) -> None:
@@ -171,12 +208,92 @@ def test_a_mark_of_another_machine_that_shares_the_home_counts_not(tmp_path: Pat
     mark = ListeningMark(tmp_path, "127.0.0.1", 7000)
     path = tmp_path / "listening" / "7000"
     good = json.loads(path.read_text())
-    assert token_for(tmp_path, "127.0.0.1", 7000)
+    assert token_for([tmp_path], "127.0.0.1", 7000)
     for change in ({"began": "1"}, {"began": ""}, {"pid": 2**22 + 1}, {"pid": 0}, {"pid": "x"}):
         path.write_text(json.dumps(good | change))
-        assert token_for(tmp_path, "127.0.0.1", 7000) == ""
-    path.write_text("127.0.0.1")
-    assert token_for(tmp_path, "127.0.0.1", 7000), "a node of an older version, before its restart"
+        assert token_for([tmp_path], "127.0.0.1", 7000) == ""
+    mark.close()
+
+
+def test_a_node_of_an_older_version_is_found_at_the_address_where_its_port_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mark has only the host as its settings write it."""
+    addresses = [(None, None, 0, "", (address, 0)) for address in ("192.0.2.1", "127.0.0.1")]
+    known, asked = {"alpha.lan": addresses}, socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: known.get(host) or asked(host, *a, **k))
+    with node(tmp_path, None) as (port, _, token):
+        for name in ("127.0.0.1", "localhost", "alpha.lan"):
+            (tmp_path / "listening" / str(port)).write_text(name)
+            assert token_for([tmp_path], "127.0.0.1", port) == token
+            assert token_for([tmp_path], name, port) == token
+            assert token_for([tmp_path], "192.0.2.1", port) == "", "another machine has that address"
+
+
+def test_a_home_that_another_user_created_again_where_an_entry_points_counts_not(tmp_path: Path, user: Path) -> None:
+    home = tmp_path / "own"
+    for change in (lambda: (home / "listening").chmod(0o755), lambda: os.chown(home / "listening", 65534, 65534)):
+        with node(home, user) as (port, shown, _):
+            assert registered_homes(user) == [home]
+            if os.geteuid() == 0 or change.__code__.co_names[0] == "home":
+                change()
+            ask(f"http://127.0.0.1:{port}")
+            assert shown == [None] and registered_homes(user) == []
+        shutil.rmtree(home)
+
+
+def test_a_mark_that_is_no_file_of_its_home_counts_not_and_stops_nobody(tmp_path: Path, user: Path) -> None:
+    with node(tmp_path / "own", user) as (port, _, _):
+        mark = tmp_path / "own" / "listening" / str(port)
+        (folder := tmp_path / "second" / "listening").mkdir(mode=0o700, parents=True)
+        for put in (os.mkfifo, lambda path: path.symlink_to(mark), lambda path: path.mkdir()):
+            put(folder / str(port))
+            assert live_nodes(tmp_path / "second") == []
+            assert node_at([tmp_path / "second"], "127.0.0.1", port) is None
+            shutil.rmtree(folder / str(port)) if (folder / str(port)).is_dir() else (folder / str(port)).unlink()
+        if os.geteuid() == 0:
+            os.chown(mark, 65534, 65534)
+            assert node_at([tmp_path / "own"], "127.0.0.1", port) is None
+
+
+def test_a_link_in_place_of_the_folder_of_nodes_changes_no_folder(tmp_path: Path, user: Path) -> None:
+    (target := tmp_path / "target").mkdir()
+    target.chmod(0o755)
+    user.parent.mkdir(parents=True)
+    user.symlink_to(target)
+    with node(tmp_path / "own", user):
+        assert not list(target.iterdir()) and stat.S_IMODE(target.stat().st_mode) == 0o755
+
+
+def test_a_home_may_be_named_by_the_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with node(tmp_path / "own", None) as (port, _, token):
+        client = ApiClient(f"http://127.0.0.1:{port}", "~/own")
+        assert client.credentials() == {"Authorization": f"Bearer {token}"}
+        assert default_url("~/own") == f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("verb", [["run", "m", "Hello"], ["doctor"]])
+def test_the_certificate_of_the_usual_home_is_not_taken_for_that_of_another_node(
+    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    (usual, key), (other, _) = write_pair(tmp_path / "tls"), write_pair(tmp_path / "other")
+    monkeypatch.setenv("EXO_MESH_TLS_CERT", str(usual))
+    monkeypatch.setenv("EXO_MESH_TLS_KEY", str(key))
+    made: list[Path | None] = []
+
+    class Noted(ApiClient):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self.certificate)
+            raise NoNodeError("noted")
+
+    for module in ("run", "doctor"):
+        monkeypatch.setattr(f"exo_mesh.cli.{module}.ApiClient", Noted)
+    mark = ListeningMark(tmp_path / "own", "127.0.0.1", 7000, certificate=other, registry=user)
+    main([*verb, "--api-url", "https://127.0.0.1:7000"])
+    main([*verb, "--api-url", "https://127.0.0.1:7000", "--tls-cert", str(usual)])
+    assert made == [other, usual]
     mark.close()
 
 
@@ -225,7 +342,7 @@ def test_a_flood_of_entries_costs_a_bounded_number_of_looks(
 def test_a_node_that_cannot_leave_an_entry_runs_and_its_home_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with node(tmp_path / "own", tmp_path / "file" / "nodes") as (port, _, token):
-        assert token_for(tmp_path / "own", "127.0.0.1", port) == token
+        assert token_for([tmp_path / "own"], "127.0.0.1", port) == token
 
 
 def test_a_node_is_found_under_each_address_that_reaches_only_it(tmp_path: Path) -> None:

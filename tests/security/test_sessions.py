@@ -160,11 +160,34 @@ async def test_an_open_mesh_makes_no_session_and_accepts_none(model_dir: Path, t
         assert (await asked(api, "POST", "/drain", TOKEN))[0] == 200
 
 
-def test_the_verb_key_revokes_a_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_key_revokes_a_session(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXO_MESH_SECRET", new_secret())
     here = PageSessions(KEY, KeyFile(tmp_path / FILE_NAME))
     text, made = here.make()
     assert here.check(text)
     assert main(["key", "remove", made.id, "--home", str(tmp_path)]) == exit_codes.OK
+    assert capsys.readouterr().err == f"revoked the session {made.id}\n"
     assert here.check(text) is None
     assert main(["key", "remove", "s-12", "--home", str(tmp_path)]) != exit_codes.OK
     assert "no key s-12" in capsys.readouterr().err
+
+
+def test_the_verb_key_leaves_an_open_api_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first entry in the file of keys closes the API to callers without a key."""
+    assert main(["key", "remove", "s-12345678", "--home", str(tmp_path)]) == exit_codes.USAGE
+    assert "a mesh without a secret has no sessions" in capsys.readouterr().err
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+async def test_no_session_has_the_id_of_a_key_and_none_revokes_a_key(model_dir: Path, tmp_path: Path) -> None:
+    access = policy(tmp_path, local_token=TOKEN)
+    assert access.keys is not None
+    text, key = access.keys.add(Role.ADMIN, datetime.datetime.now(datetime.UTC))
+    async with served(ScriptedMesh(model_dir), ApiOptions(access=access)) as api:
+        status, made = await asked(api, "POST", "/v1/session", TOKEN, {"id": f"s-{key.id}"})
+        assert status == 200 and made["id"] != f"s-{key.id}"
+        status, refused = await asked(api, "DELETE", f"/v1/keys/s-{key.id}", TOKEN)
+        assert status == 400 and "is the id of a key" in refused["error"]["message"]
+        assert (await asked(api, "GET", "/state", text))[0] == 200

@@ -17,12 +17,12 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.models.waiting import WaitingScreen
 from exo_mesh.cli.parser import add_api_flags, api_words
-from exo_mesh.cli.preview import add_wish_flags, describe, find_previews, peer_count, plans_of, wishes
+from exo_mesh.cli.preview import add_wish_flags, describe, find_previews, peer_count, plans_of, refuse_zero, wishes
 from exo_mesh.cli.tables import layers_text, peer_names, print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError
-from exo_mesh.printable import printable, quoted
+from exo_mesh.printable import counted, printable, quoted
 from exo_mesh.telemetry.tables import columns
 
 _READY_S = 6 * 3600.0
@@ -87,8 +87,7 @@ def loaded_text(instance: Mapping[str, Any], names: Mapping[str, str], took_s: f
         ids = (stage.get("group") or {}).get("peers") or [stage["peer"]]
         who = " + ".join(names.get(one, one[:8]) for one in ids)
         rows.append([f"  {who}", layers_text(stage["layers"]), stage["engine"]])
-    where = f"{peers} peer{'s' if peers > 1 else ''}"
-    head = f"{printable(instance['model'])} is ready on {where} after {took_s:.1f} s"
+    head = f"{printable(instance['model'])} is ready on {counted(peers, 'peer')} after {took_s:.1f} s"
     head += f": context {instance['context_limit']} tokens, instance {instance['id']}"
     note = f"\n  {printable(instance['reason'])}" if instance.get("reason") else ""
     return f"{head}\n{columns(('  PEER', 'LAYERS', 'ENGINE'), rows)}{note}"
@@ -102,9 +101,9 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         raise InputError(f"{names} contradict each other: --{alone[0]} alone says which peers hold which layers")
     if args.on is not None and args.exclude is not None:
         raise InputError("--on and --exclude contradict each other: --on leaves out all other peers", param="on")
-    for name in ("plan", "peers"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise InputError(f"--{name} {getattr(args, name)}: a whole number of at least 1 is needed", param=name)
+    if args.on is not None and args.peers is not None:
+        raise InputError("--on and --peers contradict each other: --on says exactly which peers", param="on")
+    refuse_zero(args, "plan", "peers")
 
 
 def _body(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def _planned(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]:
     """The body that places plan N of the previews, which it shows. Raises InputError if there is no such plan."""
     plans = plans_of(find_previews(client, args))
     if args.plan > len(plans):
-        there = f"there are {len(plans)} plans" if len(plans) != 1 else "there is 1 plan"
+        there = f"there {'is' if len(plans) == 1 else 'are'} {counted(len(plans), 'plan')}"
         raise InputError(f"--plan {args.plan}: {there} now; `exo-mesh preview {args.model}` shows them", param="plan")
     if not args.json:
         print(describe(plans[args.plan - 1], args.plan), file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ import { readEvents } from "./sse.js";
 const CONNECT_MS = 5000;
 const SILENCE_MS = 8000; // the node sends an event every 2 s
 const RETRY_MS = 1000;
+const RENEW_RETRY_MS = 60000; // until the node of the token makes a session again
 
 export class ApiError extends Error {
   constructor(status, body) {
@@ -77,25 +78,32 @@ function accepted() {
 }
 
 /** Exchanges the local token for a session that every member of a closed mesh accepts, so that the page outlives its
- * node. Renews it under the same id, which its running answers belong to. Returns whether there is a new session. */
+ * node. Renews it under the same id, which its running answers belong to, and tries again as long as there is a token.
+ * Returns whether there is a new session. */
 export async function openSession() {
   const exchanged = token;
+  let pauseMs = RENEW_RETRY_MS;
   if (!exchanged) return false;
   try {
     const headers = { Authorization: `Bearer ${exchanged}`, "Content-Type": "application/json" };
     const body = JSON.stringify({ id: sessionStorage.getItem("exo.session") });
     const reply = await fetchAt(location.origin, "/v1/session", { method: "POST", headers, body });
     const made = reply.ok ? await reply.json() : {};
+    if (reply.ok && !made.key) pauseMs = 0; // a mesh without a secret makes none
     if (!made.key || token !== exchanged) return false;
     key = made.key;
     sessionStorage.setItem("exo.key", key);
     sessionStorage.setItem("exo.session", made.id);
-    clearTimeout(renewal);
-    renewal = setTimeout(openSession, made.valid_s * 500);
+    pauseMs = made.valid_s * 500;
     accepted();
     return true;
   } catch {
     return false; // the node has gone: the page keeps what it has
+  } finally {
+    if (token === exchanged) {
+      clearTimeout(renewal);
+      if (pauseMs) renewal = setTimeout(openSession, pauseMs);
+    }
   }
 }
 let renewal = 0;
@@ -109,9 +117,13 @@ export function untilKey() {
   askForKey();
   return new Promise((resolve) => keyWaiters.push(resolve));
 }
-/** The credential for a call. Only the local token may open an invitation over plain HTTP from another machine. */
+/** The credential for a call. Only the local token may open an invitation over plain HTTP from another machine. Only
+ * its own node accepts that token, and any machine can join an open mesh and wait for keys. */
+let isClosed = false; // as the node of this page says; another one may lie
 function authorization(base, path) {
-  const shown = token && base === location.origin && path === "/v1/invite" ? token : key;
+  const isOrigin = base === location.origin;
+  if (!isOrigin && (key.startsWith(LOCAL) || !isClosed)) return {};
+  const shown = token && isOrigin && path === "/v1/invite" ? token : key;
   return shown ? { Authorization: `Bearer ${shown}` } : {};
 }
 
@@ -140,8 +152,15 @@ export function nameOf(base) {
 }
 const names = {}; // of the nodes whose data this page has read, by their addresses
 
-/** Calls fetch at one node. Raises UnreachableError if no response head arrives. The signal also ends the body. */
+/** Calls fetch at one node; once more if the node of the token refuses a session that has ended. Raises
+ * UnreachableError if no response head arrives. The signal also ends the body. */
 export async function fetchAt(base, path, options = {}, connectMs = CONNECT_MS) {
+  const reply = await fetchOnce(base, path, options, connectMs);
+  if (reply.status !== 401 || base !== location.origin || options.headers?.Authorization) return reply;
+  return (await openSession()) ? fetchOnce(base, path, options, connectMs) : reply;
+}
+
+async function fetchOnce(base, path, options, connectMs) {
   const stop = new AbortController();
   options.signal?.addEventListener("abort", () => stop.abort());
   const timer = setTimeout(() => stop.abort(), connectMs);
@@ -241,16 +260,14 @@ function ratesOf(before, after, seconds) {
 
 async function listenAt(base, signal) {
   const reply = await fetchAt(base, "/metrics/stream", { signal });
-  if (reply.status === 401) {
-    if (base !== location.origin || !(await openSession())) await untilKey();
-    return;
-  }
+  if (reply.status === 401) return untilKey();
   if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => null));
   for await (const event of readEvents(reply, SILENCE_MS)) {
     if (!event.data) continue;
     const { type, data } = JSON.parse(event.data);
     if (type === "hello") mesh.hello = data;
     else take(type === "document" ? data : patched(mesh.document, data));
+    if (base === location.origin) isClosed = mesh.document?.health?.mesh === "closed";
     if (type === "document") readMemory(base);
     names[base] = mesh.document?.peers?.[mesh.document.node_id]?.name ?? names[base];
     mesh.connected = true;
