@@ -40,6 +40,7 @@ LENGTH_FILE = "sentence_bert_config.json"
 POOLING_FILE = "1_Pooling.config.json"
 SCORE_FILE = "1_LogitScore.config.json"
 TOOL_USE_FILE = "additional_chat_templates.tool_use.jinja"
+ADDED_TOKENS_FILE = "added_tokens.json"
 FOLDER_FILES = {
     "1_Pooling/config.json": POOLING_FILE,
     "1_LogitScore/config.json": SCORE_FILE,
@@ -190,17 +191,17 @@ def read_json_text(file: Path) -> bytes:
     return text
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, *, as_written: bool = False) -> dict[str, Any]:
     """Returns the JSON object in a file of a model. This is the only reader of these files. It accepts what
-    transformers accepts, such as Infinity, and also a byte-order mark, and -1 for null. Raises ModelError that names
-    the cause."""
+    transformers accepts, such as Infinity, and also a byte-order mark, and -1 for null. as_written: keep -1 and tagged
+    numbers, for digests that older peers compute, too. Raises ModelError that names the cause."""
     try:
-        value = _parse_json(file, read_json_text(file))
+        value = _parse_json(file, read_json_text(file), as_written=as_written)
     except FileNotFoundError as exc:
         raise ModelError(f"{named(file)} cannot be read: there is no such file") from exc
     if not isinstance(value, dict):
         raise ModelError(f"{named(file)} is not a JSON object")
-    return without_off(value) if file.name == "config.json" else value
+    return without_off(value) if file.name == "config.json" and not as_written else value
 
 
 def read_json_if_there(file: Path) -> dict[str, Any]:
@@ -228,13 +229,14 @@ def as_text(file: Path, data: bytes) -> str:
         raise ModelError(f"{named(file)} is not UTF-8 text ({kind}); save or download it again as UTF-8") from exc
 
 
-def _parse_json(file: Path, data: bytes) -> Any:
+def _parse_json(file: Path, data: bytes, *, as_written: bool = False) -> Any:
     """Parses JSON as Python does, which also knows Infinity, -Infinity and NaN. Raises ModelError."""
     text = as_text(file, data)
     if not text.strip():
         raise ModelError(f"{named(file)} is empty; download it again")
     try:
-        value = json.loads(text, object_hook=_untagged) if _FLOAT_TAG in text else json.loads(text)
+        has_tags = _FLOAT_TAG in text and not as_written
+        value = json.loads(text, object_hook=_untagged if has_tags else None)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as exc:

@@ -22,7 +22,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.printable import quoted
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import SharedCalls
-from exo_mesh.weights.card import IMAGE_FILES, TEXT_FILES, text_file_limit
+from exo_mesh.weights.card import IMAGE_FILES, LATER_TEXT_FILES, TEXT_FILES, text_file_limit
 
 CHUNK_BYTES = 1024 * 1024
 ROOM_BYTES = 48 * 1024 * 1024
@@ -116,13 +116,15 @@ def _directory_name(card: ModelCard) -> str:
     return hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
 
 
-async def send(model_dir: Path, *, with_image_files: bool = False) -> AsyncIterator[pb.TextFile]:
-    """Yields the text files of a model as messages, each in chunks; an empty file is one empty chunk.
-    with_image_files: also those that say how images are prepared.
+async def send(model_dir: Path, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
+    """Yields the text files of a model that the caller takes as messages, each in chunks; an empty file is one empty
+    chunk.
 
     Only regular files inside the model's directory are sent, whatever links it has. Raises ModelError.
     """
-    for name in (*TEXT_FILES, *(IMAGE_FILES if with_image_files else ())):
+    image_files = IMAGE_FILES if request.takes_image_files else ()
+    later_files = LATER_TEXT_FILES if request.takes_later_text_files else ()
+    for name in (*TEXT_FILES, *image_files, *later_files):
         try:
             data = await asyncio.to_thread(read_model_file, place_of(model_dir, name), text_file_limit(name))
         except FileNotFoundError:
@@ -136,7 +138,7 @@ async def _receive(client: PeerClient, name: str, directory: Path) -> None:
     num_bytes = 0
     async for item in client.read_text_files(name):
         num_bytes += len(item.chunk)
-        if item.name not in (*TEXT_FILES, *IMAGE_FILES) or num_bytes > MAX_BYTES:
+        if item.name not in (*TEXT_FILES, *IMAGE_FILES, *LATER_TEXT_FILES) or num_bytes > MAX_BYTES:
             sent = f"{quoted(item.name, 80)} ({num_bytes} bytes in all)"
             raise TransportError(f"a peer sent {sent} as a text file of {name}")
         with (directory / item.name).open("ab") as file:

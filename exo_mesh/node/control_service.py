@@ -94,7 +94,7 @@ class ControlService:
 
     async def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, request.model)
-        async for item in text_cache.send(model_dir, with_image_files=request.takes_image_files):
+        async for item in text_cache.send(model_dir, request):
             yield item
 
     async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:

@@ -781,12 +781,14 @@ class NamedValues(_message.Message):
     def __init__(self, name: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class ReadTextFilesRequest(_message.Message):
-    __slots__ = ("model", "takes_image_files")
+    __slots__ = ("model", "takes_image_files", "takes_later_text_files")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TAKES_IMAGE_FILES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_LATER_TEXT_FILES_FIELD_NUMBER: _ClassVar[int]
     model: str
     takes_image_files: bool
-    def __init__(self, model: _Optional[str] = ..., takes_image_files: bool = ...) -> None: ...
+    takes_later_text_files: bool
+    def __init__(self, model: _Optional[str] = ..., takes_image_files: bool = ..., takes_later_text_files: bool = ...) -> None: ...
 
 class TextFile(_message.Message):
     __slots__ = ("name", "chunk")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from exo_mesh.text.text_files import AddedToken, TextFiles
+from exo_mesh.text.text_files import AddedToken, TextFiles, check_added_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def complete(tokenizer: Tokenizer, files: TextFiles) -> bool:
     """Add the tokens that tokenizer.json lacks, and set the space before a text; in place. Returns whether anything
-    changed. Raises as the tokenizers library.
+    changed. Raises as the tokenizers library, and as check_added_ids.
 
     A token without a row in the embedding is not added: the model could not compute it. Unknown ids below that of an
     added token get placeholders, because the library numbers tokens in order.
@@ -24,6 +24,7 @@ def complete(tokenizer: Tokenizer, files: TextFiles) -> bool:
 
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     next_id = max([tokenizer.get_vocab_size(with_added_tokens=False), *(i + 1 for i in _added_ids(tokenizer))])
+    check_added_ids(files, next_id)
     fresh: list[Any] = []
     for token in files.added:
         made = LibraryToken(token.content, special=token.special, **_flags(token))

@@ -145,8 +145,7 @@ class ControlTexts:
             if self._finder is None:
                 finder = Tokenizer(models.WordLevel({"\0": 0}, unk_token="\0"))
                 finder.normalizer = self._tokenizer.normalizer
-                for token in self._added.values():
-                    finder.add_special_tokens([token])
+                finder.add_special_tokens(list(self._added.values()))  # one call: each one builds the matcher again
                 ids = {_id_in(finder, content): content for content in self._controls.values()}
                 self._finder = finder, ids
             return self._finder
@@ -173,14 +172,14 @@ class _Apart:
         self._tokenizer.normalizer = tokenizer.normalizer
         self._tokenizer.pre_tokenizer = tokenizer.pre_tokenizer
         self.secrets: dict[str, str] = {}
-        self._ids: dict[int, int] = {}
+        renamed: dict[int, AddedToken] = {}
         for token_id, token in added.items():
             content = token.content
             if token_id in controls:
                 # the same first and last character, which the rules for whole words look at
                 content = f"{content[0]}{random_digits()}{content[-1]}"
                 self.secrets[token.content] = content
-            renamed = AddedToken(
+            renamed[token_id] = AddedToken(
                 content,
                 single_word=token.single_word and token_id not in controls,
                 lstrip=token.lstrip,
@@ -188,8 +187,8 @@ class _Apart:
                 normalized=token.normalized,
                 special=token.special,
             )
-            (self._tokenizer.add_special_tokens if token.special else self._tokenizer.add_tokens)([renamed])
-            self._ids[_id_in(self._tokenizer, content)] = token_id
+        self._tokenizer.add_tokens(list(renamed.values()))  # one call: each one builds the matcher again
+        self._ids = {_id_in(self._tokenizer, token.content): token_id for token_id, token in renamed.items()}
         self._vocabulary_ids = controls.keys() - self._ids.keys()  # of control tokens that the model knows as words
         self._renamed = frozenset(_id_in(self._tokenizer, secret) for secret in self.secrets.values())
         self._seam = f"<{random_digits()}>"

@@ -49,27 +49,35 @@ class TemplateTraits:
     """What a template did with small conversations that it was tried with (see probes). The default values, as if it
     did everything, hold for a template that could not be tried.
 
-    knows_developer: it treats the role developer in another way than a role that it cannot know. judges: it shows
-    messages of the roles query and document. part_roles: roles whose content it reads only as a list of parts.
-    takes_image_parts: it writes something for a part that is an image. tools_need_system: it shows tools only if there
-    is a system message. calls_stand_alone: it shows calls only in messages whose content is null. takes_text_arguments:
-    it wants the arguments of a call as JSON text. takes_long_ids: it takes ids of calls that do not have nine letters
-    and digits. written: what it wrote, to find the control tokens in it.
+    shows_late_system: also a message of the system after the first turn, and the first one with it.
+    takes_several_systems: it shows two of them at the start. knows_developer: it treats the role developer in another
+    way than a role that it cannot know. judges: it shows messages of the roles query and document. part_roles: roles
+    whose content it reads only as a list of parts. takes_image_parts: it writes something for a part that is an image.
+    needs_tools: it refuses all without a list of tools, which may be empty. tools_need_system: it shows tools only if
+    there is a system message. calls_stand_alone: it shows calls only in messages whose content is null.
+    hides_text_of_calls: it shows the text of a message with calls only if that text is in a message of its own.
+    takes_several_calls: it shows two calls in one message. takes_text_arguments: it wants the arguments of a call as
+    JSON text. takes_any_ids: it takes ids of calls that do not have nine letters and digits. written: what it wrote, to
+    find the control tokens in it.
     """
 
     shows_system: bool = True
     shows_late_system: bool = True
+    takes_several_systems: bool = True
     knows_developer: bool = False
     judges: bool = True
     part_roles: frozenset[str] = frozenset()
     takes_image_parts: bool = False
+    needs_tools: bool = False
     shows_tools: bool = True
     tools_need_system: bool = False
     shows_calls: bool = True
     shows_results: bool = True
     calls_stand_alone: bool = False
+    hides_text_of_calls: bool = False
+    takes_several_calls: bool = True
     takes_text_arguments: bool = False
-    takes_long_ids: bool = True
+    takes_any_ids: bool = True
     reasoning_key: str = REASONING_KEYS[0]
     written: str = ""
 
@@ -86,6 +94,8 @@ class ChatTemplate:
     """Names that the template reads from outside, such as `enable_thinking`; empty until a renderer has compiled it."""
     traits: TemplateTraits = TemplateTraits()
     """What it can do; the default until a renderer has tried it."""
+    is_tried: bool = False
+    """Whether a renderer has found the traits; a later attempt may succeed where one failed."""
     tool_use: ChatTemplate | None = None
     """The template to use instead for conversations with tools; None if it is this one."""
 

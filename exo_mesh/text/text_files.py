@@ -12,6 +12,7 @@ import msgspec
 from exo_mesh.domain.model_settings import text_config, token_ids
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import (
+    ADDED_TOKENS_FILE,
     MAX_TOKENIZER_BYTES,
     as_text,
     named,
@@ -37,8 +38,11 @@ _RANGES = {
 _NAMED_BY_ID = ("bos_token", "eos_token", "pad_token")
 """Tokens that configs name by their ids, too."""
 
-_MAY_HAVE_NO_ROWS = 1 << 20
-"""Most token ids if config.json does not have a vocab_size; the largest vocabularies have 300,000."""
+MAX_IDS = 1 << 20
+"""Most token ids, whatever config.json says; the largest vocabularies have 300,000."""
+
+MAX_PLACEHOLDERS = 10_000
+"""Most unknown ids between those of tokenizer.json and added tokens; each becomes a token that takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +114,39 @@ class TextFiles:
 
 class _Model(msgspec.Struct):
     type: str | None = None
+    vocab: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Token(msgspec.Struct):
+    id: int
 
 
 class _TokenizerFile(msgspec.Struct):
     model: _Model
+    added_tokens: list[_Token] | None = None
+
+    def next_id(self) -> int:
+        """The id of the next token that is added. It decodes the vocabulary, which needs memory."""
+        vocabulary = msgspec.json.decode(self.model.vocab)
+        size = len(vocabulary) if isinstance(vocabulary, dict | list) else 0
+        return max([size, *(token.id + 1 for token in self.added_tokens or ())])
 
 
 def check_text_files(directory: Path) -> None:
     """Raises ModelError, naming file and cause, if a model's text files cannot be used. It blocks; the vocabulary is
     only parsed, so this takes some 20 ms for a large one."""
-    TextFiles.read(directory)
+    files = TextFiles.read(directory)
     file = directory / "tokenizer.json"
     try:
         data = read_model_file(file, MAX_TOKENIZER_BYTES)
     except FileNotFoundError as exc:
         raise ModelError(f"{named(file)}: there is no such file") from exc
     try:
-        msgspec.json.decode(without_mark(data), type=_TokenizerFile)  # not as a str, which would be a second copy
+        found = msgspec.json.decode(without_mark(data), type=_TokenizerFile)  # not as a str: that would be a copy
+        if any((token.token_id or 0) > MAX_PLACEHOLDERS for token in files.added):
+            check_added_ids(files, found.next_id())
+    except ModelError as exc:
+        raise ModelError(f"{named(file)}: {exc}") from exc
     except msgspec.ValidationError as exc:
         raise ModelError(f"{named(file)} is no tokenizer: {exc}") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -134,9 +154,21 @@ def check_text_files(directory: Path) -> None:
         raise ModelError(f"{named(file)} is not valid JSON, or is cut short: {exc}; download it again") from exc
 
 
+def check_added_ids(files: TextFiles, next_id: int) -> None:
+    """Raises ModelError if added tokens leave too many ids without a token. next_id: the first that tokenizer.json does
+    not have."""
+    further = {token.token_id for token in files.added if next_id <= (token.token_id or 0) < files.num_ids}
+    last = max(filter(None, further), default=next_id)
+    if (missing := last + 1 - next_id - len(further)) > MAX_PLACEHOLDERS:
+        raise ModelError(
+            f"an added token has the id {last}, and no file has a token for {missing} of the ids from {next_id} on; at "
+            f"most {MAX_PLACEHOLDERS} may be missing; download the model again"
+        )
+
+
 def _num_ids(config: Mapping[str, Any]) -> int:
     size = text_config(config).get("vocab_size")
-    return size if type(size) is int and size > 0 else _MAY_HAVE_NO_ROWS
+    return min(size, MAX_IDS) if type(size) is int and size > 0 else MAX_IDS
 
 
 def _text_of(value: Any) -> str | None:
@@ -171,7 +203,7 @@ def _added_tokens(directory: Path, settings: Mapping[str, Any], special: Mapping
     if isinstance(table, dict):
         found = [_of_table(number, entry) for number, entry in table.items()]
     else:
-        numbers = read_json_if_there(directory / "added_tokens.json").items()
+        numbers = read_json_if_there(directory / ADDED_TOKENS_FILE).items()
         found = [
             AddedToken(text, _id(number), text in names, {"normalized": text not in names}) for text, number in numbers
         ]

@@ -322,7 +322,7 @@ class ControlClient:
         return reply.freed_bytes if reply.found else None
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
-        request = pb.ReadTextFilesRequest(model=model, takes_image_files=True)
+        request = pb.ReadTextFilesRequest(model=model, takes_image_files=True, takes_later_text_files=True)
         async with aclosing(self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S)) as items:
             async for item in items:
                 yield item

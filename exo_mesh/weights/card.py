@@ -17,6 +17,7 @@ from exo_mesh.domain.model_settings import quantization_of, text_config, token_i
 from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import (
+    ADDED_TOKENS_FILE,
     LENGTH_FILE,
     MAX_JSON_BYTES,
     MAX_TOKENIZER_BYTES,
@@ -55,13 +56,15 @@ TEXT_FILES = (
     SCORE_FILE,
     PROMPTS_FILE,
     LENGTH_FILE,
-    TOOL_USE_FILE,
 )
 """The files that a peer needs to turn text into ids and back; they are small, and fetched from any peer that has the
 model."""
 
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 """Those that it needs besides for images. They came later, and are in no digest that peers compare."""
+
+LATER_TEXT_FILES = (TOOL_USE_FILE, ADDED_TOKENS_FILE)
+"""Further files for text. An older peer does not take them, and they are in no digest that peers compare."""
 
 LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|h|blocks|blk)\.([0-9]{1,9})\.")
 """Names of the tensors of layer N in checkpoints: `model.layers.N.`, `encoder.layer.N.`, `transformer.h.N.`,
@@ -133,7 +136,8 @@ def is_head(tensor_name: str) -> bool:
 def read_card(model_dir: Path, name: str) -> ModelCard:
     """The card of the model in `model_dir`: all that planning needs to know. Raises ModelError in a sentence that names
     the file."""
-    config = read_json(model_dir / "config.json")
+    file = model_dir / "config.json"
+    config = read_json(file)
     if not exists(model_dir / "tokenizer.json"):
         raise ModelError(f"{label(model_dir)} has no tokenizer.json, so {name} cannot be used")
     text = text_config(config)
@@ -159,7 +163,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         dtype=dtype,
         eos_ids=_eos_ids(model_dir, config),
         legal_cuts=tuple(range(1, num_layers)),
-        digest=_digest(config, table),
+        digest=_digest(read_json(file, as_written=True), table),
         text_digest=_text_digest(model_dir),
         tasks=find_tasks(config, read_steps(model_dir)),
         quantization=_quantization(config, table),
@@ -332,8 +336,8 @@ def _eos_ids(model_dir: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
-    """SHA-256 over config, names, dtypes and shapes, and the first bytes of a few tensors (fine-tunes differ there).
-    Does not depend on how the checkpoint is cut into files."""
+    """SHA-256 over config as it is written, names, dtypes and shapes, and the first bytes of a few tensors (fine-tunes
+    differ there). Does not depend on how the checkpoint is cut into files."""
     names = sorted(table)
     digest = hashlib.sha256(f"[{_compact(config)},[".encode())
     for begin in range(0, len(names), _ROWS):  # in parts: one text of all rows would be large and block for long

@@ -453,7 +453,7 @@ class TemplatesRenderedHere(TemplateRenderer):
 
     async def try_out(self, template: ChatTemplate, variables: Mapping[str, Any]) -> ChatTemplate:
         compiled = compile_once(template.source, template.where)
-        return replace(template, traits=compiled.traits(variables))
+        return replace(template, traits=compiled.traits(variables), is_tried=True)
 
     async def render(self, template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
         return compile_once(template.source, template.where).render(messages, **options)

@@ -19,6 +19,14 @@ CALLS = (
     '{% for call in message.tool_calls or [] %}<tool_call>{"name": "{{ call.function.name }}", "arguments": '
     "{{ call.function.arguments ARGUMENTS }}}</tool_call>{% endfor %}"
 )
+FIRST_CALL = CALLS.replace("ARGUMENTS", "| tojson").replace(
+    "message.tool_calls or []", "(message.tool_calls or [])[:1]"
+)
+TURNS = (
+    "{% for message in messages %}{% if message.role in ('user', 'assistant') %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TOOLS = "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
 
 ALTERNATING = (
@@ -76,6 +84,20 @@ TEMPLATES: dict[str, str] = {
     "developer": chatml("{% if message.role == 'developer' %}# Instructions\n{% endif %}{{ message.content }}"),
     "always opens": TEMPLATE.replace("{% if add_generation_prompt %}", "{% if true %}"),
     "echoes": "{% if messages | length > 9 %}…{% endif %}" + TEMPLATE + "{{ messages[0].content[:0] }}",
+    "first call": TOOLS + chatml("{{ message.content }}" + FIRST_CALL),
+    "one call": TOOLS + chatml("{% if message.tool_calls and message.tool_calls | length > 1 %}"
+                               "{{ raise_exception('one call at a time') }}{% endif %}{{ message.content }}"
+                               + FIRST_CALL),
+    "calls or text": TOOLS + chatml("{% if message.tool_calls %}" + CALLS.replace("ARGUMENTS", "| tojson")
+                                    + "{% else %}{{ message.content }}{% endif %}"),
+    "last system": "{% set found = namespace(system='') %}{% for message in messages %}"
+                   "{% if message.role == 'system' %}{% set found.system = message.content %}"
+                   "{% endif %}{% endfor %}{{ found.system }}" + TURNS,
+    "first instructions": "{% if messages[0].role in ('system', 'developer') %}# Instructions\n"
+                          "{{ messages[0].content }}\n{% endif %}" + TURNS,
+    "no short ids": MISTRAL.replace("!= 9", "< 9"),
+    "loops over tools": TOOLS.replace("{% if tools %}", "").removesuffix("{% endif %}")
+                        + chatml("{{ message.content }}" + CALLS.replace("ARGUMENTS", "| tojson")),
     "deepseek v3.2": DSML_TEMPLATE,
     "gemma 4": GEMMA4_TEMPLATE,
 }  # fmt: skip

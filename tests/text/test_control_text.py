@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -202,3 +203,38 @@ def test_an_added_token_that_the_template_writes_is_a_control_token(written: str
     tokenizer = byte_level()
     tokenizer.add_tokens(["<end_of_turn>", "user", "\n"])
     assert ControlTexts(tokenizer, (), written).marked("user\n<end_of_turn>", MARK).count(MARK) == number
+
+
+class CountsAdding:
+    """A tokenizer that counts the calls that add tokens."""
+
+    calls = 0
+
+    def __init__(self, model: Any) -> None:
+        self.__dict__["made"] = Tokenizer(model)
+
+    def __getattr__(self, name: str) -> Any:
+        CountsAdding.calls += name.startswith("add_")
+        return getattr(self.__dict__["made"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["made"], name, value)
+
+
+def test_thousands_of_added_tokens_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call builds the library's matcher again, so a call for each token of Gemma took minutes."""
+    tokenizer = with_controls(byte_level)
+    added = [AddedToken(f"<unused{i}>", special=i % 2 == 0, normalized=False) for i in range(6400)]
+    tokenizer.add_tokens(added)
+    monkeypatch.setattr(CountsAdding, "calls", 0)
+    monkeypatch.setattr(tokenizers, "Tokenizer", CountsAdding)
+    controls = ControlTexts(tokenizer, (), "")
+    text = controls.marked("<unused6398><unused6399>", MARK)
+    ids = controls.encode(ChatPrompt(f"<unused0>{text}<unused1><|im_end|>", MARK))
+    assert CountsAdding.calls <= 3
+    number = tokenizer.token_to_id
+    assert (ids[0], ids[-3:]) == (
+        number("<unused0>"),
+        [number(f"<unused{i}>") for i in (6399, 1)] + [number("<|im_end|>")],
+    )
+    assert number("<unused6398>") not in ids

@@ -12,6 +12,7 @@ from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import TemplateTraits
 from tests.text.chat_templates import TEMPLATES
 
+ONE_SYSTEM = {"shows_late_system": False, "takes_several_systems": False}
 PLAIN = {"shows_tools": False, "shows_calls": False}
 
 
@@ -27,20 +28,30 @@ def traits(source: str) -> TemplateTraits:
         ("parts", {**PLAIN, "part_roles": {"user", "system", "assistant", "tool"}, "takes_image_parts": True,
                    "judges": False}),
         ("parts of the user", {**PLAIN, "part_roles": {"user"}}),
-        ("no system", {**PLAIN, "shows_system": False, "shows_late_system": False, "shows_results": False,
+        ("no system", {**PLAIN, "shows_system": False, **ONE_SYSTEM, "shows_results": False,
                        "judges": False}),
-        ("hides system", {**PLAIN, "shows_system": False, "shows_late_system": False}),
-        ("hides late system", {**PLAIN, "shows_late_system": False, "shows_results": False, "judges": False}),
+        ("hides system", {**PLAIN, "shows_system": False, **ONE_SYSTEM}),
+        ("hides late system", {**PLAIN, **ONE_SYSTEM, "shows_results": False, "judges": False}),
         ("tools", {}),
         ("text arguments", {"takes_text_arguments": True}),
         ("prints arguments", {"takes_text_arguments": True}),
         ("calls stand alone", {"calls_stand_alone": True, "takes_text_arguments": True}),
         ("refuses both", {"reasoning_key": "thinking"}),
         ("tools beside system", {"tools_need_system": True}),
-        ("short ids", {"takes_long_ids": False, "shows_late_system": False, "judges": False}),
+        ("short ids", {"takes_any_ids": False, **ONE_SYSTEM, "judges": False}),
         ("needs names", {}),
         ("thinks", {**PLAIN, "reasoning_key": "thinking"}),
         ("developer", {**PLAIN, "knows_developer": True}),
+        ("first call", {"takes_several_calls": False}),
+        ("one call", {"takes_several_calls": False}),
+        ("calls or text", {"hides_text_of_calls": True}),
+        ("last system", {**PLAIN, **ONE_SYSTEM, "shows_results": False,
+                         "judges": False}),
+        ("first instructions", {**PLAIN, **ONE_SYSTEM,
+                                "shows_results": False, "judges": False, "knows_developer": True}),
+        ("no short ids", {"takes_any_ids": False, **ONE_SYSTEM,
+                          "judges": False}),
+        ("loops over tools", {"needs_tools": True}),
         ("deepseek v3.2", {"knows_developer": True, "judges": False}),
         ("gemma 4", {}),
     ],

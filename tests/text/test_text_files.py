@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from exo_mesh.text.text_files import SamplingDefaults, TextFiles
+from exo_mesh.errors import ModelError
+from exo_mesh.text.text_files import SamplingDefaults, TextFiles, check_text_files
 from exo_mesh.text.tokenizer import TextModel, tokenizer_text
 from tests.support.checkpoints import write_json
 from tests.text.text_models import byte_level, word_piece
@@ -100,6 +101,33 @@ def test_an_added_token_has_the_id_that_its_file_gives(tmp_path: Path) -> None:
     table = {"270": {"content": "<x>", "special": True}}
     text = TextModel.open(write_model(tmp_path, settings={"added_tokens_decoder": table}))
     assert text.encode_text("<x>") == [270]
+
+
+@pytest.mark.parametrize("config", [{"vocab_size": 2**31 - 1}, {}])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"settings": {"added_tokens_decoder": {"900000": {"content": "<x>", "special": True}}}},
+        {"added": {"<x>": 20_000}},
+        {"added": {f"<{i}>": 400 + 2000 * i for i in range(9)}},
+    ],
+)
+def test_a_model_that_leaves_many_ids_without_a_token_is_refused(
+    tmp_path: Path, files: dict[str, Any], config: dict[str, Any]
+) -> None:
+    write_model(tmp_path, config=config, **files)
+    for read in (check_text_files, TextModel.open):
+        with pytest.raises(
+            ModelError, match=r"tokenizer\.json: .*no file has a token for [0-9]+ of the ids from 258 on"
+        ):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("number", [2**20, 2**31 - 2])
+def test_no_token_is_added_beyond_a_million_whatever_the_config_says(tmp_path: Path, number: int) -> None:
+    write_model(tmp_path, config={"vocab_size": 2**31 - 1}, added={"<x>": number})
+    check_text_files(tmp_path)
+    assert TextModel.open(tmp_path).tokenizer.token_to_id("<x>") is None
 
 
 def test_a_token_without_a_row_in_the_model_is_not_added(tmp_path: Path) -> None:

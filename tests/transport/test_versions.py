@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -27,6 +29,7 @@ from exo_mesh.domain.view import (
 from exo_mesh.errors import PeerVersionError, TransportError
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION, refusal
 from exo_mesh.membership.records import Records
+from exo_mesh.models.text_cache import send
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import driver_pb2, plan_pb2
 from exo_mesh.protocol import SPOKEN, ProtocolRange
@@ -39,7 +42,9 @@ from exo_mesh.transport.driver_codec import event_from_proto
 from exo_mesh.transport.incoming import MalformedError
 from exo_mesh.transport.key_codec import keys_from_proto, keys_to_proto
 from exo_mesh.transport.unknown_fields import FIRST_OPTIONAL, require_known
+from exo_mesh.weights.card import IMAGE_FILES, LATER_TEXT_FILES, read_card
 from exo_mesh.weights.store import ModelStore
+from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
 
 NEWER = "a newer version"
 
@@ -246,6 +251,29 @@ def test_the_digest_of_a_model_is_the_same_in_all_versions() -> None:
     """It changes with the shipped model only: peers that compute it in two ways do not find each other's files."""
     digest = "f7f4caf16a8db65f58cfe4193abff2bbb5e7e410d6ecf3c3d84fcac8b2e72638"
     assert ModelStore(()).card("exo-mesh-demo").digest == digest
+
+
+def test_the_digests_of_a_model_are_of_its_files_as_they_are_written(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "m", TinyModel(layers=2))
+    config = json.loads((model / "config.json").read_bytes())
+    odd = {"pad_token_id": -1, "sliding_window": 0, "time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    write_json(model / "config.json", {**config, **odd})
+    for name in LATER_TEXT_FILES:
+        write_json(model / name, {})
+    card = read_card(model, "m")
+    assert card.digest == "b879784aaf3ee75757fdb4c7452669245186b540d082fd2f8572b70250cd86f9"
+    assert card.text_digest == "a63a20f60d0868eab0cd3837cc34be2b643bd6e7594aecc297b2dda8b972abdf"
+
+
+@pytest.mark.parametrize("takes", [False, True])
+async def test_a_peer_gets_only_the_text_files_that_it_takes(tmp_path: Path, takes: bool) -> None:
+    model = write_checkpoint(tmp_path / "m", TinyModel(layers=2))
+    for name in (*LATER_TEXT_FILES, *IMAGE_FILES):
+        write_json(model / name, {})
+    request = pb.ReadTextFilesRequest(model="m", takes_later_text_files=takes)
+    sent = {item.name async for item in send(model, request)}
+    assert {"tokenizer.json", "config.json"} <= sent
+    assert sent & {*LATER_TEXT_FILES, *IMAGE_FILES} == (set(LATER_TEXT_FILES) if takes else set())
 
 
 def test_the_digest_of_a_plan_without_news_is_the_same_in_all_versions() -> None:

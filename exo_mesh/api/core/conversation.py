@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 from exo_mesh.api.core.call_arguments import numbered_id
@@ -23,6 +24,8 @@ _RANKS = {name: rank for rank, name in enumerate(("type", "description", "enum",
 NO_EFFORT = "none"
 """The reasoning effort that turns thinking off."""
 
+
+SYSTEM_ROLES = ("system", "developer")
 
 SYSTEM_FOR_TOOLS = "You are a helpful assistant."
 """The system message of a conversation without one, for a template that shows tools only together with one."""
@@ -46,6 +49,8 @@ def forms_of(turns: Sequence[Turn], traits: TemplateTraits, *, has_tools: bool) 
     plain = [replace(turn, role="system") if turn.role == "developer" and is_renamed else turn for turn in turns]
     if has_tools and traits.tools_need_system and not any(turn.role == "system" for turn in plain):
         plain.insert(0, Turn("system", SYSTEM_FOR_TOOLS, "system"))
+    if not traits.takes_several_systems:
+        plain = _with_one_system(plain)
     late, none = with_late_system_as_user(plain), with_system_as_user(plain)
     first = none if not traits.shows_system else late if not traits.shows_late_system and _has_late(plain) else plain
     # some templates refuse a message that has calls, text and reasoning
@@ -66,9 +71,13 @@ def template_messages(
     image_marker: how the prompts of a model that takes images mark one. A template that takes parts gets a message with
     images as parts, any other the marker in the text.
     """
-    ids = {} if traits.takes_long_ids else _short_ids(turns)
+    ids = {} if traits.takes_any_ids else _nine_letter_ids(turns)
+    if traits.calls_stand_alone or traits.hides_text_of_calls:
+        turns = _with_calls_apart(turns)
+    if not traits.takes_several_calls:
+        turns = _with_single_calls(turns)
     messages = []
-    for turn in _with_calls_apart(turns) if traits.calls_stand_alone else turns:
+    for turn in turns:
         message = _message(turn, traits, guard, ids)
         is_assistant = turn.role == "assistant"
         if turn.parts and image_marker and not traits.takes_image_parts:
@@ -91,10 +100,46 @@ def _with_calls_apart(turns: Sequence[Turn]) -> list[Turn]:
     made: list[Turn] = []
     for turn in turns:
         if turn.tool_calls and turn.text:
-            made += [replace(turn, tool_calls=()), replace(turn, text="", parts=(), reasoning=None)]
+            made += [replace(turn, tool_calls=()), _silent(turn)]
         else:
             made.append(turn)
     return made
+
+
+def _with_single_calls(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with each call in a turn of its own, followed by its result."""
+    made: list[Turn] = []
+    rest = list(turns)
+    while rest:
+        turn = rest.pop(0)
+        if len(turn.tool_calls) < 2:
+            made.append(turn)
+            continue
+        num_results = next((place for place, later in enumerate(rest) if later.role != "tool"), len(rest))
+        results, rest = rest[:num_results], rest[num_results:]
+        for place, call in enumerate(turn.tool_calls):
+            made.append(replace(turn if place == 0 else _silent(turn), tool_calls=(call,)))
+            if (result := next((one for one in results if one.tool_call_id == call.id), None)) is not None:
+                results.remove(result)
+                made.append(result)
+        made += results
+    return made
+
+
+def _silent(turn: Turn) -> Turn:
+    """A turn with its calls alone."""
+    return replace(turn, text="", parts=(), reasoning=None)
+
+
+def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with the system messages at the start as one."""
+    num_first = _num_first_systems(turns)
+    first = [reduce(partial(joined_turns, gap="\n\n"), turns[:num_first])] if num_first else []
+    return [*first, *turns[num_first:]]
+
+
+def _num_first_systems(turns: Sequence[Turn]) -> int:
+    return next((place for place, turn in enumerate(turns) if turn.role not in SYSTEM_ROLES), len(turns))
 
 
 def _part(part: str | ImageInput, guard: TextGuard) -> dict[str, str]:
@@ -113,9 +158,7 @@ def _without_neighbours(parts: Sequence[str | ImageInput]) -> list[str | ImageIn
 
 
 def _has_late(turns: Sequence[Turn]) -> bool:
-    roles = [turn.role for turn in turns]
-    first = next((place for place, role in enumerate(roles) if role != "system"), len(roles))
-    return "system" in roles[first:]
+    return any(turn.role in SYSTEM_ROLES for turn in turns[_num_first_systems(turns) :])
 
 
 def with_late_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -123,7 +166,7 @@ def with_late_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     the user, or of the assistant, become one, because templates that refuse the former also refuse these."""
     made: list[Turn] = []
     for turn in turns:
-        if turn.role == "system" and any(earlier.role != "system" for earlier in made):
+        if turn.role in SYSTEM_ROLES and any(earlier.role not in SYSTEM_ROLES for earlier in made):
             turn = replace(turn, role="user", text=f"<system>\n{turn.text}\n</system>")
         if made and made[-1].role == turn.role and turn.role in ("user", "assistant"):
             made[-1] = joined_turns(made[-1], turn)
@@ -136,7 +179,7 @@ def with_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The turns without system messages: the first ones begin the first turn of the user, as templates of Gemma 3 have
     it, and later ones are as in with_late_system_as_user."""
     made = with_late_system_as_user(turns)
-    num_first = next((place for place, turn in enumerate(made) if turn.role != "system"), len(made))
+    num_first = _num_first_systems(made)
     first, rest = made[:num_first], made[num_first:]
     text = "\n\n".join(turn.text for turn in first if turn.text)
     if not text:
@@ -185,6 +228,8 @@ def template_variables(
             text = "the model's chat template does not support tools; use a model that lists the capability `tools`"
             raise InputError(text, param=names.tools)
         variables["tools"] = [guard.value(tool.as_function()) for tool in tools]
+    elif template.traits.needs_tools:
+        variables["tools"] = []
     return variables
 
 
@@ -252,7 +297,7 @@ def _call(call: ToolCall, traits: TemplateTraits, guard: TextGuard, ids: Mapping
     return {"id": guard.text(ids.get(call.id, call.id)), "type": "function", "function": function}
 
 
-def _short_ids(turns: Sequence[Turn]) -> dict[str, str]:
+def _nine_letter_ids(turns: Sequence[Turn]) -> dict[str, str]:
     """For each id of a call, one that every template takes."""
     given = [id_ for turn in turns for id_ in (*(call.id for call in turn.tool_calls), turn.tool_call_id) if id_]
     return {id_: numbered_id(index) for index, id_ in enumerate(dict.fromkeys(given))}

@@ -113,7 +113,7 @@ class TemplateRenderer:
             _log.warning("%s: the chat template cannot be tried: %s", template.where, answer.message)
             return template
         assert isinstance(answer, TemplateTried)
-        return replace(template, traits=answer.traits)
+        return replace(template, traits=answer.traits, is_tried=True)
 
     async def render(
         self,

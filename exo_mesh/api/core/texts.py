@@ -114,7 +114,8 @@ class TextModels:
             text = await self.work(lambda: TextModel.open(directory))
             if text.template is not None:
                 text = await self._tried(text, text.template)
-            self._open[version] = text
+            if text.template is None or text.template.is_tried:  # else the next request tries again
+                self._open[version] = text
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
             return text
@@ -128,7 +129,8 @@ class TextModels:
             if one is not None:
                 compiled = await self._templates.compile(one)
                 found.append(await self._templates.try_out(compiled, text.special_tokens))
-        whole = replace(found[0], tool_use=found[1] if len(found) > 1 else None)
+        tool_use = found[1] if len(found) > 1 else None
+        whole = replace(found[0], tool_use=tool_use, is_tried=all(one.is_tried for one in found))
         return await self.work(lambda: text.with_template(whole))
 
 

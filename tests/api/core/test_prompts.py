@@ -86,6 +86,18 @@ async def test_a_late_system_message_that_would_be_lost_is_said_by_the_user(
     assert "<system>\nBe brief.\n</system>\nHi" in prompt
 
 
+@pytest.mark.parametrize("second", ["system", "developer"])
+@pytest.mark.parametrize("name", ["first instructions", "last system", "hides late system", "no system", "developer"])
+async def test_no_system_message_is_lost_beside_another(tmp_path: Path, name: str, second: str) -> None:
+    first, said = {"role": "system", "content": "Be brief."}, {"role": second, "content": "Be kind."}
+    answer = {"role": "assistant", "content": "Yes?"}
+    async with asking(tmp_path, TEMPLATES[name]) as ask:
+        for messages in ([first, said, USER], [said, first, USER], [first, USER, answer, said, USER]):
+            status, prompt = await ask("/v1/chat/completions", messages=messages)
+            assert status == 200, prompt
+            assert (prompt.count("Be brief."), prompt.count("Be kind.")) == (1, 1)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_messages_of_one_role_in_a_row_become_one_where_a_template_wants_turns(
     tmp_path: Path, dialect: str
@@ -144,7 +156,9 @@ async def test_an_empty_last_message_of_the_assistant_asks_for_an_answer(tmp_pat
         assert (status, prompt) == (200, f"<|im_start|>user\nHi<|im_end|>\n{OPEN}")
 
 
-@pytest.mark.parametrize("name", ["tools", "text arguments", "prints arguments", "needs names", "short ids"])
+@pytest.mark.parametrize(
+    "name", ["tools", "text arguments", "prints arguments", "needs names", "short ids", "no short ids"]
+)
 async def test_calls_and_results_have_the_form_that_the_template_reads(tmp_path: Path, name: str) -> None:
     async with asking(tmp_path, TEMPLATES[name]) as ask:
         status, prompt = await ask("/v1/chat/completions", messages=CALLED, tools=[TOOL])
@@ -153,7 +167,37 @@ async def test_calls_and_results_have_the_form_that_the_template_reads(tmp_path:
     assert ("look: blue" if name == "needs names" else "blue") in prompt
 
 
-@pytest.mark.parametrize("name", ["tools", "calls stand alone", "refuses both"])
+SEVERAL = [{"id": f"c{i}", "type": "function", "function": {"name": f"look{i}", "arguments": f'{{"at": "sky{i}"}}'}}
+           for i in range(3)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["first call", "one call", "tools", "calls or text", "no short ids"])
+async def test_each_of_several_calls_is_shown_with_its_result(tmp_path: Path, name: str) -> None:
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"blue{i}"} for i in (2, 0, 1)]
+    said = {"role": "assistant", "content": "I look.", "tool_calls": SEVERAL}
+    answer = {"role": "assistant", "content": "It is blue."}
+    async with asking(tmp_path, TEMPLATES[name]) as ask:
+        status, prompt = await ask("/v1/chat/completions", messages=[USER, said, *results, answer, USER], tools=[TOOL])
+    assert status == 200, prompt
+    words = [f"{word}{i}" for i in range(3) for word in ("look", "sky", "blue")]
+    assert [prompt.count(word) for word in ("I look.", *words)] == [1] * 10
+    if name in ("first call", "one call"):
+        places = [prompt.find(word) for word in words]
+        assert places == sorted(places)
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+async def test_a_template_for_tools_may_read_a_list_that_the_request_lacks(tmp_path: Path, has_own: bool) -> None:
+    loops = TEMPLATES["loops over tools"]
+    named = [{"name": "default", "template": TEMPLATES["chatml"]}, {"name": "tool_use", "template": loops}]
+    async with asking(tmp_path, named if has_own else loops) as ask:
+        status, prompt = await ask("/v1/chat/completions", messages=CALLED)
+        assert status == 200 and '"at": "sky"' in prompt and "blue" in prompt
+        status, prompt = await ask("/v1/chat/completions", messages=CALLED, tools=[TOOL])
+        assert status == 200 and '"description": "d"' in prompt
+
+
+@pytest.mark.parametrize("name", ["tools", "calls stand alone", "refuses both", "calls or text"])
 async def test_a_message_may_have_text_reasoning_and_calls(tmp_path: Path, name: str) -> None:
     said = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [CALL]}
     async with asking(tmp_path, TEMPLATES[name]) as ask:

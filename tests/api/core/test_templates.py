@@ -321,6 +321,15 @@ async def test_a_template_that_cannot_be_tried_is_taken_as_one_that_can_do_all()
     await renderer.close()
 
 
+async def test_a_model_whose_template_could_not_be_tried_is_tried_again(tmp_path: Path) -> None:
+    texts = TextModels(TemplateRenderer(limit_s=0.3))
+    for name, source in (("endless", ENDLESS), ("greeting", GREETING)):
+        directory = write_text_model(tmp_path / name, source)
+        first, second = [await texts.get(directory) for _ in range(2)]
+        assert (first is second) == first.chat_template.is_tried == (name == "greeting")
+    await texts.close()
+
+
 @pytest.mark.extended
 async def test_a_template_that_takes_too_long_to_compile_makes_its_model_unusable() -> None:
     renderer = TemplateRenderer(limit_s=0.5)
