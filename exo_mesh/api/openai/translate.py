@@ -249,17 +249,19 @@ def _of_response_format(wanted: ResponseFormat | None) -> GrammarSpec | None:
     named, bare = wanted.json_schema, wanted.schema or None
     given = "response_format.json_schema" if named is not None else "response_format.schema"
     if wanted.type == "text":
-        if named is not None or bare is not None:
+        if bare is not None or (named is not None and named.schema):
             raise InputError(f'response_format.type is "text", so leave out {given}', param=given)
         return None
     if named is not None and bare is not None:
         message = "response_format.json_schema and response_format.schema are one field: send only one of them"
         raise InputError(message, param="response_format.schema")
+    if wanted.type == "json_object":
+        return _guided("json_schema", bare or (named and named.schema) or {"type": "object"})
     if named is not None:
-        return _guided("json_schema", {} if named.schema is None else named.schema)
-    if wanted.type == "json_schema" and wanted.schema is None:
+        return _guided("json_schema", named.schema or {})
+    if wanted.schema is None:
         raise InputError("response_format.json_schema: this field is required", param="response_format.json_schema")
-    return _guided("json_schema", bare or ({"type": "object"} if wanted.type == "json_object" else {}))
+    return _guided("json_schema", bare or {})
 
 
 def _of_grammar(wanted: str | GrammarBody | None) -> GrammarSpec | None:

@@ -26,7 +26,7 @@ SCHEMA = {"type": "object", "properties": {"size": {"enum": ["small", "large"]},
           "required": ["size", "ok"], "additionalProperties": False}  # fmt: skip
 FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-CALL = {"tools": [TOOL], "tool_choice": "required"}
+CALL = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 
 
 @pytest.fixture
