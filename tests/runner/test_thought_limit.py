@@ -83,7 +83,7 @@ async def test_the_thought_and_the_answer_together_keep_the_limit_of_tokens(know
     whole, _ = await answer(Server(9), 5)
     pieces, end = await answer(Server(9), 5, tuple(whole[:known]), max_tokens=7)
     assert [*whole[:known], *pieces] == whole[:7]
-    assert end == TextEnd(FinishReason.LENGTH, TextUsage(output_tokens=7))
+    assert (end.reason, end.usage.output_tokens) == (FinishReason.LENGTH, 7)
 
 
 @pytest.mark.parametrize("budget", [None, 9, 1024])
