@@ -92,9 +92,9 @@ class KeptDesk:
         owner, shown = owner_of(answer_id), quoted(answer_id, MAX_ID_CHARS)
         if owner and owner != self.owner and not self._owners(answer_id):
             known = quoted(owner, OWNER_CHARS)
-            return f"the peer {known} that kept the response {shown}{before} is not in the mesh; nobody else has it"
+            return f"the peer {known} that kept the reply {shown}{before} is not in the mesh; nobody else has it"
         return (
-            f"no response {shown}{before} is kept for you: it was never stored, was deleted, or was dropped after "
+            f"no reply {shown}{before} is kept for you: it was never stored, was deleted, or was dropped after "
             "its time or for newer ones"
         )
 

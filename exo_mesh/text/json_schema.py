@@ -15,8 +15,12 @@ KINDS = ("null", "boolean", "number", "string", "array", "object")
 MAX_SHAPES = 64
 """Most alternatives that the analysis of a schema keeps apart."""
 
-MAX_STEPS = 10_000
-"""Most parts of a schema that one analysis visits, 20 us each; references can multiply the parts without end."""
+MAX_STEPS = 400_000
+"""Most comparisons of one analysis, 0.5 us each; a plain part of a schema takes about 40. References and combinations
+can multiply the parts without end."""
+
+PART_STEPS = 10
+"""Steps for reading one part of a schema."""
 
 _OTHER_NAMES = {
     "string": ("str", "text", "varchar", "char", "enum"),
@@ -52,7 +56,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pattern": ("",),
     "patternProperties": ({},),
     "prefixItems": ([],),
-    "propertyNames": _ALL,
+    "propertyNames": (*_ALL, {"type": "string"}),
     "required": ([],),
     "unevaluatedItems": _ALL,
     "unevaluatedProperties": _ALL,
@@ -67,6 +71,24 @@ class SchemaError(ValueError):
     """The schema cannot be analysed. The text says why."""
 
 
+class Steps:
+    """Bounds the work of one analysis, or of several together."""
+
+    def __init__(self, most: int = MAX_STEPS) -> None:
+        self._left = most
+
+    @property
+    def are_spent(self) -> bool:
+        """Whether no work is allowed any more."""
+        return self._left < 0
+
+    def spend(self, number: int) -> None:
+        """Count steps. Raises SchemaError if there were too many."""
+        self._left -= number
+        if self._left < 0:
+            raise SchemaError("the schema has too many parts")
+
+
 def standard_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """The same schema without notes, nulls and keywords that allow everything.
 
@@ -74,27 +96,33 @@ def standard_schema(schema: dict[str, Any]) -> dict[str, Any]:
     a pointer, an anchor or an `$id`. Raises SchemaError for a reference that leads nowhere inside the schema;
     references to other documents stay.
     """
-    return _Standard(schema).whole()
+    return StandardSchemas(schema).of(schema)
 
 
-class _Standard:
-    def __init__(self, root: dict[str, Any]) -> None:
+class StandardSchemas:
+    """Makes standard schemas of a schema and of its parts. steps: bounds the work; without it, all is done."""
+
+    def __init__(self, root: dict[str, Any], steps: Steps | None = None) -> None:
         self._root = root
+        self._steps = steps
         self._base = root["$id"] if isinstance(root.get("$id"), str) else ""
         self._ids: dict[str, Any] | None = None
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Any, str]] = []
+        self._found: dict[str, Any] = {}
 
-    def whole(self) -> dict[str, Any]:
-        made = self._schema(self._root, self._base)
-        made = made if isinstance(made, dict) else {"enum": []}
-        found: dict[str, Any] = {}
+    def of(self, part: Any) -> dict[str, Any]:
+        """The standard schema of a part, see standard_schema. Raises SchemaError."""
+        made = self._schema(part, self._base)
+        made = made if isinstance(made, dict) else {} if made else {"enum": []}
         while self._waiting:
             name, node, base = self._waiting.pop()
-            found[name] = self._schema(node, base)
-        return {**made, "$defs": found} if found else made
+            self._found[name] = self._schema(node, base)
+        return {**made, "$defs": self._found} if self._found else made
 
     def _schema(self, schema: Any, base: str) -> Any:
+        if self._steps is not None:
+            self._steps.spend(PART_STEPS)
         if not isinstance(schema, dict):
             return schema
         if isinstance(schema.get("$id"), str):
@@ -106,9 +134,9 @@ class _Standard:
             value = self._value(word, value, base)
             if not any(value == neutral for neutral in _NEUTRAL.get(word, ())):
                 made[word] = value
+        _drop_idle(made)
         if schema.get("nullable") is True:
             _allow_null(made)
-        _drop_idle(made)
         return made
 
     def _value(self, word: str, value: Any, base: str) -> Any:
@@ -120,6 +148,8 @@ class _Standard:
             return [self._schema(inner, base) for inner in value]
         if word in _ONE:
             return self._schema(value, base)
+        if word == "dependentRequired" and isinstance(value, dict):
+            return {name: needed for name, needed in value.items() if needed != []}
         return int(value) if isinstance(value, float) and value.is_integer() and word[:3] in ("min", "max") else value
 
     def _reference(self, reference: str, base: str) -> str:
@@ -144,6 +174,8 @@ class _Standard:
     def _collect(self, node: Any, base: str) -> None:
         """Find the schemas that have an `$id` or an `$anchor`."""
         assert self._ids is not None
+        if self._steps is not None:
+            self._steps.spend(1)
         if isinstance(node, dict):
             if isinstance(node.get("$id"), str):
                 base = urljoin(base, node["$id"])
@@ -167,9 +199,14 @@ def _at_pointer(node: Any, pointer: str, reference: str) -> Any:
 
 
 def _allow_null(made: dict[str, Any]) -> None:
-    kinds = made.get("type")
-    if kinds is not None:
-        made["type"] = [*([kinds] if isinstance(kinds, str) else kinds), "null"]
+    if any(word in made for word in (*_COMBINED, "const", "if", "not")):
+        inner = dict(made)
+        made.clear()
+        made["anyOf"] = [inner, {"type": "null"}]
+        return
+    kinds = [made["type"]] if isinstance(made.get("type"), str) else made.get("type")
+    if isinstance(kinds, list) and "null" not in kinds:
+        made["type"] = [*kinds, "null"]
     if isinstance(made.get("enum"), list) and None not in made["enum"]:
         made["enum"] = [*made["enum"], None]
 
@@ -186,9 +223,8 @@ def _drop_idle(made: dict[str, Any]) -> None:
         made.pop("maxContains", None)
     if not isinstance(made.get("items"), list):
         made.pop("additionalItems", None)
-    kinds = made.get("type")
-    if kinds is not None and "string" not in (kinds if isinstance(kinds, list) else [kinds]):
-        made.pop("format", None)  # "int32" and its like
+    if "format" in made and not _may_be_text(made):
+        del made["format"]  # "int32" and its like
     if made.get("unevaluatedProperties") is False and not any(
         word in made for word in (*_COMBINED, "additionalProperties", "dependentSchemas", "if")
     ):
@@ -197,6 +233,20 @@ def _drop_idle(made: dict[str, Any]) -> None:
     if isinstance(denied, dict) and denied.keys() == {"type"} and "type" not in made and "integer" not in str(denied):
         other = _kinds_of(made.pop("not")["type"])
         made["type"] = [kind for kind in KINDS if kind not in other]
+
+
+def _may_be_text(made: Any) -> bool:
+    """Whether a schema may allow a string, as far as is known without its references."""
+    if not isinstance(made, dict):
+        return made is not False
+    kinds, listed = made.get("type"), [made["const"]] if "const" in made else made.get("enum")
+    if kinds is not None and "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return False
+    if isinstance(listed, list) and not any(isinstance(one, str) for one in listed):
+        return False
+    return all(map(_may_be_text, _listed(made.get("allOf")))) and all(
+        any(map(_may_be_text, made[word])) for word in ("anyOf", "oneOf") if isinstance(made.get(word), list)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,23 +298,22 @@ def _kinds_of(wanted: Any) -> frozenset[str]:
 
 
 class Analysis:
-    """Finds what a schema allows. schema: a standard schema. problems: what a grammar of the shapes would not enforce.
+    """Finds what a schema allows. schema: a standard schema. steps: bounds the work. problems: what a grammar of the
+    shapes would not enforce.
 
-    Raises SchemaError where a schema has too many alternatives, or is a circle of references.
+    Raises SchemaError where a schema has too many alternatives or parts, or is a circle of references.
     """
 
-    def __init__(self, schema: dict[str, Any]) -> None:
+    def __init__(self, schema: dict[str, Any], steps: Steps | None = None) -> None:
         self.schema = schema
         self.problems: list[str] = []
-        self._steps = 0
+        self._steps = Steps() if steps is None else steps
         self._known: dict[str, tuple[Shape, ...]] = {}
         self._defs = schema.get("$defs", {})
 
     def shapes(self, schema: Any, seen: frozenset[str] = frozenset()) -> tuple[Shape, ...]:
         """The shapes of the values that a part of the schema allows."""
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise SchemaError("the schema has too many parts")
+        self._steps.spend(PART_STEPS)
         if not isinstance(schema, dict):
             return () if schema is False else tuple(Shape(kind) for kind in KINDS)
         found = _own_shapes({word: value for word, value in schema.items() if word not in (*_COMBINED, "$defs")})
@@ -274,15 +323,26 @@ class Analysis:
                 raise SchemaError(f"{json.dumps(schema['$ref'])} cannot be resolved")
             if name not in self._known:
                 self._known[name] = self.shapes(self._defs[name], seen | {name})
-            found = _both(found, self._known[name])
+            found = self._both(found, self._known[name])
         for part in _listed(schema.get("allOf")):
-            found = _both(found, self.shapes(part, seen))
+            found = self._both(found, self.shapes(part, seen))
         for word in ("anyOf", "oneOf"):
             if word in schema:
-                found = _both(found, self._one_of([self.shapes(part, seen) for part in _listed(schema[word])], word))
+                parts = [self.shapes(part, seen) for part in _listed(schema[word])]
+                found = self._both(found, self._one_of(parts, word))
+        return tuple(found)
+
+    def _both(self, first: Sequence[Shape], second: Sequence[Shape]) -> list[Shape]:
+        """The shapes of the values that are in both."""
+        found = []
+        for a in first:
+            for b in second:
+                self._steps.spend(_cost(a, b))
+                if (shape := _meet(a, b)) is not None:
+                    found.append(shape)
         if len(found) > MAX_SHAPES:
             raise SchemaError("the schema has too many alternatives")
-        return tuple(found)
+        return found
 
     def _one_of(self, parts: Sequence[tuple[Shape, ...]], word: str) -> list[Shape]:
         """The shapes of a list of alternatives. Those that are only literals count as one."""
@@ -299,8 +359,12 @@ class Analysis:
 
     def _exclude(self, first: Iterable[Shape], second: Sequence[Shape]) -> bool:
         """Whether no value can be in both alternatives of a `oneOf`."""
-        pairs = ((a, b) for a in first for b in second)
-        return all(_meet(a, b) is None or self._differ_in_member(a, b) for a, b in pairs)
+        for a in first:
+            for b in second:
+                self._steps.spend(_cost(a, b))
+                if _meet(a, b) is not None and not self._differ_in_member(a, b):
+                    return False
+        return True
 
     def _differ_in_member(self, first: Shape, second: Shape) -> bool:
         """Whether both are objects with a required member whose literals differ."""
@@ -326,6 +390,7 @@ class Analysis:
         required = [name for names in shape.keyword("required") for name in _listed(names) if isinstance(name, str)]
         for name in required:
             schemas.setdefault(name, [])
+        self._steps.spend(len(shape.clauses) * len(schemas))
         for clause in shape.clauses:
             for name, parts in schemas.items():
                 parts += _of_others(clause, name)
@@ -409,9 +474,12 @@ def _own_shapes(schema: Mapping[str, Any]) -> list[Shape]:
     return made
 
 
-def _both(first: Sequence[Shape], second: Sequence[Shape]) -> list[Shape]:
-    found = [_meet(a, b) for a in first for b in second]
-    return [shape for shape in found if shape is not None]
+def _cost(first: Shape, second: Shape) -> int:
+    """The steps for finding the values that are in both shapes."""
+    if first.kind != second.kind and {first.kind, second.kind} != {"integer", "number"}:
+        return 1
+    num_literals = len(first.literals or ()) + len(second.literals or ())
+    return (1 + len(first.clauses)) * (1 + len(second.clauses)) + 10 * num_literals
 
 
 def _meet(first: Shape, second: Shape) -> Shape | None:

@@ -83,10 +83,18 @@ class _Shortest:
         if not least:
             return "[]"
         first = next(iter(shape.keyword("prefixItems") or [[]]))
-        schemas = [*first, *shape.keyword("items"), {}]
-        item = self._value(schemas[0], depth + 1)
+        schemas = [*first, next(iter(shape.keyword("items")), {})]
+        items: list[str] = []
+        for schema in schemas[:least]:
+            item = self._value(schema, depth + 1)
+            if item is None:
+                return None
+            items.append(item)
+            if sum(map(len, items)) > MAX_STRING:
+                break
         # a bound, because the lengths of nested arrays multiply
-        return None if item is None else f"[{', '.join([item] * min(least, MAX_STRING // len(item) + 1))}]"
+        items += [items[-1]] * min(least - len(items), MAX_STRING // len(items[-1]) + 1)
+        return f"[{', '.join(items)}]"
 
     def _object(self, shape: Shape, depth: int) -> str | None:
         members: list[str] = []

@@ -264,12 +264,72 @@ def test_an_empty_value_of_a_known_field_is_never_an_error(dialect: str) -> None
     made = copy.deepcopy(body)
     wrong = []
     for place, field in list(_known_fields(kind, made)):
-        for value in EMPTY:
+        for value in (None, "", [], {}):
             place[field.encode_name] = value
             if (error := _error(decode, made)) is not None:
                 wrong.append((field.encode_name, value, str(error)))
             del place[field.encode_name]
     assert wrong == []
+
+
+OFF = [
+    *(("chat", name) for name in ("thinking", "reasoning", "reasoning_effort", "cache", "tool_choice", "do_sample")),
+    *(("completion", name) for name in ("thinking", "reasoning", "reasoning_effort", "do_sample", "think")),
+    *(("responses", name) for name in ("enable_thinking", "think", "thinking", "reasoning", "tool_choice")),
+    *(("messages", name) for name in ("cache", "parallel_tool_calls", "thinking", "tool_choice", "reasoning")),
+    *(("embeddings", name) for name in ("normalized", "use_activation")),
+    *(("rerank", name) for name in ("activation", "use_activation")),
+    *(("ollama chat", name) for name in ("thinking", "enable_thinking", "reasoning")),
+]
+
+
+@pytest.mark.parametrize(("dialect", "name"), OFF)
+def test_false_that_would_turn_something_off_is_refused_by_its_name(dialect: str, name: str) -> None:
+    decode, _, body = DIALECTS[dialect]
+    error = _error(decode, {**body, name: False})
+    assert error is not None and error.param == name
+    assert _error(decode, {**body, name: None}) is None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [("chat", "think"), ("chat", "enable_thinking"), ("chat", "parallel_tool_calls"), ("chat", "logprobs"),
+     ("completion", "logprobs"), ("completion", "stop"), ("ollama chat", "think")],
+)  # fmt: skip
+def test_false_is_accepted_where_it_is_honoured_or_the_default(dialect: str, name: str) -> None:
+    decode, _, body = DIALECTS[dialect]
+    assert _error(decode, {**body, name: False}) is None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields"),
+    [
+        ("chat", {"service_tier": "flex", "priority": 0}),
+        ("chat", {"metadata": {"a": None}}),
+        ("chat", {"metadata": {"a": 1}}),
+        ("responses", {"metadata": {"a": None, "b": 1}}),
+        ("responses", {"tools": [{"type": "function", **FUNCTION, "allowed_callers": []}]}),
+        ("messages", {"tools": [{"name": "f", "input_schema": SCHEMA, "allowed_callers": [], "type": ""}]}),
+        ("chat", {"response_format": {"type": "text", "json_schema": {}}}),
+    ],
+)
+def test_a_value_that_means_the_default_is_accepted(dialect: str, fields: dict[str, Any]) -> None:
+    decode, _, body = DIALECTS[dialect]
+    assert _error(decode, {**body, **fields}) is None
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"json_schema": {}}, {"schema": None}, {"json_schema": {"schema": None}}, {"json_schema": {"schema": {}}}],
+)
+def test_a_json_object_without_a_schema_is_an_object(wanted: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "u"}], "response_format": {"type": "json_object", **wanted}}
+    assert json.loads(_chat(json.dumps(body).encode()).grammar.text) == {"type": "object"}
+
+
+def test_a_schema_beside_plain_text_is_refused_in_responses() -> None:
+    error = _error(_response, {"input": "i", "text": {"format": {"type": "text", "schema": SCHEMA}}})
+    assert error is not None and error.param == "text.format.schema"
 
 
 def test_a_value_that_is_no_default_is_never_dropped_as_empty() -> None:

@@ -29,20 +29,29 @@ class Server:
         if variables and not self.has_switch:
             raise InputError("this server has no chat_template_kwargs")
         begun = text_of(request.begun)
+        num_left = request.max_tokens - len(request.begun)
         if not begun and (self.is_deaf or variables.get("enable_thinking") is not False):
             for _ in range(len(text_of(request.begun, "reasoning")) // 4, self.thoughts):
+                if num_left < 1:
+                    yield TextEnd(FinishReason.LENGTH, TextUsage(3, request.max_tokens))
+                    return
+                num_left -= 1
                 yield TextPiece("reasoning", "hmm ")
         yield None
         for piece in ("It ", "is ", "blue."):
             if piece not in begun:
+                if num_left < 1:
+                    yield TextEnd(FinishReason.LENGTH, TextUsage(3, request.max_tokens))
+                    return
+                num_left -= 1
                 yield TextPiece("text", piece)
         yield TextEnd(FinishReason.STOP, TextUsage(3, 3))
 
 
 async def answer(
-    server: Server, budget: int | None, begun: tuple[TextPiece, ...] = ()
+    server: Server, budget: int | None, begun: tuple[TextPiece, ...] = (), max_tokens: int = 100
 ) -> tuple[list[TextPiece], TextEnd]:
-    asked = TextRequest("r", BODY, 100, SamplingParams(), begun=begun, thinking_budget=budget)
+    asked = TextRequest("r", BODY, max_tokens, SamplingParams(), begun=begun, thinking_budget=budget)
     events = [event async for event in within_budget(asked, server.ask) if event is not None]
     *pieces, end = events
     assert isinstance(end, TextEnd)
@@ -56,10 +65,25 @@ async def test_the_client_gets_at_most_the_budget_of_thought_and_the_whole_answe
     pieces, end = await answer(server, budget)
     assert thought_tokens(pieces) == budget and text_of(pieces) == "It is blue."
     assert end.usage == TextUsage(3, 3 + budget)
-    assert server.asked[-1].max_tokens == 100 - budget
+    assert server.asked[-1].max_tokens == 100
     if kind == "switch":
         assert server.asked[-1].body["chat_template_kwargs"] == {"enable_thinking": False}
         assert "reasoning_effort" not in server.asked[-1].body
+
+
+@pytest.mark.parametrize("kind", ["no switch", "deaf"])
+async def test_a_thought_that_nobody_sees_takes_no_room_from_the_answer(kind: str) -> None:
+    server = Server(9, has_switch=kind != "no switch", is_deaf=kind == "deaf")
+    pieces, end = await answer(server, 5, max_tokens=12)
+    assert text_of(pieces) == "It is blue." and end.reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("known", [0, 5, 6])
+async def test_the_thought_and_the_answer_together_keep_the_limit_of_tokens(known: int) -> None:
+    whole, _ = await answer(Server(9), 5)
+    pieces, end = await answer(Server(9), 5, tuple(whole[:known]), max_tokens=7)
+    assert [*whole[:known], *pieces] == whole[:7]
+    assert (end.reason, end.usage.output_tokens) == (FinishReason.LENGTH, 7)
 
 
 @pytest.mark.parametrize("budget", [None, 9, 1024])

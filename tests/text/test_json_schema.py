@@ -17,6 +17,8 @@ from tests.text.output.random_schemas import Schemas
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
+MANY = {"anyOf": [{"type": "object", "properties": {f"a{i}": {}}} for i in range(60)]}
+
 
 def kinds(schema: dict[str, Any]) -> list[str]:
     standard = standard_schema(schema)
@@ -123,6 +125,69 @@ def test_the_kinds_of_values_that_a_schema_allows(schema: dict[str, Any], expect
     assert kinds(schema) == expected
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/p", "$defs": {"p": POINT}},
+        {"allOf": [POINT]},
+        {"anyOf": [POINT, {"type": "string"}]},
+        {"oneOf": [POINT, {"type": "string"}]},
+        {"const": 1},
+        {"type": "string", "const": "a"},
+        {"not": {"type": "null"}},
+        {"not": {"const": None}},
+        {"type": ["string", "null"]},
+        {"enum": ["a", None]},
+    ],
+)
+def test_a_nullable_value_may_be_null_beside_any_keyword(schema: dict[str, Any]) -> None:
+    assert "null" in kinds({**schema, "nullable": True})
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_kept"),
+    [
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, False),
+        ({"oneOf": [{"type": "integer"}, {"const": 1.5}]}, False),
+        ({"allOf": [{"type": "integer"}]}, False),
+        ({"enum": [1, 2]}, False),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, True),
+        ({"$ref": "#/$defs/p", "$defs": {"p": POINT}}, True),
+        ({}, True),
+    ],
+)
+def test_a_format_is_dropped_where_no_string_is_allowed(schema: dict[str, Any], is_kept: bool) -> None:
+    assert ("format" in standard_schema({**schema, "format": "int32"})) == is_kept
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"propertyNames": {"type": "string"}},
+        {"propertyNames": {"description": "any", "type": "string"}},
+        {"dependentRequired": {"a": []}},
+    ],
+)
+def test_keywords_that_allow_everything_are_left_out(more: dict[str, Any]) -> None:
+    assert standard_schema({"type": "object", **more}) == {"type": "object"}
+    kept = {"type": "object", "dependentRequired": {"a": ["b"]}}
+    assert standard_schema(kept) == kept
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param({"allOf": [{}] * 20_001}, id="parts"),
+        pytest.param({"allOf": [{"properties": {f"a{i}": {}}} for i in range(10_001)]}, id="clauses"),
+        pytest.param({"allOf": [{"$ref": "#/$defs/many"}] * 9, "$defs": {"many": MANY}}, id="alternatives"),
+        pytest.param({"allOf": [{"enum": list(range(1000))}] * 1000}, id="literals"),
+    ],
+)
+def test_the_work_of_an_analysis_is_bounded(schema: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match="too many"):
+        kinds(schema)
+
+
 def test_a_schema_with_too_many_alternatives_is_refused() -> None:
     one = {"anyOf": [{"minimum": number} for number in range(9)]}
     with pytest.raises(SchemaError, match="too many"):
@@ -141,6 +206,14 @@ def test_no_value_of_a_schema_is_shorter_than_the_shortest() -> None:
     [
         (GrammarSpec("json_schema", '{"type": "string", "minLength": 3}'), '"xxx"'),
         (GrammarSpec("json_schema", '{"type": "array", "items": {"type": "null"}, "minItems": 2}'), "[null, null]"),
+        (
+            GrammarSpec(
+                "json_schema",
+                '{"type": "array", "prefixItems": [{"const": "a"}, {"const": "bb"}, {"type": '
+                '"null"}], "items": {"type": "boolean"}, "minItems": 5}',
+            ),
+            '["a", "bb", null, true, true]',
+        ),
         (GrammarSpec("json_schema", '{"type": "integer", "minimum": 100}'), "100"),
         (GrammarSpec("json_schema", "true"), "{}"),
         (GrammarSpec("choice", '["perhaps", "no"]'), "no"),

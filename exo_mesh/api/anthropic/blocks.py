@@ -193,7 +193,7 @@ def decode_image(block: ImageBlock, where: str) -> ImageInput:
 def decode_tool(tool: dict[str, Any], where: str) -> ToolDefinition:
     """Decode a tool. Raises InputError for tools that Anthropic runs or defines, and for an empty name."""
     kind = tool.get("type")
-    if kind is not None and kind != "custom":
+    if kind not in (None, "", "custom"):
         message = (
             f"{where}.type is {show_json(kind)}: tools that Anthropic runs or defines are not supported, only tools "
             "with a name and an input_schema"
@@ -201,7 +201,7 @@ def decode_tool(tool: dict[str, Any], where: str) -> ToolDefinition:
         raise InputError(message, param=f"{where}.type")
     decoded = convert_part(tool, ToolDefinition, where)
     refuse_unless(f"{where}.defer_loading", decoded.defer_loading, (False,))
-    if decoded.allowed_callers is not None and "direct" not in decoded.allowed_callers:
+    if decoded.allowed_callers and "direct" not in decoded.allowed_callers:
         refuse_unless(f"{where}.allowed_callers", decoded.allowed_callers, (["direct"],))
     if not decoded.name:
         raise InputError(f"{where}.name is empty", param=f"{where}.name")

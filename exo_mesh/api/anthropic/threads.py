@@ -31,8 +31,21 @@ class HeldTurn(msgspec.Struct):
     tools: Blocks | None = None
 
     def conversation(self) -> list[MessageBody]:
-        """The messages and the reply."""
-        return [*self.messages, *([MessageBody(role="assistant", content=self.reply)] if self.reply else [])]
+        """The messages and the reply. A reply that continues the last message is one message with it."""
+        if not self.reply:
+            return self.messages
+        last = self.messages[-1] if self.messages else None
+        if last is None or last.role != "assistant":
+            return [*self.messages, MessageBody(role="assistant", content=self.reply)]
+        begun = [{"type": "text", "text": last.content}] if isinstance(last.content, str) else last.content
+        return [*self.messages[:-1], MessageBody(role="assistant", content=_continued(begun, self.reply))]
+
+
+def _continued(begun: Blocks, reply: Blocks) -> Blocks:
+    """The blocks of a message and of the reply that continues it. A text that goes on is one block."""
+    if begun and begun[-1].get("type") == reply[0].get("type") == "text":
+        return [*begun[:-1], {**begun[-1], "text": begun[-1]["text"] + reply[0]["text"]}, *reply[1:]]
+    return [*begun, *reply]
 
 
 def is_held(body: CountTokensBody, kept: KeptService) -> bool:

@@ -57,3 +57,8 @@ def check_num_tools(tools: Sequence[Any]) -> None:
     """Raises InputError if a request offers too many tools."""
     if len(tools) > MAX_TOOLS:
         raise InputError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed", param="tools")
+
+
+def first_given(*values: Any) -> Any:
+    """The first value that is not None; None if there is none."""
+    return next((value for value in values if value is not None), None)

@@ -10,10 +10,13 @@ from exo_mesh.api.core.conversation import NO_EFFORT, TOGGLES
 from exo_mesh.api.core.request import Conversation, FieldNames, Thinking
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
-from exo_mesh.text.grammars import lark_of
+from exo_mesh.text.grammars import MAX_BYTES, lark_of
 from exo_mesh.text.output.formats import OutputFormat, after_reasoning, as_answer, tool_grammar
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.shortest import shortest_answer
+
+MAX_SCHEMA_BYTES = 4 * MAX_BYTES
+"""Most bytes of the schemas of the tools in one grammar. Their descriptions count here, but not in the grammar."""
 
 
 def answer_grammar(
@@ -45,6 +48,10 @@ def forced_tools(asked: GrammarSpec | None, conversation: Conversation, tools: S
 
 
 def _calls(conversation: Conversation, wanted: Sequence[Tool], output: OutputFormat, names: FieldNames) -> GrammarSpec:
+    size = sum(len(json.dumps(tool.parameters)) for tool in wanted)
+    if size > MAX_SCHEMA_BYTES:
+        message = f"the schemas of the tools have {size} bytes; at most {MAX_SCHEMA_BYTES} can be enforced at once"
+        raise InputError(message, param="tools")
     is_parallel = conversation.parallel_tool_calls and conversation.tool_choice.mode != "named"
     try:
         spec = tool_grammar(output, wanted, "required", is_parallel)
@@ -77,13 +84,22 @@ def may_think(thinking: Thinking, variables: Mapping[str, Any], known: Collectio
     return enabled is not False or not (thinking.is_asked or {*TOGGLES, "reasoning_effort"} & set(known))
 
 
-def room_for_answer(asked: GrammarSpec | None, wanted: Sequence[Tool]) -> list[str]:
-    """Texts about as long as the shortest valid answers; the model needs room for the longest of them."""
-    found = [] if asked is None else [shortest_answer(asked)]
+def room_for_answer(asked: GrammarSpec | None, wanted: Sequence[Tool]) -> list[tuple[str, int]]:
+    """(a text about as long as a shortest valid answer, its members that some formats write between tags) for the
+    answer and each tool; the model needs room for the longest."""
+    found = [] if asked is None else [(shortest_answer(asked), 0)]
     for tool in wanted:
         arguments = shortest_answer(GrammarSpec("json_schema", json.dumps(tool.parameters or {"type": "object"})))
-        found.append(f'<tool_call>\n{{"name": "{tool.name}", "arguments": {arguments}}}\n</tool_call>')
+        call = f'<tool_call>\n{{"name": "{tool.name}", "arguments": {arguments}}}\n</tool_call>'
+        found.append((call, _num_members(arguments)))
     return found
+
+
+def _num_members(arguments: str) -> int:
+    try:
+        return len(json.loads(arguments))
+    except (ValueError, TypeError):  # a stand-in for arguments that are not analysed
+        return 0
 
 
 def _either(answer: GrammarSpec, calls: GrammarSpec) -> GrammarSpec:

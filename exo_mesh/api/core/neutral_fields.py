@@ -1,6 +1,7 @@
 """Accepts fields at values that change nothing, in every dialect by one rule. Pure.
 
-A field that would change the answer is honoured or refused by name. An empty value of an unknown field changes nothing.
+A field that would change the answer is honoured or refused by name. An empty value of an unknown field changes nothing,
+unless it turns something off that is on by default.
 Each dialect has tables of further such values.
 """
 
@@ -24,6 +25,17 @@ field turns on."""
 ONLY_NULL: tuple[Any, ...] = (None,)
 """For fields that even an empty object turns on."""
 
+OFF_SWITCHES = frozenset(
+    {
+        "activation", "cache", "do_sample", "enable_thinking", "normalized", "parallel_tool_calls", "reasoning",
+        "reasoning_effort", "think", "thinking", "use_activation",
+    }
+)  # fmt: skip
+"""Fields of some servers whose `false` turns something off. A dialect without the field refuses `false`."""
+
+FALSE_IS_DEFAULT = frozenset({"logprobs", "response_format", "stop", "thread", "tools", "top_logprobs"})
+"""Known fields that hold no boolean, for which `false` still means the default."""
+
 NeutralTable = Mapping[str, tuple[Any, ...]]
 """For each field the values that have no effect, or ANY. A field that is not listed has no effect if it is empty."""
 
@@ -40,8 +52,9 @@ def without_neutral(value: Any, kind: Any, tables: NeutralTables, where: str = "
     """A copy of a JSON value without fields that change nothing, and with 5.0 as 5 where `kind` wants an integer.
 
     kind: the type that the value will be converted to. A field changes nothing if it is empty and not in `kind`, if it
-    is empty and `kind` has a default but no such value, or if its table says so. where: the place of the value in its
-    body. Raises InputError for a field of a table with another value.
+    is empty and `kind` has a default but no such value, or if its table says so. `false` may turn something off, so
+    OFF_SWITCHES and FALSE_IS_DEFAULT say where it changes nothing. where: the place of the value in its body. Raises
+    InputError for a field of a table with another value.
     """
     kinds = _members(kind)
     if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
@@ -68,11 +81,18 @@ def _object_without_neutral(
         place = f"{where}.{name}" if where else name
         field = known.get(name)
         if field is None:
-            if not _changes_nothing(place, given, table.get(name)):
+            if (given is False and name in OFF_SWITCHES and name not in table) or not _changes_nothing(
+                place, given, table.get(name)
+            ):
                 kept[name] = given
-        elif field.required or not is_empty(given) or _fits(given, field.type):
+        elif field.required or not _is_default(name, given) or _fits(given, field.type):
             kept[name] = without_neutral(given, field.type, tables, place)
     return kept
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Whether a value means that an optional field which has no such value is missing."""
+    return is_empty(value) and (value is not False or name in FALSE_IS_DEFAULT)
 
 
 def _changes_nothing(name: str, value: Any, allowed: tuple[Any, ...] | None) -> bool:

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.bridge import AnswerBridge
+from exo_mesh.api.core.checks import first_given
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.grammar import answer_grammar, forced_tools, may_think, room_for_answer, tool_alone
 from exo_mesh.api.core.images import decoded_images
@@ -37,7 +37,10 @@ from exo_mesh.text.tokenizer import TextModel
 DEFAULT_MODEL = "exo-mesh-demo"
 
 MARKUP_TOKENS = 24
-"""Room for the markers around an answer, and for tags around its members."""
+"""Room for the markers around an answer."""
+
+TAG_TOKENS = 12
+"""Room for the tags around one member of an answer."""
 
 ROOM_FACTOR = 4
 
@@ -168,13 +171,14 @@ async def _prepare_conversation(
     starts_in_reasoning = prompt_starts_reasoning(text.output, prompt.text)
     known = text.template.variables if text.template else ()
     thinks = may_think(conversation.thinking, conversation.variables, known)
-    grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning, thinks)
+    build = partial(answer_grammar, asked.grammar, conversation, tools, text.output, names, starts_in_reasoning, thinks)
+    grammar = await texts.work(build)
     wanted = forced_tools(asked.grammar, conversation, tools)
     if grammar is not None:
         await _check_grammar(grammar, wanted, text, names, texts)
     most = conversation.thinking.budget
     if grammar is not None and thinks:
-        most = _before_answer(most, max_tokens, room_for_answer(asked.grammar, wanted), text)
+        most = await texts.work(partial(_before_answer, most, max_tokens, asked.grammar, wanted, text))
     budget = _thinking_budget(most, text, starts_in_reasoning)
     prepared = _prepared(
         asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens, pictures=pictures)], grammar, budget
@@ -298,16 +302,16 @@ def sampling_params(
     is drawn here once; the entry peer keeps it, so that a replay continues the same text."""
     defaults = text.defaults
     seed = draw_seed(63) if wish.seed is None else wish.seed
-    repetition = _first(wish.repetition_penalty, defaults.repetition_penalty, 1.0)
+    repetition = first_given(wish.repetition_penalty, defaults.repetition_penalty, 1.0)
     return SamplingParams(
-        temperature=_first(wish.temperature, defaults.temperature, 1.0),
-        top_k=max(0, _first(wish.top_k, defaults.top_k, 0)),
-        top_p=_first(wish.top_p, defaults.top_p, 1.0),
-        min_p=_first(wish.min_p, defaults.min_p, 0.0),
+        temperature=first_given(wish.temperature, defaults.temperature, 1.0),
+        top_k=max(0, first_given(wish.top_k, defaults.top_k, 0)),
+        top_p=first_given(wish.top_p, defaults.top_p, 1.0),
+        min_p=first_given(wish.min_p, defaults.min_p, 0.0),
         repetition_penalty=repetition,
         repetition_window=(wish.repetition_window or 0) if repetition != 1.0 else 0,
-        presence_penalty=_first(wish.presence_penalty, 0.0),
-        frequency_penalty=_first(wish.frequency_penalty, 0.0),
+        presence_penalty=first_given(wish.presence_penalty, 0.0),
+        frequency_penalty=first_given(wish.frequency_penalty, 0.0),
         logit_bias=tuple(sorted(wish.logit_bias.items())),
         seed=seed % 2**64,  # int64 to uint64 in two's complement, so different seeds stay different
         logprobs=wish.logprobs,
@@ -401,15 +405,18 @@ async def _check_grammar(
         await texts.check_grammar(grammar, names.grammar)
     except InputError:
         for tool in wanted:
-            if (alone := tool_alone(text.output, tool)) is not None:
+            if (alone := await texts.work(partial(tool_alone, text.output, tool))) is not None:
                 await texts.check_grammar(alone, tool.where)
         raise
 
 
-def _before_answer(budget: int | None, max_tokens: int, answers: Sequence[str], text: TextModel) -> int:
+def _before_answer(
+    budget: int | None, max_tokens: int, asked: GrammarSpec | None, wanted: Sequence[Tool], text: TextModel
+) -> int:
     """The most tokens of a thought before an answer under a grammar. The rest is room for the shortest answer, or for
     four times as much where that is at most a quarter of all tokens."""
-    needed = max(len(text.encode_prompt(answer)) for answer in answers) + MARKUP_TOKENS
+    answers = room_for_answer(asked, wanted)
+    needed = max(len(text.encode_prompt(answer)) + MARKUP_TOKENS + TAG_TOKENS * tags for answer, tags in answers)
     room = max(needed, min(ROOM_FACTOR * needed, max_tokens // ROOM_FACTOR))
     most = max(0, max_tokens - room)
     return most if budget is None else min(budget, most)
@@ -430,8 +437,3 @@ def _check_ids(token_ids: Sequence[int], text: TextModel, param: str) -> None:
             # Python cannot convert a very long integer to text
             shown = token_id if token_id.bit_length() < 64 else "a huge number"
             raise InputError(f"{param} contains {shown}, which is not a token id of this model", param=param)
-
-
-def _first(*values: Any) -> Any:
-    """The first value that is not None; None if there is none."""
-    return next((value for value in values if value is not None), None)

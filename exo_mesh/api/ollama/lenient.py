@@ -43,7 +43,7 @@ IN_OPTIONS: NeutralTable = {
 """The same for options."""
 
 IN_MESSAGES: NeutralTable = {
-    **dict.fromkeys(("created_at", "id", "model", "name"), ANY),
+    **dict.fromkeys(("created_at", "id", "model"), ANY),
 }
 """The same for messages, in which applications keep their own notes."""
 

@@ -35,7 +35,7 @@ def _turn(message: OllamaMessage, where: str) -> Turn:
         message.role,
         message.content or "",
         where,
-        message.tool_name or None,
+        message.tool_name or (message.name if message.role == "tool" else None) or None,
         calls,
         (message.tool_call_id or None) if message.role == "tool" else None,
         message.thinking or None,

@@ -29,14 +29,15 @@ class OllamaToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of a conversation. tool_name: the tool whose result a message with the role tool has. images: in
-    base64."""
+    """One message of a conversation. tool_name: the tool whose result a message with the role tool has. name: the same
+    in older clients; of other messages it has no effect. images: in base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
+    name: str | None = None
     tool_call_id: str | None = None
     images: list[str] | None = None
 

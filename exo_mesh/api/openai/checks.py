@@ -71,7 +71,7 @@ def check_body(body: GenerationBody) -> None:
     if body.prompt_logprobs is not None and body.stream:
         message = "prompt_logprobs cannot be streamed; use /v1/completions with echo and logprobs to stream them"
         raise InputError(message, param="prompt_logprobs")
-    if body.service_tier == "flex" and body.priority is not None:
+    if body.service_tier == "flex" and body.priority:
         raise InputError('service_tier is "flex", the lowest priority of all: leave out priority', param="priority")
     _check_bias(body.logit_bias)
     _check_stream_options(body)

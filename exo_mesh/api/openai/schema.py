@@ -191,7 +191,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     stop_token_ids: list[int] | None = None
     grammar: str | GrammarBody | None = None
     structured_outputs: StructuredOutputs | None = None

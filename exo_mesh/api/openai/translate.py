@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.api.core.cache_rules import cache_wish
-from exo_mesh.api.core.checks import repetition_of, stop_strings, token_ids_of
+from exo_mesh.api.core.checks import first_given, repetition_of, stop_strings, token_ids_of
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -70,7 +70,7 @@ def neutral_chat(body: ChatBody) -> NeutralRequest:
         conversation,
         _sampling(body, num_top),
         grammar,
-        _limit_of(_first(body.max_completion_tokens, body.max_tokens)),
+        _limit_of(first_given(body.max_completion_tokens, body.max_tokens)),
         num_choices=body.n or 1,
         num_drawn=body.n or 1,
         prompt_logprobs=body.prompt_logprobs,
@@ -85,9 +85,9 @@ def thinking_of(body: ChatBody) -> Thinking:
     asked = None if thinking is None or thinking.type in ("adaptive", "auto") else thinking.type == "enabled"
     as_ollama = think if isinstance(think, bool) else None
     return Thinking(
-        _first(body.enable_thinking, reasoning.enabled, asked, as_ollama),
-        _first(body.reasoning_effort, reasoning.effort, think if isinstance(think, str) else None),
-        _first(
+        first_given(body.enable_thinking, reasoning.enabled, asked, as_ollama),
+        first_given(body.reasoning_effort, reasoning.effort, think if isinstance(think, str) else None),
+        first_given(
             body.thinking_budget,
             body.thinking_token_budget,
             reasoning.max_tokens,
@@ -165,12 +165,12 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "stop_ids": tuple(body.stop_token_ids or ()),
         "cache": cache_wish(body.cache, body.prompt_cache_key, body.cache_salt),
         "priority": FLEX_PRIORITY if body.service_tier == FLEX else body.priority or 0,
-        "keep_alive_s": _first(keep_alive_s(body.keep_alive, "keep_alive"), keep_alive_s(body.ttl, "ttl")),
+        "keep_alive_s": first_given(keep_alive_s(body.keep_alive, "keep_alive"), keep_alive_s(body.ttl, "ttl")),
     }
 
 
 def _sampling(body: GenerationBody, num_top: int | None) -> SamplingWish:
-    penalty, window = repetition_of(_first(body.repetition_penalty, body.repeat_penalty), body.repeat_last_n)
+    penalty, window = repetition_of(first_given(body.repetition_penalty, body.repeat_penalty), body.repeat_last_n)
     return SamplingWish(
         temperature=body.temperature,
         top_k=body.top_k,
@@ -249,17 +249,19 @@ def _of_response_format(wanted: ResponseFormat | None) -> GrammarSpec | None:
     named, bare = wanted.json_schema, wanted.schema or None
     given = "response_format.json_schema" if named is not None else "response_format.schema"
     if wanted.type == "text":
-        if named is not None or bare is not None:
+        if bare is not None or (named is not None and named.schema):
             raise InputError(f'response_format.type is "text", so leave out {given}', param=given)
         return None
     if named is not None and bare is not None:
         message = "response_format.json_schema and response_format.schema are one field: send only one of them"
         raise InputError(message, param="response_format.schema")
+    if wanted.type == "json_object":
+        return _guided("json_schema", bare or (named and named.schema) or {"type": "object"})
     if named is not None:
-        return _guided("json_schema", {} if named.schema is None else named.schema)
-    if wanted.type == "json_schema" and wanted.schema is None:
+        return _guided("json_schema", named.schema or {})
+    if wanted.schema is None:
         raise InputError("response_format.json_schema: this field is required", param="response_format.json_schema")
-    return _guided("json_schema", bare or ({"type": "object"} if wanted.type == "json_object" else {}))
+    return _guided("json_schema", bare or {})
 
 
 def _of_grammar(wanted: str | GrammarBody | None) -> GrammarSpec | None:
@@ -304,8 +306,3 @@ def _names(grammar: str) -> FieldNames:
 
 def _limit_of(wanted: int | None) -> int | None:
     return None if wanted == NO_LIMIT else wanted
-
-
-def _first(*values: Any) -> Any:
-    """The first value that is not None; None if there is none."""
-    return next((value for value in values if value is not None), None)

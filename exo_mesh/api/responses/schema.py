@@ -93,7 +93,7 @@ class ResponsesBody(InputTokensBody, kw_only=True, forbid_unknown_fields=True):
     keep_alive: float | str | None = None
     ttl: float | None = None
     service_tier: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -168,7 +168,7 @@ def _allowed_name(tool: dict[str, Any], names: set[str], where: str) -> str:
 def _check_callers(tool: FunctionTool | CustomTool, where: str) -> None:
     refuse_unless(f"{where}.defer_loading", tool.defer_loading, (False,))
     refuse_unless(f"{where}.async", tool.is_async, (False,))
-    if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
+    if tool.allowed_callers and "direct" not in tool.allowed_callers:
         refuse_unless(f"{where}.allowed_callers", tool.allowed_callers, (["direct"],))
 
 

@@ -147,6 +147,9 @@ def _sampling(body: ResponsesBody) -> SamplingWish:
 
 def _grammar(form: TextForm | None) -> GrammarSpec | None:
     if form is None or form.type == "text":
+        if form is not None and form.schema:
+            message = 'text.format.type is "text", so leave out text.format.schema'
+            raise InputError(message, param="text.format.schema")
         return None
     if form.type == "json_object" and not form.schema:
         return GrammarSpec("json_schema", '{"type": "object"}')
@@ -162,7 +165,7 @@ def repeated_fields(body: ResponsesBody, temperature: float, top_p: float, *, is
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
+        "metadata": _labels(body.metadata or {}),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id or None,
         "prompt_cache_key": body.prompt_cache_key,
@@ -198,6 +201,12 @@ def _shown_form(form: TextForm) -> dict[str, Any]:
         "schema": form.schema,
         "strict": bool(form.strict),
     }
+
+
+def _labels(metadata: dict[str, Any]) -> dict[str, str]:
+    """Metadata as texts, as the reply's type wants them."""
+    found = {name: value for name, value in metadata.items() if value is not None}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
 
 
 def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:

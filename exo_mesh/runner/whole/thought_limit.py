@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
-from exo_mesh.domain.whole.text_pieces import TextPiece
+from exo_mesh.domain.request import FinishReason
+from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage
 from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.errors import InputError
 
@@ -46,9 +47,15 @@ async def within_budget(asked: TextRequest, ask: Callable[[TextRequest], Events]
                 if isinstance(event, TextEnd):
                     return
     said = tuple(piece for piece in begun if piece.kind != "reasoning")
-    left = replace(asked, begun=said, max_tokens=max(1, asked.max_tokens - num_thought))
-    async with aclosing(_answer_alone(left, ask)) as events:
+    num_left = max(1, asked.max_tokens - num_thought) - len(said)
+    # the limit stays whole, because a server that thinks once more spends it on that thought, too
+    async with aclosing(_answer_alone(replace(asked, begun=said), ask)) as events:
         async for event in events:
+            if isinstance(event, TextPiece):
+                if num_left < 1:
+                    yield TextEnd(FinishReason.LENGTH, TextUsage(output_tokens=asked.max_tokens))
+                    return
+                num_left -= 1
             counted = event.usage.output_tokens if isinstance(event, TextEnd) else None
             if isinstance(event, TextEnd) and counted is not None:
                 event = replace(event, usage=replace(event.usage, output_tokens=counted + num_thought))

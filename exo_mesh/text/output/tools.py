@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from exo_mesh.text.json_schema import KINDS, Analysis, SchemaError, Shape, standard_schema
+from exo_mesh.text.json_schema import KINDS, MAX_STEPS, Analysis, SchemaError, Shape, StandardSchemas, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,15 @@ class Allowed:
 class Parameters:
     """The parameters of a tool.
 
-    schema: the standard schema of the arguments, always an object. forms: the members that a call may have; several if
-    the schema has alternatives at its root. Raises SchemaError if the schema cannot be analysed.
+    schema: the standard schema of the arguments, always an object. steps: bounds the work. forms: the members that a
+    call may have; several if the schema has alternatives at its root. Raises SchemaError if the schema cannot be
+    analysed.
     """
 
-    def __init__(self, tool: Tool) -> None:
-        self.schema = {**standard_schema(tool.parameters), "type": "object"}
-        self.analysis = Analysis(self.schema)
+    def __init__(self, tool: Tool, steps: Steps | None = None) -> None:
+        steps = Steps() if steps is None else steps
+        self.schema = {**StandardSchemas(tool.parameters, steps).of(tool.parameters), "type": "object"}
+        self.analysis = Analysis(self.schema, steps)
         shapes = self.analysis.shapes(self.schema)
         self.forms = tuple(self.analysis.form(shape) for shape in shapes if shape.literals is None)
         self.problems = tuple(self.analysis.problems)
@@ -89,7 +91,9 @@ _OF_MEMBERS = frozenset({"additionalProperties", "properties", "required", "type
 
 def _has_more(clauses: Sequence[dict[str, Any]]) -> bool:
     """Whether the clauses have keywords that a list of members does not express."""
-    return any(clause.keys() - _OF_MEMBERS or clause.get("additionalProperties") for clause in clauses)
+    return any(
+        clause.keys() - _OF_MEMBERS or clause.get("additionalProperties", False) is not False for clause in clauses
+    )
 
 
 class Schemas:
@@ -112,17 +116,20 @@ _BROKEN = (SchemaError, RecursionError, TypeError, AttributeError, KeyError)
 
 
 def _allowed_by_name(tool: Tool) -> dict[str, Allowed]:
-    """What the parameters may be; those that cannot be analysed are left out, and read as unknown ones."""
-    try:
-        return _allowed_in(Parameters(tool))
-    except _BROKEN:
-        found: dict[str, Allowed] = {}
+    """What the parameters may be. If the schema as a whole cannot be analysed, its properties are, each alone; those
+    that cannot be are left out, and read as unknown ones. It runs in the event loop, so the work has one bound."""
+    with suppress(*_BROKEN):
+        return _allowed_in(Parameters(tool, Steps(MAX_STEPS // 2)))
+    found: dict[str, Allowed] = {}
+    steps = Steps(MAX_STEPS // 2)
+    parts = StandardSchemas(tool.parameters, steps)
     listed = tool.parameters.get("properties")
     for name, schema in listed.items() if isinstance(listed, dict) else ():
+        if steps.are_spent:
+            break
         with suppress(*_BROKEN):
-            found |= _allowed_in(
-                Parameters(replace(tool, parameters={**tool.parameters, "properties": {name: schema}}))
-            )
+            part = parts.of(schema)
+            found[name] = Allowed(Analysis(part, steps).shapes(part))
     return found
 
 

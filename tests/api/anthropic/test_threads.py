@@ -66,6 +66,17 @@ async def test_the_prompt_of_a_thread_is_that_of_the_whole_conversation(asking: 
     assert asking.prompt() == held
 
 
+@pytest.mark.parametrize(
+    "begun", ["The sky is", [{"type": "text", "text": "The sky"}, {"type": "text", "text": " is"}]]
+)
+async def test_a_reply_that_continues_the_last_message_is_one_text_with_it(asking: Asking, begun: Any) -> None:
+    asking.mesh.answer = " blue."
+    messages = [*user("Hi"), {"role": "assistant", "content": begun}]
+    first = await asking.message(messages=messages, thread=CREATE)
+    await asking.message(messages=user("And?"), thread=after(first["id"]))
+    assert " is blue." in asking.prompt()
+
+
 @pytest.mark.parametrize("display", [None, "omitted"])
 async def test_a_streamed_reply_is_held_like_a_whole_one_with_its_thinking(asking: Asking, display: Any) -> None:
     asking.mesh.answer = f"<think>secret</think>\n\nWell.{CALL}"

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.grammar import may_think
+from exo_mesh.api.core.grammar import may_think, room_for_answer
 from exo_mesh.api.core.request import Thinking
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import ThinkingBudget
 from exo_mesh.text.output.formats import HARMONY, OutputFormat, after_reasoning
+from exo_mesh.text.output.tools import Tool
 from tests.api.conftest import OPEN_ADMIN
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.runner.test_constraint import asked
@@ -25,7 +26,7 @@ SCHEMA = {"type": "object", "properties": {"size": {"enum": ["small", "large"]},
           "required": ["size", "ok"], "additionalProperties": False}  # fmt: skip
 FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-CALL = {"tools": [TOOL], "tool_choice": "required"}
+CALL = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 
 
 @pytest.fixture
@@ -163,6 +164,22 @@ async def test_an_error_in_the_schema_of_a_tool_names_the_tool(
         assert reply.status == 400
     assert error.get("param", param) == param
     assert param in error["message"]
+
+
+async def test_tools_whose_schemas_are_too_large_together_are_refused_before_they_are_analysed(
+    demo_api: Served,
+) -> None:
+    long = {"type": "object", "properties": {f"p{i}": {"enum": list(range(1000))} for i in range(60)}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": long}} for i in range(3)]
+    status, reply = await demo_api.chat(tools=tools, tool_choice="required")
+    assert status == 400 and reply["error"]["param"] == "tools" and "bytes" in reply["error"]["message"]
+    status, reply = await demo_api.chat(tools=tools, max_tokens=1)
+    assert status == 200, reply
+
+
+def test_an_answer_has_room_for_the_tags_around_its_members() -> None:
+    tool = Tool("f", "", SCHEMA)
+    assert [tags for _, tags in room_for_answer(GrammarSpec("json_schema", json.dumps(SCHEMA)), [tool])] == [0, 2]
 
 
 def _name(tools: Any) -> dict[str, Any]:

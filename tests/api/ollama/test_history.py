@@ -32,10 +32,17 @@ def test_calls_without_ids_are_numbered_over_the_whole_conversation() -> None:
     assert [call.arguments for call in found[1].tool_calls] == [{"n": 1}, {"n": 1}]
 
 
-def test_a_result_belongs_to_the_first_open_call_of_its_tool() -> None:
-    results = [{"role": "tool", "content": name, "tool_name": name} for name in ("g", "f", "g")]
+@pytest.mark.parametrize("field", ["tool_name", "name"])
+def test_a_result_belongs_to_the_first_open_call_of_its_tool(field: str) -> None:
+    results = [{"role": "tool", "content": name, field: name} for name in ("g", "f", "g")]
     found = turns(calls("f", "g", "g"), *results)
     assert [turn.tool_call_id for turn in found[1:]] == ["call00001", "call00000", "call00002"]
+
+
+def test_the_tool_name_of_a_result_wins_over_its_name_and_other_names_have_no_effect() -> None:
+    both = {"role": "tool", "content": "1", "tool_name": "g", "name": "f"}
+    found = turns({**USER, "name": "Ann"}, {"role": "assistant", "content": "", **calls("f", "g"), "name": "x"}, both)
+    assert [(turn.tool_call_id, turn.name) for turn in found] == [(None, None), (None, None), ("call00001", "g")]
 
 
 def test_a_result_without_a_name_belongs_to_the_first_open_call() -> None:

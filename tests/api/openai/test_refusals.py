@@ -90,7 +90,7 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
         ({"reasoning_effort": "huge"}, "reasoning_effort", "huge"),
         ({"verbosity": "loud"}, "verbosity", "loud"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
-        ({"metadata": {"a": 1}}, "metadata[...]", "int"),
+        ({"metadata": [1]}, "metadata", "array"),
         ({"temprature": 1}, "temprature", "not support mean temperature?"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": None}, "messages", "null"),

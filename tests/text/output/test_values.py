@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import lark_text
 from exo_mesh.text.output.formats import OutputFormat, tool_grammar
-from exo_mesh.text.output.tools import Tool
+from exo_mesh.text.output.tools import Parameters, Schemas, Tool
 from tests.text.output.family_calls import glm, invoke, minicpm, qwen
 from tests.text.output.outputs import events_of, joined, parse
 from tests.text.output.test_schema_property import IDS, TOKENIZER, output_of
@@ -229,3 +229,36 @@ def test_a_parameter_may_have_the_name_of_a_keyword_of_python(family: str, name:
 def test_what_a_format_cannot_enforce_is_refused_by_its_name(family: str, parameters: Any, what: str) -> None:
     with pytest.raises(InputError, match=what):
         tool_grammar(output_of(family), [Tool("f", "", {"type": "object", **parameters})], "required", True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"allOf": [{}] * 20_001},
+        {"allOf": [{"properties": {f"a{i}": {}}} for i in range(10_001)]},
+        {"anyOf": [{"$ref": "#/$defs/none"}]},
+        {"$ref": "#/$defs/none"},
+    ],
+)
+def test_a_root_that_cannot_be_analysed_hides_no_property(more: dict[str, Any]) -> None:
+    """The properties together cost no more than one analysis."""
+    schemas = Schemas([Tool("f", "", {"properties": {f"p{i}": {"type": "integer"} for i in range(50)}, **more})])
+    found = [schemas.parameter("f", f"p{i}") for i in range(50)]
+    assert all(one is not None and one.kinds == {"integer"} for one in found)
+
+
+def test_a_broken_property_hides_no_other() -> None:
+    properties = {"a": {"$ref": "#/$defs/none"}, "b": {"$ref": "#/$defs/x"}, "c": {"$ref": "#/properties/b"}}
+    schemas = Schemas([Tool("f", "", {"properties": properties, "$defs": {"x": {"type": "boolean"}}})])
+    assert schemas.parameter("f", "a") is None
+    assert [one and one.kinds for one in (schemas.parameter("f", "b"), schemas.parameter("f", "c"))] == [
+        {"boolean"}
+    ] * 2
+
+
+@pytest.mark.parametrize("others", [{}, True, {"type": "string"}])
+@pytest.mark.parametrize("word", ["$ref", "allOf"])
+def test_other_members_stay_allowed_behind_a_combination(word: str, others: Any) -> None:
+    inner = {"type": "object", "properties": {"a": {}}, "additionalProperties": others}
+    root = {"$ref": "#/$defs/x", "$defs": {"x": inner}} if word == "$ref" else {"allOf": [inner]}
+    assert Parameters(Tool("f", "", root)).closed().get("additionalProperties") is not False
