@@ -45,6 +45,7 @@ async def test_models_are_listed_as_openai_does(api: Served) -> None:
     assert caught.value.code == "model_not_found"
     assert (await get(api, "/models"))[1] == (await get(api, "/v1/models?status=downloaded"))[1]
     assert (await get(api, "/v1/models?status=loaded"))[1]["data"] == []
+    assert (await get(api, "/v1/models?status=served"))[1]["data"] == []
     assert (await get(api, "/v1/models?status=odd"))[1]["error"]["param"] == "status"
 
 
