@@ -30,7 +30,7 @@ NO_HUB = "http://127.0.0.1:9"
 
 
 PARTS = 45
-"""Of the slow tests; `.ci/run` runs one of them, so that all of it ends within 30 minutes."""
+"""How many parts the slow tests have; `.ci/run` runs one part, so that all of it ends within 30 minutes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,8 @@ write_bytecode()  # now, because pytest imports test modules soon after this one
 
 
 def pytest_configure() -> None:
-    """A shell starts what it puts into the background with Ctrl-C ignored, and children would inherit that."""
+    """Prepares this process and what its children inherit: signals, the hub, homes, and warm processes."""
+    # a shell starts what it puts into the background with Ctrl-C ignored
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["HF_ENDPOINT"] = NO_HUB

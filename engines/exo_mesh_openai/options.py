@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from exo_mesh.domain.base_path import base_path
 from exo_mesh.errors import InputError
 from exo_mesh.weights.names import is_model_name
 from exo_mesh_openai.argv import BACKENDS, SPEC_TYPES, LlamaServerFlags, needs_draft
@@ -129,8 +129,7 @@ def _server(text: str) -> ServerAddress:
         raise _wrong("servers", f"{json.dumps(text)} has a query or a fragment, which a base URL cannot have")
     host = f"[{host}]" if ":" in host else host
     port = port or (443 if url.scheme == "https" else 80)
-    path = re.sub(r"/+(v1(/.*)?)?$", "", url.path)
-    return ServerAddress(f"{url.scheme}://{host}:{port}{path}", f"{host}:{port}")
+    return ServerAddress(f"{url.scheme}://{host}:{port}{base_path(url.path)}", f"{host}:{port}")
 
 
 def _key(text: str) -> str:

@@ -33,7 +33,7 @@ _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
 """Suffixes that no public name server resolves (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: widely used)."""
 
 _MADE_UP_HOST = re.compile(r"(?<=^vscode-webview://).*")
-"""The host of each panel of an editor, which is another one each time."""
+"""Matches the host in the origin of an editor's panel, which the editor makes up for each panel."""
 
 _CORS_METHODS = "GET, POST, PUT, DELETE"
 _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"

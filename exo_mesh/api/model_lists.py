@@ -10,10 +10,12 @@ from exo_mesh.api.anthropic.failures import speaks_anthropic
 from exo_mesh.api.anthropic.models import model_info, models_page
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.listed import known_object, model_object
+from exo_mesh.api.listed import known_object, model_object, status_of
 from exo_mesh.api.model_names import named_model
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import USE, Route, RouteTable
+
+STATUSES = "downloaded, partial, loaded, served, known or unusable"
 
 
 class ModelListRoutes:
@@ -26,7 +28,7 @@ class ModelListRoutes:
     def table(self) -> RouteTable:
         """The routes."""
         query = {
-            "status": "downloaded, partial, loaded, known or unusable",
+            "status": STATUSES,
             "limit": "for Anthropic's clients: most models, 1 to 1000",
             "after_id": "for Anthropic's clients: the model before the list",
             "before_id": "for Anthropic's clients: the model after the list",
@@ -43,8 +45,8 @@ class ModelListRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance,
-        `?status=downloaded` those of which some peer has all files, `?status=partial` the others. is_reading: this node
-        is still reading its disk, so that more may follow.
+        `?status=served` those of model servers, `?status=downloaded` all that can be used at once, whatever their own
+        status, `?status=partial` the others. is_reading: this node is still reading its disk, so that more may follow.
 
         `?status=unusable` instead lists models on this node's disk that cannot be used, each with the reason;
         `?status=known` lists models that have a card but that no peer has.
@@ -61,13 +63,15 @@ class ModelListRoutes:
                 entries = [entry for entry in entries if entry.is_partial]
             case "loaded":
                 entries = [entry for entry in entries if entry.instance_ids]
+            case "served":
+                entries = [entry for entry in entries if status_of(entry) == "served"]
             case "unusable":
                 return json_response({"object": "list", "data": self._unusable_objects()})
             case "known":
                 known = [known_object(card, self._started_at) for card in self._service.known_cards()]
                 return json_response({"object": "list", "data": known})
             case other:
-                message = f"status is {quoted(other)}; it must be downloaded, partial, loaded, known or unusable"
+                message = f"status is {quoted(other)}; it must be {STATUSES}"
                 return plain_error("invalid_request", message, "status")
         found = [model_object(entry, self._started_at) for entry in entries]
         return json_response({"object": "list", "data": found, "is_reading": self._service.is_reading_models()})

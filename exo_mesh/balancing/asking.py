@@ -132,7 +132,7 @@ def _text(nodes: list[Upstream], variant: str, site: Site | None) -> str:
 
 def _counted(nodes: list[Upstream]) -> str:
     down = sum(not node.takes_new for node in nodes)
-    return counted(len(nodes), "node") + (f", {down} of them accept no new requests" if down else "")
+    return counted(len(nodes), "node") + (f", {down} not accepting new requests" if down else "")
 
 
 def _site_of(args: argparse.Namespace) -> Site | None:

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     elif not answer["previews"]:
-        print(f"no plan has {args.peers} peers or more")
+        print(f"no plan has {args.peers} peers or more; ask for fewer with --peers")
     else:
         print("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
     if plans and not args.json:
@@ -138,7 +138,7 @@ def describe(entry: dict[str, Any], number: int = 0) -> str:
         return f"{width}: not possible. {entry['refused']['message']}"
     plan = f"plan {number}: " if number else ""
     head = (
-        f"{plan}{width} (--placement {' or '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
+        f"{plan}{width} (--policy {' or '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
         f"KV for {entry['kv_pool_tokens']} tokens on every stage"
     )
     if entry.get("activation_dtype"):

@@ -32,4 +32,5 @@ def piped_text() -> str:
         data: bytes = sys.stdin.buffer.read()
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        raise InputError(f"standard input is not UTF-8 text: byte {exc.start} is invalid", param="prompt") from exc
+        message = f"standard input is not UTF-8 text: byte {exc.start} is invalid; convert it, for example with iconv"
+        raise InputError(message, param="prompt") from exc

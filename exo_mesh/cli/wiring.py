@@ -337,7 +337,8 @@ def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -
 
 
 def check_options(registry: Registry, settings: Settings) -> None:
-    """Raises ConfigError for an option that the chosen engine, or an engine for model servers, cannot use."""
+    """Checks the options of engines: one of the engines in use must accept those of --engine-option, and the engine
+    that --server-option names must accept its own. Raises ConfigError."""
     servers = [name for name, provider in registry.providers.items() if provider.kind == "whole-model"]
     for key in settings.server_options:
         if not key.startswith(tuple(f"{name}." for name in servers)):
@@ -345,18 +346,24 @@ def check_options(registry: Registry, settings: Settings) -> None:
                 f"--server-option {key}: must begin with the name of an engine and a dot; they are {', '.join(servers)}"
             )
     engine = _chosen(registry, "auto")[0] if settings.engine == "auto" else settings.engine
-    found = [("--engine-option of", engine, settings.engine_options)] if engine else []
-    found += [
-        ("model servers of engine", name, options) for name, options in server_options(settings, registry).items()
-    ]
-    for flag, name, options in found:
-        provider = registry.provider(name)
-        if not options or not isinstance(provider, ChecksOptions):
-            continue
+    engines = dict.fromkeys(name for name in (engine, *settings.model_engines.values()) if name)
+    refusals = [(name, _refusal(registry, name, settings.engine_options)) for name in engines]
+    if refusals and all(why for _, why in refusals):
+        raise ConfigError(f"--engine-option of {'; '.join(f'{name}: {why}' for name, why in refusals)}")
+    for name, options in server_options(settings, registry).items():
+        if why := _refusal(registry, name, options):
+            raise ConfigError(f"model servers of engine {name}: {why}")
+
+
+def _refusal(registry: Registry, name: str, options: Mapping[str, str]) -> str:
+    """Why an engine cannot use these options; "" if it can."""
+    provider = registry.provider(name)
+    if options and isinstance(provider, ChecksOptions):
         try:
             provider.check_options(options)
         except MeshError as exc:
-            raise ConfigError(f"{flag} {name}: {exc}") from exc
+            return str(exc)
+    return ""
 
 
 def _chosen(registry: Registry, preference: str) -> tuple[str, str]:

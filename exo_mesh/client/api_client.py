@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import ssl
 import time
 import urllib.error
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.client.trust import certificate_of, default_url, homes_of, is_this_machine, tls_failure, trust
+from exo_mesh.domain.base_path import base_path
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.printable import ANSWER_CHARS, printable, printable_values
 from exo_mesh.security.local_token import read_token
@@ -325,10 +325,10 @@ def _parts_of(url: str) -> tuple[urllib.parse.SplitResult, str]:
 
 
 def base_url(text: str) -> str:
-    """The URL below which a node's API is: http:// is added, and /v1 with what follows is cut off, because other
-    clients want that. Raises ConfigError."""
+    """The URL below which a node's API is: http:// is added, and a last /v1 is cut off, because other clients
+    want that; see base_path. Raises ConfigError."""
     parts, _ = _parts_of(text if "//" in text else f"http://{text}")
-    return f"{parts.scheme}://{parts.netloc}" + re.sub(r"/+(v1(/.*)?)?$", "", parts.path, flags=re.DOTALL)
+    return f"{parts.scheme}://{parts.netloc}{base_path(parts.path)}"
 
 
 def _port_of(parts: urllib.parse.SplitResult) -> int:

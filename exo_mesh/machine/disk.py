@@ -25,8 +25,9 @@ FLOOR_SHARE, FLOOR_BYTES = 0.05, 64 * 2**20
 LOW_SHARE, LOW_BYTES = 0.1, 10 * 10**9
 """Below this a hint is shown: 10 % of the volume, but no more than 10 GB, which one model takes."""
 
-FULL_SHARE, FULL_BYTES = 0.05, 2 * 10**9
-"""Below this the node is degraded: 5 % of the volume, but no more than 2 GB. No model of use is smaller."""
+SCARCE_SHARE, SCARCE_BYTES = 0.05, 2 * 10**9
+"""Below this the node is degraded, and still writes: 5 % of the volume, but no more than 2 GB. No model of use is
+smaller."""
 
 READ_EVERY_S = 1.0
 
@@ -142,9 +143,9 @@ class Disk:
                 f"{self._failed_what} cannot be written below {self.home}: {self._failed.strerror or self._failed}",
                 "give --home a directory that this user may write to",
             )
-        if total and free < min(FULL_BYTES, int(FULL_SHARE * total)):
+        if total and free < min(SCARCE_BYTES, int(SCARCE_SHARE * total)):
             remedy = "free space on that volume, or give --home a directory elsewhere"
-            return Reason("disk_full", HealthLevel.DEGRADED, f"{room}, too little for another model", remedy)
+            return Reason("disk_low", HealthLevel.DEGRADED, f"{room}, too little for another model", remedy)
         if total and free < min(LOW_BYTES, int(LOW_SHARE * total)):
             remedy = "free space before models are added or engines write their caches"
             return Reason("disk_low", HealthLevel.OK, f"only {_megabytes(free)} are free at {self.home}", remedy)

@@ -21,8 +21,12 @@ class StopDesk:
         """Start stopping this node; its streams may finish first. A stop wins over a restart. Raises StopPendingError
         for a restart of a node that stops or restarts already."""
         if restart and self.asked.is_set():
-            again = "restarting" if self.wants_restart else "stopping"
-            raise StopPendingError(f"node {self._roster.own.name} is {again} already")
+            again = (
+                "restarting already; wait until it is back"
+                if self.wants_restart
+                else "stopping already; start it again"
+            )
+            raise StopPendingError(f"node {self._roster.own.name} is {again}")
         self.wants_restart = restart
         self.asked.set()
 

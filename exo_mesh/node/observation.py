@@ -74,7 +74,7 @@ class Observation:
             "cables": describe_cables(self._membership.view),
             "fast_synch": resolve(self._settings.fast_synch, os.environ)._asdict(),
             "runner": self.runner(),
-            "requests_here": Counter(one["state"] for one in self._serving.journal.describe_live()),
+            "requests_here": self._serving.journal.states(),
             "stages_here": {name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
             "health": self.health(),
         }

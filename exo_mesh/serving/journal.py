@@ -289,7 +289,10 @@ class Journal:
         if running is not None and running is not before:
             raise InputError(f"a request {request.request_id} is running already", param="request_id")
         if len(self._live) >= self._max_live:
-            raise OverloadError(f"{counted(len(self._live), 'request')} are live on this peer already")
+            raise OverloadError(
+                f"{counted(len(self._live), 'live request')} on this peer, the most that it takes; send the request to "
+                "another peer, or retry later"
+            )
         kept = self._replays.open(request, now) if request.key_hash else None
         if before is not None:
             self._supersede(before)
@@ -344,6 +347,10 @@ class Journal:
     def _record(self, ended: RequestOutcome) -> None:
         self.history.add(ended)
         _log.info("%s", ended.line)
+
+    def states(self) -> Counter[str]:
+        """How many live requests are in which state."""
+        return Counter(entry.state for entry in self._live.values())
 
     def describe_live(self) -> list[dict[str, Any]]:
         """The live requests, oldest first, for people who look for a request that hangs."""

@@ -81,28 +81,28 @@ RENAMED = {
 """By what follows SKULK_, EXO_ or EXO_MESH_ in a variable: what to use instead."""
 
 PREFIXES = ("SKULK_", "EXO_", "EXO_MESH_")
+_TAKEN = frozenset(alias.variable for alias in ALIASES)
 
 VARIABLES = {
     "RDMA_DEVICES": "a node finds its RDMA devices by itself; --hostfile FILE sets others, in the `rdma` of each host",
     "SKULK_IMAGE_TRANSPORT_DEBUG": "use --image-transport-debug",
     "SKULK_VISION_DEBUG_SAVE_DIR": "use --vision-debug-save-dir DIR",
     "RUNNER_MODE": FLAGS["--subprocess"],
-    **{prefix + name: hint for name, hint in RENAMED.items() for prefix in PREFIXES},
+    **{prefix + name: hint for name, hint in RENAMED.items() for prefix in PREFIXES if prefix + name not in _TAKEN},
 }
-"""By variable: what to use instead."""
+"""By variable that changes nothing: what to use instead."""
 
 _OURS = "EXO_MESH_"
 
 
 def foreign_variables(environ: Mapping[str, str], own: Collection[str]) -> tuple[str, ...]:
     """A warning for each variable of another program that corresponds to a setting here. own: our variables."""
-    taken = {alias.variable for alias in ALIASES}
     found = []
     for name in sorted(environ):
         hint = VARIABLES.get(name, "")
         prefix = next((prefix for prefix in PREFIXES[:2] if name.startswith(prefix)), "")
         if not hint and prefix and not name.startswith(_OURS) and _OURS + name.removeprefix(prefix) in own:
             hint = f"use {_OURS}{name.removeprefix(prefix)}"
-        if hint and environ[name] and name not in taken:
+        if hint and environ[name] and name not in _TAKEN:
             found.append(f"{name} is set but not used: {hint}")
     return (*found, *unused_protocols(environ))

@@ -6,6 +6,7 @@ Flags > EXO_MESH_* environment > aliases of older programs > config.toml > defau
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -42,15 +43,21 @@ _VARIABLES = frozenset(variable for setting in SETTINGS.values() for variable in
 """The variables of every setting."""
 _BY_KEY = {key: name for name, setting in SETTINGS.items() for key in setting.keys}
 """The setting of each key of config.toml."""
+_SERVICE_LINK = re.compile(r"\w+_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)", re.ASCII)
+"""Variables by which Kubernetes and Docker links describe a service."""
+_SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://.*", re.DOTALL)
+"""What NAME_PORT is where it describes a service."""
 
 
 def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> LoadedSettings:
     """Merges flags, variables, aliases and config.toml. flags: by name of a setting, its texts in order.
 
-    An empty variable counts as unset. Raises ConfigError that names the source of the first value that cannot be used.
+    A variable counts as unset if it is empty or describes a service. Raises ConfigError that names the source of the
+    first value that cannot be used.
     """
     import platformdirs
 
+    environ = _without_service_links(environ)
     given: dict[str, tuple[Any, str]] = {}
     texts, aliases = _environment(environ), alias_texts(environ)
     for name, setting in SETTINGS.items():
@@ -124,6 +131,15 @@ def _environment(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """By setting: (EXO_MESH_* variable, its text). The setting's own name wins over its second one."""
     known = [(name, variable) for name, setting in SETTINGS.items() for variable in reversed(setting.variables)]
     return {name: (variable, environ[variable]) for name, variable in known if environ.get(variable)}
+
+
+def _without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without variables that describe a service. One named exo-mesh has EXO_MESH_PORT=tcp://..."""
+    return {
+        name: text
+        for name, text in environ.items()
+        if not _SERVICE_LINK.fullmatch(name) and not (name.endswith("_PORT") and _SERVICE_PORT.fullmatch(text))
+    }
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:

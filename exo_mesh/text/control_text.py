@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from exo_mesh.errors import InputError
+from exo_mesh.printable import quoted
 from exo_mesh.random_hex import random_digits
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ MAX_ROUNDS = 16
 
 MAX_OPENINGS = 64
 """With more beginnings than these, a text is searched at once; the tokenizers of the hub have at most some ten."""
+
+MAX_NAMED = 4
+"""Most control tokens that an error names."""
 
 _OPENINGS = ("<|", "<｜")
 """How added tokens begin that are control tokens although the tokenizer does not call them special, as in Qwen."""
@@ -99,7 +103,7 @@ class ControlTexts:
             if made == text:
                 return self._with_marked_ends(text, mark)
             text = made  # where one token is broken up, another one may appear
-        raise _inseparable()
+        raise _inseparable(content for _, content in self._found(text) if content not in allowed)
 
     def _with_marks(self, text: str, mark: str, allowed: Collection[str]) -> str:
         if not self._is_slow_to_rule_out and not any(opening in text for opening in self._openings):
@@ -189,6 +193,7 @@ class _Apart:
             )
         self._tokenizer.add_tokens(list(renamed.values()))  # one call: each one builds the matcher again
         self._ids = {_id_in(self._tokenizer, token.content): token_id for token_id, token in renamed.items()}
+        self._controls = controls
         self._vocabulary_ids = controls.keys() - self._ids.keys()  # of control tokens that the model knows as words
         self._renamed = frozenset(_id_in(self._tokenizer, secret) for secret in self.secrets.values())
         self._seam = f"<{random_digits()}>"
@@ -201,15 +206,18 @@ class _Apart:
         if not self._vocabulary_ids.isdisjoint(ids):  # the model itself made a control token of a text, as Unigram may
             ids = self._encoded(marked.replace(mark, self._seam))
         if not self._vocabulary_ids.isdisjoint(ids) or sum(map(self._renamed.__contains__, ids)) != num_controls:
-            raise _inseparable()
+            raise _inseparable(self._controls[token_id] for token_id in ids if token_id in self._vocabulary_ids)
         return [self._ids.get(token_id, token_id) for token_id in ids if token_id != self._seam_id]
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _inseparable() -> InputError:
-    message = "a text spells a control token, which this model's tokenizer cannot encode as text; remove it"
+def _inseparable(contents: Iterable[str]) -> InputError:
+    """The refusal of a text that spells some of these control tokens; none if it is unknown which."""
+    named = ", ".join(quoted(content) for content in [*dict.fromkeys(contents)][:MAX_NAMED])
+    tokens = f"a control token ({named})" if named else "a control token"
+    message = f"a text spells {tokens}, which this model's tokenizer cannot encode as text; remove it from the message"
     return InputError(message, param="messages")
 
 

@@ -13,7 +13,9 @@ from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.streaming import waiting_for
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import Progress
+from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.models.entry import ModelEntry
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 
@@ -46,6 +48,22 @@ async def test_models_are_listed_as_openai_does(api: Served) -> None:
     assert (await get(api, "/models"))[1] == (await get(api, "/v1/models?status=downloaded"))[1]
     assert (await get(api, "/v1/models?status=loaded"))[1]["data"] == []
     assert (await get(api, "/v1/models?status=odd"))[1]["error"]["param"] == "status"
+
+
+async def test_each_status_in_the_list_of_models_can_be_asked_for(api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = ServedModel("remote", "openai", "box:80", "r")
+    entries = [
+        ModelEntry("remote", (), (), 10, (), served=remote),
+        ModelEntry("running", ("peer1",), ("m-1",), 10, ()),
+        ModelEntry("here", ("peer1",), (), 10, ()),
+        ModelEntry("part", ("peer1",), (), 10, (), is_partial=True),
+    ]
+    monkeypatch.setattr(api.mesh, "models", lambda: entries)
+    listed = {one["id"]: one["status"] for one in (await get(api, "/v1/models"))[1]["data"]}
+    assert listed == {"remote": "served", "running": "loaded", "here": "downloaded", "part": "partial"}
+    for name, status in listed.items():
+        found = [one["id"] for one in (await get(api, f"/v1/models?status={status}"))[1]["data"]]
+        assert found == (["remote", "running", "here"] if status == "downloaded" else [name])
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 200), ("degraded", 200), ("starting", 503), ("stopping", 503)])

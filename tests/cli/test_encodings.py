@@ -79,7 +79,7 @@ def test_input_is_utf_8_whatever_the_locale_is(monkeypatch: pytest.MonkeyPatch) 
     prepare_streams()
     assert input() == "é", "a conversation reads lines"
     Terminal(monkeypatch, "utf-8", b"caf\xe9")
-    with pytest.raises(InputError, match="standard input is not UTF-8 text: byte 3 is invalid"):
+    with pytest.raises(InputError, match="standard input is not UTF-8 text: byte 3 is invalid; convert it"):
         piped_text()
 
 

@@ -118,6 +118,10 @@ def test_the_older_names_of_settings_are_read() -> None:
     assert {alias.variable for alias in ALIASES} >= set(ALIASED)
 
 
+def test_no_variable_that_is_read_counts_as_one_that_changes_nothing() -> None:
+    assert VARIABLES.keys().isdisjoint({alias.variable for alias in ALIASES})
+
+
 def test_every_such_name_stands_in_the_documentation() -> None:
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert all(f"`{name}`" in page for name in (*FLAGS, *RENAMED))

@@ -516,6 +516,30 @@ def test_the_name_of_a_second_flag_works_everywhere(tmp_path: Path, name: str) -
         load(tmp_path)
 
 
+SERVICES = ("EXO_MESH", "EXO_MESH_API", "EXO_MESH_GRPC", "EXO_MESH_OLLAMA", "EXO_MESH_NODE", "RKLLM_SERVER", "CTRL")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_variables_that_describe_a_service_are_no_settings(tmp_path: Path, service: str) -> None:
+    links = {
+        f"{service}_SERVICE_HOST": "10.96.0.7",
+        f"{service}_SERVICE_PORT": "52415",
+        f"{service}_SERVICE_PORT_HTTP": "52415",
+        f"{service}_PORT": "tcp://10.96.0.7:52415",
+        f"{service}_PORT_52415_TCP": "tcp://10.96.0.7:52415",
+        f"{service}_PORT_52415_TCP_ADDR": "10.96.0.7",
+        f"{service}_PORT_52415_TCP_PORT": "52415",
+        f"{service}_PORT_52415_TCP_PROTO": "tcp",
+    }
+    loaded, plain = load(tmp_path, {}, links), load(tmp_path)
+    assert loaded.settings == plain.settings and loaded.warnings == plain.warnings == ()
+
+
+def test_a_port_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^EXO_MESH_PORT=http: "):
+        load(tmp_path, {}, {"EXO_MESH_PORT": "http"})
+
+
 def test_an_alias_that_begins_like_our_variables_is_not_called_unknown(tmp_path: Path) -> None:
     for alias in ALIASES:
         if alias.variable.startswith("EXO_MESH_"):
@@ -548,6 +572,19 @@ def test_a_wrong_option_of_an_engine_ends_the_start(tmp_path: Path, engine: str)
     settings = load(tmp_path, {"engine": engine, "engine_option": WRONG_OPTIONS[engine]}).settings
     with pytest.raises(ConfigError, match=f"--engine-option of {engine}: "):
         check_options(load_registry(), settings)
+
+
+def test_an_option_is_for_any_of_the_engines_in_use(tmp_path: Path) -> None:
+    flags = {"engine": "numpy", "engine_option": "cost_ms=1"}
+    check_options(load_registry(), load(tmp_path, {**flags, "model_engine": "a/b=dummy"}).settings)
+    for others in ({}, {"model_engine": "a/b=numpy"}):
+        with pytest.raises(ConfigError, match="--engine-option of numpy: "):
+            check_options(load_registry(), load(tmp_path, {**flags, **others}).settings)
+    with pytest.raises(ConfigError, match=r"--engine-option of numpy: .*; dummy: "):
+        check_options(
+            load_registry(),
+            load(tmp_path, {"engine": "numpy", "engine_option": "no=1", "model_engine": "a/b=dummy"}).settings,
+        )
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_preview_for_people_has_the_arithmetic_or_the_reason() -> None:
     }  # fmt: skip
     text = describe(entry)
     assert text.startswith(
-        "1 peer (--placement memory or latency): context 4096 tokens, KV for 8192 tokens on every stage"
+        "1 peer (--policy memory or latency): context 4096 tokens, KV for 8192 tokens on every stage"
     )
     shown = " ".join(text.splitlines()[2].split())
     assert shown == "alpha 0-7 mlx 5.0 GB 100.0 MB 268.4 MB 8.0 GB 2.6 GB"

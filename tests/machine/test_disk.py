@@ -39,7 +39,7 @@ def test_nothing_is_written_below_the_floor_and_it_says_so_until_there_is_room(t
     volume, now = Volume(100 * MIB), [0.0]
     disk = Disk(tmp_path, now=lambda: now[0], read=volume.read)
     file = tmp_path / "kept" / "a.json"
-    assert disk.write(file, "one", "an answer") and code(disk) == "disk_full", "small files are still written"
+    assert disk.write(file, "one", "an answer") and code(disk) == "disk_low", "small files are still written"
     volume.free_bytes = 60 * MIB
     assert not disk.write(file, "two", "an answer")
     problem = disk.problem()
@@ -53,7 +53,7 @@ def test_nothing_is_written_below_the_floor_and_it_says_so_until_there_is_room(t
 
 @pytest.mark.parametrize(
     ("free", "total", "found"),
-    [(11, 100, ""), (9, 100, "disk_low"), (1.9, 100, "disk_full"), (2.1, 30, "disk_low"), (1.4, 30, "disk_full"),
+    [(11, 100, ""), (9, 100, "disk_low"), (1.9, 100, "disk_low"), (2.1, 30, "disk_low"), (1.4, 30, "disk_low"),
      (4, 30, "")],
 )  # fmt: skip
 def test_the_node_says_in_time_that_no_other_model_fits(tmp_path: Path, free: float, total: int, found: str) -> None:

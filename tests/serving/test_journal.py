@@ -18,7 +18,7 @@ from exo_mesh.domain.request import (
 from exo_mesh.domain.whole.text_pieces import Respelling, TextInput, TextPiece, TextUsage, text_of
 from exo_mesh.errors import EngineError, InputError, OverloadError, TransportError
 from exo_mesh.serving.choices import fan_out
-from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.journal import MAX_SHOWN, Journal
 
 
 def request(request_id: str = "r") -> GenerateRequest:
@@ -64,8 +64,15 @@ def test_an_id_is_live_once_and_room_is_bounded() -> None:
     with pytest.raises(InputError, match="a is running already"):
         journal.open(request("a"), "m", 0.0)
     journal.open(request("b"), "m", 0.0)
-    with pytest.raises(OverloadError):
+    with pytest.raises(OverloadError, match=r"^2 live requests on this peer, .* another peer, or retry later$"):
         journal.open(request("c"), "m", 0.0)
+
+
+def test_every_live_request_is_counted_by_its_state_also_beyond_those_shown() -> None:
+    journal = Journal()
+    for number in range(MAX_SHOWN + 3):
+        journal.open(request(str(number)), "m", 0.0)
+    assert sum(journal.states().values()) == MAX_SHOWN + 3 and len(journal.describe_live()) == MAX_SHOWN
 
 
 def test_a_closed_request_is_history() -> None:

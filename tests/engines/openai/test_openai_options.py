@@ -21,6 +21,8 @@ from exo_mesh.weights.names import is_model_name
         ("https://gpu.example/llm/v1", "https://gpu.example:443/llm", "gpu.example:443"),
         ("http://box", "http://box:80", "box:80"),
         ("http://[::1]:11434/", "http://[::1]:11434", "[::1]:11434"),
+        ("https://gw.example/v1/acc/gw/openai", "https://gw.example:443/v1/acc/gw/openai", "gw.example:443"),
+        ("https://gw.example/v1/acc/gw/v1/chat/completions", "https://gw.example:443/v1/acc/gw", "gw.example:443"),
     ],
 )
 def test_a_server_is_named_by_its_base_url(given: str, base: str, where: str) -> None:
