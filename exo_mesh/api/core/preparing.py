@@ -318,6 +318,13 @@ def sampling_params(
     )
 
 
+def _check_min_tokens(min_tokens: int, bound: int) -> None:
+    """Raises InputError if the shortest answer wanted is longer than the longest one allowed."""
+    if min_tokens > bound:
+        most = counted(bound, "token")
+        raise InputError(f"min_tokens is {min_tokens}, but the answer may have at most {most}", param="min_tokens")
+
+
 def _prepared(
     asked: NeutralRequest,
     asker: Asker,
@@ -331,12 +338,8 @@ def _prepared(
     sampling = sampling_params(asked.sampling, text, secrets.randbits if key is None else key.draw_seed)
     if asked.num_drawn > asked.num_choices and sampling.logprobs is None:
         sampling = replace(sampling, logprobs=0)  # log-probabilities decide which answers are kept
-    for prompt in encoded:
-        if asked.min_tokens > prompt.max_tokens:
-            most = counted(prompt.max_tokens, "token")
-            message = f"min_tokens is {asked.min_tokens}, but the answer may have at most {most}"
-            raise InputError(message, param="min_tokens")
     bound = min(prompt.max_tokens for prompt in encoded)
+    _check_min_tokens(asked.min_tokens, bound)
     first = GenerateRequest(
         request_id=asker.request_id,
         prompt_ids=encoded[0].ids,
