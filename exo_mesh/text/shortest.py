@@ -8,7 +8,8 @@ from re import _parser as regex_parser  # type: ignore[attr-defined]
 from typing import Any
 
 from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.text.json_schema import Analysis, SchemaError, Shape, standard_schema
+from exo_mesh.text.json_schema import SchemaError, standard_schema
+from exo_mesh.text.schema_shapes import Analysis, Shape
 
 UNKNOWN = "x" * 64
 """Stands for the shortest answer of a grammar that is not analysed."""

@@ -10,7 +10,8 @@ import pytest
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
-from exo_mesh.text.json_schema import Analysis, SchemaError, standard_schema
+from exo_mesh.text.json_schema import SchemaError, standard_schema
+from exo_mesh.text.schema_shapes import Analysis
 from exo_mesh.text.shortest import UNKNOWN, shortest_answer, shortest_json
 from tests.text.checked_grammars import check_grammar
 from tests.text.output.random_schemas import Schemas

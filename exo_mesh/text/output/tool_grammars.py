@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from exo_mesh.text.json_schema import Form, Shape
 from exo_mesh.text.output.families.arg_keys import ARG_KEY_VALUES
 from exo_mesh.text.output.families.tagged import TagStyle
 from exo_mesh.text.output.families.values import ValueRules
@@ -30,6 +29,7 @@ from exo_mesh.text.output.value_grammars import (
     check_form,
     enforceable,
 )
+from exo_mesh.text.schema_shapes import Form, Shape
 
 WHOLE_MESSAGES = "whole messages of Harmony"
 """The comment that marks a grammar which also covers the headers of messages."""

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from exo_mesh.text.json_schema import KINDS, MAX_STEPS, Analysis, SchemaError, Shape, StandardSchemas, Steps
+from exo_mesh.text.json_schema import KINDS, MAX_STEPS, SchemaError, StandardSchemas, Steps
+from exo_mesh.text.schema_shapes import Analysis, Shape
 
 
 @dataclass(frozen=True, slots=True)

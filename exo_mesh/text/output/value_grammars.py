@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.errors import InputError
-from exo_mesh.text.json_schema import Form, Shape
 from exo_mesh.text.output.families.values import NUMBER, TEXT, ValueRules
 from exo_mesh.text.output.lark_rules import LarkRules, any_text_without, in_regex
 from exo_mesh.text.output.tools import Allowed, Parameters
+from exo_mesh.text.schema_shapes import Form, Shape
 
 _SPACE = "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace())
 """White space as Python's `str.strip` knows it, for a class of characters."""

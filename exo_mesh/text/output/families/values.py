@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from exo_mesh.text.json_schema import KINDS, is_integral, kind_of
+from exo_mesh.text.json_schema import KINDS
 from exo_mesh.text.output.json_text import encode
 from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
 from exo_mesh.text.output.tools import Allowed
+from exo_mesh.text.schema_shapes import is_integral, kind_of
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
