@@ -1,4 +1,4 @@
-"""The ring that the tests of this directory share."""
+"""The ring that the tests of a file share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import mesh
 
 
-@pytest.fixture(scope="package")  # not longer: its nodes read their memory ten times a second
+@pytest.fixture(scope="module")  # not longer: its nodes read their memory ten times a second
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     folder = tmp_path_factory.mktemp("memory")
     for name, context in ((MODEL, 200_000), (SMALL, 2000)):
