@@ -217,9 +217,10 @@ HAPPENINGS = ("evicted", "lost", "forgotten", "with rules", "choices")
 
 
 def check_happenings(happened: Counter[str], count: int) -> None:
-    """So many schedules had all that may go wrong in them."""
-    assert happened["hit"] >= count // 2
-    assert count < 10 or all(happened[one] > count // 20 for one in HAPPENINGS)
+    """So many schedules had all that may go wrong in them; a few may have none of it."""
+    if count >= 10:
+        assert happened["hit"] >= count // 2
+        assert all(happened[one] > count // 20 for one in HAPPENINGS)
 
 
 def stories(way: Way, count: int) -> int:
