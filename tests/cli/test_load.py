@@ -130,7 +130,10 @@ def test_plans_of_few_peers_can_be_left_out_and_the_others_keep_their_numbers(sa
     code, shown, _ = say("preview", MODEL, "--min-peers", "2")
     assert code == exit_codes.OK and "too large" not in shown
     assert "plan 1: " in shown and "--plan 2" in shown.splitlines()[-1]
-    assert say("preview", MODEL, "--peers", "3")[:2] == (exit_codes.FAILED, "no plan has 3 peers or more; ask for fewer with --peers\n")
+    assert say("preview", MODEL, "--peers", "3")[:2] == (
+        exit_codes.FAILED,
+        "no plan has 3 peers or more; ask for fewer with --peers\n",
+    )
 
 
 def test_load_prints_the_stages(say: Say) -> None:
