@@ -29,9 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class KeyBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/keys."""
+    """POST /v1/keys. name: for people, in lists of keys."""
 
     role: Literal["use", "admin"] = "use"
+    name: str = ""
 
 
 class SessionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +101,8 @@ class KeyRoutes:
         if request[CALLER] == ANY_ADMIN:
             return _no_owner()
         body = decode_body(await read_body(request, self._body_silence_s) or b"{}", KeyBody)
-        text, key = await asyncio.to_thread(self._file().add, Role(body.role), datetime.datetime.now(datetime.UTC))
+        now = datetime.datetime.now(datetime.UTC)
+        text, key = await asyncio.to_thread(self._file().add, Role(body.role), now, body.name)
         reply = json_response({**_described(key, ""), "key": text}, 201)
         reply.headers[hdrs.CACHE_CONTROL] = "no-store"
         return reply
@@ -126,6 +128,7 @@ def _described(key: ApiKey, own: str) -> dict[str, Any]:
     return {
         "id": key.id,
         "object": "api_key",
+        "name": key.name,
         "role": str(key.role),
         "created": key.created,
         "is_yours": bool(own) and key.id == own,

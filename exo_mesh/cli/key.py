@@ -1,7 +1,8 @@
-"""Manage keys of the HTTP API: `key new --role use|admin`, `key list`, `key remove ID`, `key local`.
+"""Manage keys of the HTTP API: `key new [NAME] --role use|admin`, `key list`, `key remove ID`, `key local`.
 
-A new key is printed once. The role `use` may chat and read, `admin` may also load and stop models. A running node
-notices changes by itself. In a mesh with a secret every node accepts the keys of all nodes, and none a removed key.
+A new key is printed once; its name tells people whose it is. The role `use` may chat and read, `admin` may also load
+and stop models. A running node notices changes by itself. In a mesh with a secret every node accepts the keys of all
+nodes, and none a removed key.
 `key local` prints the local token of the home, which has the rights of an admin.
 """
 
@@ -28,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the action, the id or role of the key, `--home` and `--json`."""
     parser.add_argument("what", choices=("new", "list", "remove", "local"), help="the action")
     parser.add_argument(
-        "id", nargs="?", metavar="ID", help="for remove: id of the key, as in `key list`, or of a session"
+        "id",
+        nargs="?",
+        metavar="NAME or ID",
+        help="for new: a name for people; for remove: id of the key, as in `key list`, or of a session",
     )
     parser.add_argument("--role", choices=[str(role) for role in Role], help="rights of a new key (use)")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
@@ -41,19 +45,19 @@ def run(args: argparse.Namespace) -> int:
     file = KeyFile(settings.home / FILE_NAME)
     if args.what == "remove" and not args.id:
         raise ConfigError("key remove needs the ID of a key or a session; see exo-mesh key list")
-    if args.what != "remove" and args.id:
-        raise ConfigError(f"key {args.what} takes no name or id: {quoted(args.id)} is too much; keys are known by id")
-    if args.id and number_of(args.id) and not settings.secret:
+    if args.what not in ("new", "remove") and args.id:
+        raise ConfigError(f"key {args.what} takes no name or id: {quoted(args.id)} is too much")
+    if args.what == "remove" and number_of(args.id) and not settings.secret:
         raise ConfigError(f"key remove {args.id}: a mesh without a secret has no sessions; see exo-mesh key list")
     return {"new": _new, "list": _list, "remove": _remove, "local": _local}[args.what](file, args)
 
 
 def _new(file: KeyFile, args: argparse.Namespace) -> int:
     try:
-        text, key = file.add(Role(args.role or Role.USE), datetime.datetime.now(datetime.UTC))
+        text, key = file.add(Role(args.role or Role.USE), datetime.datetime.now(datetime.UTC), args.id or "")
     except InputError as exc:
         raise ConfigError(str(exc)) from exc
-    print_json({"id": key.id, "role": key.role, "key": text}) if args.json else print(text)
+    print_json({"id": key.id, "name": key.name, "role": key.role, "key": text}) if args.json else print(text)
     print(f"new key with the role {key.role}, shown only this once; {file.path} stores its hash", file=sys.stderr)
     return exit_codes.OK
 
@@ -69,11 +73,11 @@ def _local(file: KeyFile, args: argparse.Namespace) -> int:
 
 
 def _list(file: KeyFile, args: argparse.Namespace) -> int:
-    rows = [{"id": key.id, "role": str(key.role), "created": key.created} for key in file.read()]
+    rows = [{"id": key.id, "name": key.name, "role": str(key.role), "created": key.created} for key in file.read()]
     if args.json:
         print_json(rows)
     else:
-        print(columns(["ID", "ROLE", "CREATED"], [list(row.values()) for row in rows]))
+        print(columns(["ID", "NAME", "ROLE", "CREATED"], [list(row.values()) for row in rows]))
     return exit_codes.OK
 
 

@@ -1247,20 +1247,22 @@ class CaptureReply(_message.Message):
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
 
 class SharedKey(_message.Message):
-    __slots__ = ("id", "role", "salt", "digest", "created", "revoked")
+    __slots__ = ("id", "role", "salt", "digest", "created", "revoked", "name")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: str
     salt: str
     digest: str
     created: str
     revoked: str
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., salt: _Optional[str] = ..., digest: _Optional[str] = ..., created: _Optional[str] = ..., revoked: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., salt: _Optional[str] = ..., digest: _Optional[str] = ..., created: _Optional[str] = ..., revoked: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class ShareKeysRequest(_message.Message):
     __slots__ = ("digest", "keys")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import json
 import logging
 import os
 import re
@@ -17,9 +18,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from exo_mesh.errors import InputError
+from exo_mesh.printable import quoted
 from exo_mesh.security.key_table import MAX_KEYS as MAX_KEYS
+from exo_mesh.security.key_table import MAX_NAME, KeysById, is_key_name, live, merge, revoked_key, secret_digest
 from exo_mesh.security.key_table import ApiKey as ApiKey
-from exo_mesh.security.key_table import KeysById, live, merge, revoked_key, secret_digest
 from exo_mesh.security.key_table import Role as Role
 
 FILE_NAME = "api_keys.toml"
@@ -32,10 +34,13 @@ _NO_KEY = ApiKey("", Role.USE, "00" * 16, "00" * 32)
 """The key that an unknown id is compared with, so that the duration does not reveal which ids exist."""
 
 
-def new_key(role: Role, now: datetime.datetime) -> tuple[str, ApiKey]:
-    """Returns (the text to hand out, the entry to store)."""
+def new_key(role: Role, now: datetime.datetime, name: str = "") -> tuple[str, ApiKey]:
+    """Returns (the text to hand out, the entry to store). Raises InputError for a name that no key may have."""
+    if not is_key_name(name):
+        raise InputError(f"name is {quoted(name, 80)}; it must be 1 to {MAX_NAME} printable characters", param="name")
     key_id, secret, salt = secrets.token_hex(4), secrets.token_urlsafe(32), secrets.token_hex(16)
-    return f"xm-{key_id}-{secret}", ApiKey(key_id, role, salt, secret_digest(salt, secret), now.date().isoformat())
+    digest = secret_digest(salt, secret)
+    return f"xm-{key_id}-{secret}", ApiKey(key_id, role, salt, digest, now.date().isoformat(), name=name)
 
 
 def revoke(key_id: str, now: datetime.datetime) -> ApiKey:
@@ -91,10 +96,10 @@ class KeyFile:
         """Add entries to the file. Raises OSError, or InputError if the file is invalid. May run in any thread."""
         self.change(lambda held: merge(held, keys).values())
 
-    def add(self, role: Role, now: datetime.datetime) -> tuple[str, ApiKey]:
-        """Create a key and store it; returns the same as `new_key`. Raises like `save`, and InputError if there are
-        MAX_KEYS."""
-        text, key = new_key(role, now)
+    def add(self, role: Role, now: datetime.datetime, name: str = "") -> tuple[str, ApiKey]:
+        """Create a key and store it; returns and raises the same as `new_key`. Raises like `save`, and InputError if
+        there are MAX_KEYS."""
+        text, key = new_key(role, now, name)
 
         def with_it(keys: list[ApiKey]) -> list[ApiKey]:
             if sum(not one.revoked for one in keys) >= MAX_KEYS:
@@ -158,7 +163,7 @@ class KeyFile:
         """Replace the file; only its owner may read it. Raises OSError."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(_HEAD + "".join(map(_to_table, keys)))
         draft.replace(self.path)
 
@@ -191,12 +196,16 @@ def _from_table(key_id: str, table: dict[str, str]) -> ApiKey:
     bytes.fromhex(table["salt"] + table["sha256"])
     if len(table["sha256"]) != 64:
         raise ValueError("a hash has 64 digits")
-    return ApiKey(key_id, Role(table["role"]), table["salt"], table["sha256"], table.get("created", ""))
+    name = str(table.get("name", ""))
+    created = table.get("created", "")
+    return ApiKey(key_id, Role(table["role"]), table["salt"], table["sha256"], created, name=name)
 
 
 def _to_table(key: ApiKey) -> str:
     if key.revoked:
         return f'\n[{key.id}]\nrevoked = "{key.revoked}"\n'
+    name = f"name = {json.dumps(key.name, ensure_ascii=False)}\n" if key.name else ""
     return (
         f'\n[{key.id}]\nrole = "{key.role}"\nsalt = "{key.salt}"\nsha256 = "{key.digest}"\ncreated = "{key.created}"\n'
+        f"{name}"
     )

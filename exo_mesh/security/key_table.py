@@ -11,13 +11,16 @@ import hmac
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 
 MAX_KEYS = 1000
 MAX_REVOKED = 1000
 """Most revocations that are remembered; beyond that the oldest is dropped. They never expire: a peer may have been away
 for a year, and a board without a battery starts in 1970."""
+
+MAX_NAME = 40
+"""Characters of the name of a key."""
 
 _ID = re.compile(r"[0-9a-f]{8}")
 _SALT = re.compile(r"[0-9a-f]{32}")
@@ -42,7 +45,8 @@ class Role(StrEnum):
 class ApiKey:
     """A stored key. The secret part has 256 random bits, so a fast hash is as safe as a slow one.
 
-    created: a date. revoked: when, in UTC; a revoked key has neither salt nor digest and matches nothing.
+    created: a date. revoked: when, in UTC; a revoked key has neither salt nor digest and matches nothing. name: for
+    people only, given when the key is made; tables that differ only in names are equal, because older peers keep none.
     """
 
     id: str
@@ -51,6 +55,7 @@ class ApiKey:
     digest: str
     created: str = ""
     revoked: str = ""
+    name: str = field(default="", compare=False)
 
     def fits(self, secret: str) -> bool:
         """Whether this is the secret part of the key. Takes constant time."""
@@ -59,12 +64,17 @@ class ApiKey:
     @property
     def is_well_formed(self) -> bool:
         """Whether this looks like an entry written by exo-mesh; an entry that a peer sent may not."""
-        if not _ID.fullmatch(self.id):
+        if not _ID.fullmatch(self.id) or not is_key_name(self.name):
             return False
         if self.revoked:
             return self == revoked_key(self.id, self.revoked) and bool(_TIME.fullmatch(self.revoked))
         parts = ((_SALT, self.salt), (_DIGEST, self.digest), (_DATE, self.created))
         return all(pattern.fullmatch(text) for pattern, text in parts)
+
+
+def is_key_name(name: str) -> bool:
+    """Whether a key may have this name: at most MAX_NAME printable characters."""
+    return len(name) <= MAX_NAME and name.isprintable() and name == name.strip()
 
 
 def revoked_key(key_id: str, at: str) -> ApiKey:
@@ -99,8 +109,13 @@ def missing(table: KeysById, other: KeysById) -> list[ApiKey]:
 
 def table_digest(table: KeysById) -> int:
     """64 bits over all entries, never 0. Equal tables have equal digests on every peer."""
-    text = json.dumps(sorted(astuple(key) for key in table.values()), separators=(",", ":"))
+    text = json.dumps(sorted(_without_name(key) for key in table.values()), separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) or 1
+
+
+def _without_name(key: ApiKey) -> tuple[str, ...]:
+    """The fields that every version knows, in their order."""
+    return astuple(replace(key, name=""))[:-1]
 
 
 def _rank(key: ApiKey) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ def keys_to_proto(keys: Iterable[ApiKey]) -> list[pb.SharedKey]:
             digest=key.digest,
             created=key.created,
             revoked=key.revoked,
+            name=key.name,
         )
         for key in keys
     ]
@@ -40,4 +41,4 @@ def _from_proto(message: pb.SharedKey) -> ApiKey | None:
         require_known(message)  # an unknown field may restrict the key
     except PeerVersionError:
         return None
-    return ApiKey(message.id, Role(role), message.salt, message.digest, message.created, message.revoked)
+    return ApiKey(message.id, Role(role), message.salt, message.digest, message.created, message.revoked, message.name)

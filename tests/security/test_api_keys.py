@@ -91,11 +91,11 @@ def test_the_verb_makes_lists_and_removes_keys(tmp_path: Path, capsys: pytest.Ca
     text = said.out.strip()
     key = KeyFile(tmp_path / FILE_NAME).check(text)
     assert key is not None and key.role is Role.ADMIN and text not in said.err
-    assert main(["key", "new", "--json", *home]) == 0
+    assert main(["key", "new", "Ana's laptop ☕", "--json", *home]) == 0
     assert json.loads(capsys.readouterr().out)["role"] == "use"
     assert main(["key", "list", *home]) == 0
     listed = capsys.readouterr().out
-    assert key.id in listed and text not in listed and listed.count("\n") == 3
+    assert key.id in listed and text not in listed and "Ana's laptop ☕" in listed and listed.count("\n") == 3
     assert main(["key", "remove", key.id, *home]) == 0
     assert KeyFile(tmp_path / FILE_NAME).check(text) is None
     assert main(["key", "remove", key.id, *home]) == exit_codes.USAGE

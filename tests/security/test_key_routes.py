@@ -44,12 +44,13 @@ async def ask(api: Served, method: str, path: str, key: str, body: Any = None) -
 
 
 async def test_a_key_is_made_used_listed_and_revoked(api: Served, file: KeyFile) -> None:
-    status, made = await ask(api, "POST", "/v1/keys", TOKEN, {"role": "admin"})
-    assert (status, made["role"]) == (201, "admin")
+    status, made = await ask(api, "POST", "/v1/keys", TOKEN, {"role": "admin", "name": "laptop"})
+    assert (status, made["role"], made["name"]) == (201, "admin", "laptop")
     status, used = await ask(api, "POST", "/v1/keys", made["key"])
     assert (status, used["role"]) == (201, "use"), "the least by default"
     status, listed = await ask(api, "GET", "/v1/keys", made["key"])
     assert {one["id"]: one["is_yours"] for one in listed["data"]} == {made["id"]: True, used["id"]: False}
+    assert {one["name"] for one in listed["data"]} == {"laptop", ""}
     assert listed["scope"] == "mesh"
     for secret in (made["key"][12:], used["key"][12:]):
         assert secret not in str(listed) and secret not in file.path.read_text()
@@ -60,7 +61,7 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Served, file: KeyFile)
     assert [key.revoked != "" for key in file.read_all()] == [False, True], "so that no peer brings it back"
 
 
-@pytest.mark.parametrize("body", [{"role": "owner"}, {"rule": "use"}, [], "use"])
+@pytest.mark.parametrize("body", [{"role": "owner"}, {"rule": "use"}, {"name": "a\n"}, {"name": 5}, [], "use"])
 async def test_a_body_that_makes_no_sense_makes_no_key(api: Served, file: KeyFile, body: Any) -> None:
     status, answer = await ask(api, "POST", "/v1/keys", TOKEN, body)
     assert (status, answer["error"]["code"]) == (400, "invalid_request")

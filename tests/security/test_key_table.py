@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -83,6 +84,9 @@ def test_a_full_table_fits_into_a_message_of_a_quarter_of_a_mebibyte() -> None:
         {"digest": "00"},
         {"created": "2030-05-01\n"},
         {"created": '"'},
+        {"name": "a\nb"},
+        {"name": "x" * 41},
+        {"name": " "},
         {"revoked": "yes"},
         {"revoked": "2030-05-01T12:30:00Z"},
         {"salt": "", "digest": "", "created": "", "revoked": '2030-05-01T12:30:00Z"\n'},
@@ -97,6 +101,16 @@ def test_what_is_no_entry_is_not_taken_from_a_peer(wrong: dict[str, str]) -> Non
     for name, text in wrong.items():
         setattr(bad, name, text)
     assert keys_from_proto([bad, good]) == keys_from_proto([good]) != []
+
+
+def test_names_travel_and_tables_with_and_without_them_are_equal() -> None:
+    """A peer of an older version keeps no names, and would exchange keys for ever if they counted."""
+    (key,) = named = [new_key(Role.USE, NOW, 'Ana\'s "laptop" \\ 笔记本')[1]]
+    assert [one.name for one in keys_from_proto(keys_to_proto(named))] == [key.name]
+    nameless = {key.id: replace(key, name="")}
+    assert table_digest(nameless) == table_digest({key.id: key}) and not missing(nameless, {key.id: key})
+    assert [one.name for one in merge(nameless.values(), named).values()] == [key.name]
+    assert [one.name for one in merge(named, nameless.values()).values()] == [key.name]
 
 
 def test_a_revoked_key_fits_nothing() -> None:
