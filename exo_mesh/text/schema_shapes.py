@@ -107,7 +107,8 @@ class Analysis:
             listed = [_written(one) for shape in literals for one in shape.literals or ()]
             if len(set(listed)) < len(listed) or not all(self._exclude(a, b) for a, b in combinations(every, 2)):
                 self.problems.append('"oneOf" whose alternatives are not known to exclude each other')
-        return [*literals, *(shape for part in others for shape in part)]
+        found = [*literals, *(shape for part in others for shape in part)]
+        return _without_covered(found) if word == "anyOf" else found
 
     def _exclude(self, first: Iterable[Shape], second: Sequence[Shape]) -> bool:
         """Whether no value can be in both alternatives of a `oneOf`."""
@@ -220,6 +221,12 @@ def _own_shapes(schema: Mapping[str, Any]) -> list[Shape]:
         if literals and (kind in kinds or (kind == "number" and "integer" in kinds)):
             made.append(Shape(kind, literals, clauses))
     return made
+
+
+def _without_covered(shapes: Sequence[Shape]) -> list[Shape]:
+    """Leaves out shapes whose values another shape allows as well because it allows every value of its kind."""
+    whole = {shape.kind: shape for shape in shapes if shape.literals is None and not shape.clauses}
+    return [*whole.values(), *(shape for shape in shapes if shape.kind not in whole)]
 
 
 def _cost(first: Shape, second: Shape) -> int:

@@ -290,3 +290,11 @@ def test_a_value_that_a_grammar_allows_is_read_back(family: str) -> None:
     for seed in range(FIRST, FIRST + CASES):
         check(family, seed * len(BUILDERS) + sorted(BUILDERS).index(family), counts)
     assert counts["same"] >= CASES * 0.6, counts
+
+
+@pytest.mark.parametrize(("family", "seed"), [("minimax_m2", 120004647), ("minicpm5", 168004142)])
+def test_an_alternative_that_allows_anything_makes_the_others_void(family: str, seed: int) -> None:
+    """A constant beside it was read as what it looks like."""
+    counts: Counter[str] = Counter()
+    check(family, seed, counts)
+    assert counts["same"]
