@@ -159,6 +159,8 @@ async def test_a_file_that_one_rank_cannot_use_is_a_miss_for_all(
     assert again.write_all() == 1, "it is written again"
     again.check()
     last = make_ring()
+    last.driver.pump()
+    last.run()  # the files are listed
     assert await answer(last, "d", PROMPT) == cold
     assert last.disk.hits == 1 and not last.disk.misses
 
