@@ -230,6 +230,7 @@ async def test_a_full_disk_is_said_and_costs_no_answer(
         assert await answer(ring, f"a{number}", prompt) == expected(prompt, 8, 2)
         ring.write_all()
     assert "No space left" in ring.stores[0].problem and ring.stores[0].errors == 1
+    until(lambda: all(store.problem for store in ring.stores))  # the driver has the answer of the first that fails
     assert sum("No space left" in record.getMessage() for record in caplog.records) == 2, "each stage says it once"
     assert not files(tmp_path)
     ring.free = 10**15
