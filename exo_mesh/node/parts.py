@@ -38,6 +38,7 @@ from exo_mesh.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.transport.call_access import CallGuard, OwnCalls, PeerAt
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 from exo_mesh.transport.probes.port import probe_port
@@ -85,6 +86,7 @@ class NodeParts:
         self._sequence = self.identity.incarnation * VERSIONS_PER_INCARNATION
         self.machine = MachineParts.at(settings, memory_reader)
         self.probe_port = probe_port(settings.secret, self.identity.incarnation)
+        self.own_calls = OwnCalls(self.identity.id)
         self.membership = self._new_membership(tuning.timing)
         sharing = SharingParts.at(settings, origins, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
@@ -94,7 +96,14 @@ class NodeParts:
         self.owning = self._new_owning(tuning.host, rng)
         self.serving = self._new_serving(tuning.patience)
         models = self.models
-        self.desk = ModelDesk(self.membership, models.catalogue, models.downloads, self.owning.planner, models.shelf)
+        self.desk = ModelDesk(
+            self.membership,
+            models.catalogue,
+            models.downloads,
+            self.owning.planner,
+            models.shelf,
+            obeys_peers=self.credentials is not None or settings.open_admin,
+        )
         self.health = self._new_health()
         self.observation = self._new_observation()
         self.server = self._new_server()
@@ -121,7 +130,9 @@ class NodeParts:
             is_calm=self._is_calm,
             timing=timing,
             clock=self.clock,
-            dial=lambda address: ControlClient(address, self.credentials, settings.namespace, self.probe_port),
+            dial=lambda address: ControlClient(
+                address, self.credentials, settings.namespace, self.probe_port, self.own_calls
+            ),
             only_peers=settings.node_id_filter,
             only_links=settings.interface_type_filter,
         )
@@ -242,6 +253,7 @@ class NodeParts:
             self.serving.streams,
             self.serving.kept,
             self.hosting.peer_desk,
+            self.own_calls,
         )
         return ControlServer(
             service,
@@ -250,6 +262,11 @@ class NodeParts:
             namespace=self.settings.namespace,
             is_peer=self.membership.is_alive,
             on_stranger=self.membership.note_stranger,
+            guard=CallGuard(
+                is_closed=self.credentials is not None,
+                open_admin=self.settings.open_admin,
+                peers=lambda: [PeerAt(peer.id, peer.proven_ips, peer.client) for peer in self.membership.peers],
+            ),
         )
 
     # what earlier parts need of later ones

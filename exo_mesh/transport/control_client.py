@@ -13,7 +13,15 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from exo_mesh.clock import monotonic
-from exo_mesh.errors import DeadlineError, MeshError, PeerVersionError, StrangerError, TransportError, error_from_code
+from exo_mesh.errors import (
+    DeadlineError,
+    MeshError,
+    OpenMeshError,
+    PeerVersionError,
+    StrangerError,
+    TransportError,
+    error_from_code,
+)
 from exo_mesh.printable import printable
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
@@ -21,6 +29,7 @@ from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
+from exo_mesh.transport.call_access import Access, OwnCalls, rule_of
 from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET, QUIET_REPORTS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
@@ -90,7 +99,7 @@ _DIAL_OPTIONS = [
 class ControlClient:
     """Calls the peer at "host:port". Raises TransportError if it cannot be reached, DeadlineError if it does not
     answer, and the peer's own MeshError if it refuses. probe_port: for probes by datagram; without one, all are
-    calls."""
+    calls. own_calls: makes the proofs that an open mesh needs for some calls."""
 
     def __init__(
         self,
@@ -98,11 +107,13 @@ class ControlClient:
         credentials: CredentialSource | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         probe_port: ProbePort | None = None,
+        own_calls: OwnCalls | None = None,
     ) -> None:
         self.address = address
         self._credentials = credentials
         self._namespace = namespace
         self._metadata = ((NAMESPACE_KEY, namespace),)
+        self._own_calls = None if credentials is not None else own_calls
         self._open()
         self._old_channels: list[grpc.aio.Channel] = []
         self._quiet_channels: set[grpc.aio.Channel] = set()
@@ -119,7 +130,7 @@ class ControlClient:
     def at(self, address: str) -> ControlClient:
         """A new client with the same credentials and another address."""
         port = None if self._datagrams is None else self._datagrams.port
-        return ControlClient(address, self._credentials, self._namespace, port)
+        return ControlClient(address, self._credentials, self._namespace, port, self._own_calls)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -321,6 +332,10 @@ class ControlClient:
         reply: pb.DropModelReply = await self._call(self._stub.DropModel, request, 2 * CALL_S)
         return reply.freed_bytes if reply.found else None
 
+    async def confirm(self, proof: str, timeout_s: float) -> bool:
+        reply: pb.ConfirmReply = await self._call(self._stub.Confirm, pb.ConfirmRequest(proof=proof), timeout_s)
+        return reply.is_mine
+
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model, takes_image_files=True, takes_later_text_files=True)
         async with aclosing(self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S)) as items:
@@ -352,14 +367,14 @@ class ControlClient:
         channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS])
         self._quiet_channels.add(channel)
         try:
-            yield rpc.ControlStub(_CarefulChannel(channel))  # type: ignore[no-untyped-call]
+            yield rpc.ControlStub(_CarefulChannel(channel, self._own_calls))  # type: ignore[no-untyped-call]
         finally:
             self._quiet_channels.discard(channel)
             await channel.close()
 
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
-        careful = _CarefulChannel(self._channel)
+        careful = _CarefulChannel(self._channel, self._own_calls)
         self._stubs = (
             rpc.ControlStub(careful),  # type: ignore[no-untyped-call]
             paths_pb2_grpc.PathsStub(careful),  # type: ignore[no-untyped-call]
@@ -435,9 +450,9 @@ class ControlClient:
         if self._datagrams is not None and exc.code() in _UNREACHED:
             self._datagrams.call_failed()
         details = printable(exc.details() or "")
-        if exc.code() == grpc.StatusCode.PERMISSION_DENIED:
-            return StrangerError(details)
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
+        if exc.code() == grpc.StatusCode.PERMISSION_DENIED and code != OpenMeshError.code:
+            return StrangerError(details)
         if code is not None:
             return error_from_code(printable(str(code), 64), details)
         if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
@@ -450,16 +465,30 @@ class ControlClient:
 
 
 class _CarefulChannel:
-    """A channel for stubs that read replies by `_reader`, with limits."""
+    """A channel for stubs. It reads replies by `_reader`, with limits, and sends a proof with each call that needs
+    one."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, own_calls: OwnCalls | None) -> None:
         self._channel = channel
+        self._own_calls = own_calls
 
     def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
-        return self._channel.unary_unary(path, request_serializer, _reader(path, response_deserializer), **options)
+        reader = _reader(path, response_deserializer)
+        return self._proving(path, self._channel.unary_unary(path, request_serializer, reader, **options))
 
     def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
-        return self._channel.unary_stream(path, request_serializer, _reader(path, response_deserializer), **options)
+        reader = _reader(path, response_deserializer)
+        return self._proving(path, self._channel.unary_stream(path, request_serializer, reader, **options))
+
+    def _proving(self, path: str, method: Any) -> Any:
+        own_calls = self._own_calls
+        if own_calls is None or rule_of(path).access is not Access.PEER:
+            return method
+
+        def call(request: Any, *, timeout: float | None, metadata: tuple[tuple[str, str], ...]) -> Any:
+            return method(request, timeout=timeout, metadata=(*metadata, own_calls.metadata()))
+
+        return call
 
 
 def _reader(path: str, deserializer: Any) -> Callable[[bytes], Message | TransportError]:
