@@ -29,6 +29,9 @@ PROOF_S = 30.0
 """How long a proof can be confirmed: longer than any deadline of the calls that need one."""
 
 MAX_PROOFS = 1024
+MAX_CHARS = 64
+"""Longest proof that a peer is asked for."""
+
 MAX_ASKED = 8
 """Most peers of an older version at one address that are asked whether they know `Confirm`."""
 
@@ -185,7 +188,7 @@ class CallGuard:
     async def _is_from_peer(self, caller_host: str, proof: str) -> bool:
         peers = self._peers()
         peer_id, _, number = proof.partition(":")
-        if number:
+        if 0 < len(number) <= MAX_CHARS:
             claimed = next((peer for peer in peers if peer.id == peer_id), None)
             return claimed is not None and await _confirms(claimed, number)
         host = caller_host.partition("%")[0].removeprefix("::ffff:")

@@ -142,7 +142,8 @@ class ModelSources:
         return dict(found)
 
     def _hub_users(self, need: FetchNeed) -> list[str]:
-        """Returns the peers that may use the hub for a model. With a model store that is its host alone, while it is reachable."""
+        """Returns the peers that may use the hub for a model. With a model store that is its host alone, while it is
+        reachable."""
         own_id, store = self._membership.own.id, self.store
         users = [peer.id for peer in self._membership.peers if peer.info.fetches == "hub"]
         users += [own_id] if self.rules.fetches == "hub" and need.from_hub else []
