@@ -173,7 +173,7 @@ class CallGuard:
             return ""
         rule, call = rule_of(path), path.rpartition("/")[2]
         if rule.access is Access.SECRET:
-            return f"this mesh is open, so {call} is refused; exo-mesh secret new makes a secret that closes it"
+            return f"{call} works only in a mesh with a secret, and this mesh is open"
         if self._open_admin or rule.access is Access.ANYBODY:
             return ""
         if rule.access is Access.OWNER:
