@@ -18,6 +18,7 @@ from exo_mesh.hosting.own_reading import own_prefixes, own_reading
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.runner_starter import HostLimits
 from exo_mesh.instances.parts import InstanceParts
+from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.membership.detector import Timing
@@ -39,6 +40,7 @@ from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.call_access import CallGuard, OwnCalls, PeerAt
+from exo_mesh.transport.channel_options import MAX_CONNECTIONS
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 from exo_mesh.transport.probes.port import probe_port
@@ -262,6 +264,7 @@ class NodeParts:
             namespace=self.settings.namespace,
             is_peer=self.membership.is_alive,
             on_stranger=self.membership.note_stranger,
+            options=[("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, open_files.limit() // 4))],
             guard=CallGuard(
                 is_closed=self.credentials is not None,
                 open_admin=self.settings.open_admin,

@@ -1,4 +1,4 @@
-"""Remembers for a minute which questions failed, so that the same one does not cost a process or a compilation again."""
+"""Remembers for a minute which questions failed, so that the same one costs no process or compilation again."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -20,7 +20,7 @@ from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.call_access import CallGuard
 from exo_mesh.transport.channel_options import CONTROL_SERVER, bracketed
-from exo_mesh.transport.channels import bind, new_server
+from exo_mesh.transport.channels import Option, bind, new_server
 from exo_mesh.transport.gate import CODE_KEY, Gate, host_of_peer
 from exo_mesh.transport.handshake_counter import HandshakeCounter
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, first_text, read_message
@@ -93,7 +93,7 @@ class ControlServer:
     """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free port.
 
     It also answers path probes with peer_id. is_peer(id): a living peer may send longer messages than a stranger.
-    guard: decides who may make a call; by default everybody may.
+    guard: decides who may make a call; by default everybody may. options: gRPC's, besides CONTROL_SERVER.
     on_stranger(who, reason, id) is called when a node of another namespace says hello.
     """
 
@@ -107,11 +107,13 @@ class ControlServer:
         is_peer: Callable[[str], bool] = lambda peer_id: True,
         on_stranger: Callable[[str, str, str], None] = lambda who, reason, peer_id: None,
         guard: CallGuard | None = None,
+        options: Sequence[Option] = (),
     ) -> None:
         self._is_peer = is_peer
         self._on_stranger = on_stranger
         self._gate = Gate(self._max_bytes, namespace, self._note_stranger, guard=guard)
         self._handler = handler
+        self._options = [*CONTROL_SERVER, *options]
         self._credentials = credentials
         self._peer_id = peer_id
         self._server: grpc.aio.Server | None = None
@@ -124,7 +126,7 @@ class ControlServer:
         last = min(port + (tries if port else 1), NUM_PORTS) - 1
         for candidate in range(port, last + 1):
             interceptors = [self._handshakes, self._gate] if self._credentials else [self._gate]
-            server = new_server(interceptors, CONTROL_SERVER)
+            server = new_server(interceptors, self._options)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:

@@ -64,7 +64,8 @@ async def ask(address: str, call: str, proof: str = "") -> tuple[grpc.StatusCode
     """The status of a call with an empty message."""
     metadata = ((PROOF_KEY, proof),) if proof else ()
     async with grpc.aio.insecure_channel(address) as channel:
-        made = channel.unary_stream(f"/exo_mesh.{call}")(b"", metadata=metadata, timeout=10)
+        method: Any = channel.unary_stream(f"/exo_mesh.{call}")
+        made = method(b"", metadata=metadata, timeout=10)
         try:
             async for _ in made:
                 pass

@@ -182,11 +182,12 @@ class TemplateRenderer:
             text = f"{where} has {len(data)} bytes; at most {MAX_SOURCE_BYTES} are allowed for one image"
             raise InputError(text, param=where)
         question = frame(DecodeImage(data, recipe, where, self._limit_s))
+        self._failures.recall(question)
         async with self._process("image") as process:
             try:
                 answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
             except RendererLostError as exc:
-                raise InputError(f"{where}: the image {exc}", param=where) from exc
+                raise self._noted(question, f"{where}: the image {exc}", where) from exc
         if isinstance(answer, TemplateRefused):
             raise InputError(answer.message, param=answer.param)
         assert isinstance(answer, ImageDecoded)
