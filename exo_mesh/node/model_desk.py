@@ -254,7 +254,22 @@ class ModelDesk:
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures and not freed:
             raise failures[0]
+        self._report_refusals(asked, answers, model, freed)
         return freed
+
+    def _report_refusals(
+        self, asked: Sequence[str], answers: Sequence[object], model: str, freed: Iterable[str]
+    ) -> None:
+        """Raises OpenMeshError if files were deleted at some peers, and peers of an open mesh that have them refused."""
+        known = {peer.id: peer for peer in self._membership.view.peers()}
+        refusals = {
+            known[peer_id].name: answer
+            for peer_id, answer in zip(asked, answers, strict=True)
+            if isinstance(answer, OpenMeshError) and peer_id in known and (not model or known[peer_id].knows(model))
+        }
+        if refusals:
+            done = ", ".join(known[peer_id].name for peer_id in freed if peer_id in known)
+            raise OpenMeshError(f"deleted at {done}, not at {', '.join(refusals)}: {next(iter(refusals.values()))}")
 
     async def _first_name(self, name: str) -> str:
         """The mesh's name of a model; `name` itself if the model is unknown or cannot be used."""

@@ -47,8 +47,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The access to one call. instead: what a person types on the machine of the node that refused the call; API is the
-    address of that node's API."""
+    """The access to one call. instead: what a person types on the machine of the node that refused the call"""
 
     access: Access
     instead: str = ""
@@ -96,14 +95,17 @@ CALLS: Mapping[str, Rule] = {
     "Control/StopNode": Rule(Access.OWNER, "exo-mesh node stop` or `exo-mesh node restart"),
     "Control/Drain": Rule(Access.OWNER, "exo-mesh drain` or `exo-mesh drain --undo"),
     "Control/Wake": Rule(Access.OWNER, "exo-mesh wake PEER"),
-    "Control/ReadLog": Rule(Access.OWNER, 'curl -H "Authorization: Bearer $(exo-mesh key local)" API/admin/log'),
-    "Control/ReadTraces": Rule(Access.OWNER, "curl API/v1/traces"),
+    "Control/ReadLog": Rule(
+        Access.OWNER, 'curl -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/admin/log'
+    ),
+    "Control/ReadTraces": Rule(Access.OWNER, "curl http://127.0.0.1:52415/v1/traces"),
     "Control/DeleteTraces": Rule(
-        Access.OWNER, 'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" API/v1/traces/delete'
+        Access.OWNER,
+        'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/v1/traces/delete',
     ),
     "Control/Capture": Rule(
         Access.OWNER,
-        'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" API/v1/diagnostics/node/capture',
+        'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/v1/diagnostics/node/capture',
     ),
     "Control/DropModel": Rule(Access.OWNER, "exo-mesh rm MODEL"),
     "Control/DeleteCard": Rule(Access.OWNER, "exo-mesh models delete MODEL"),
