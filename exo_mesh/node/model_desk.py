@@ -260,7 +260,7 @@ class ModelDesk:
     def _report_refusals(
         self, asked: Sequence[str], answers: Sequence[object], model: str, freed: Iterable[str]
     ) -> None:
-        """Raises OpenMeshError if files were deleted at some peers, and peers of an open mesh that have them refused."""
+        """Raises OpenMeshError if files were deleted at some peers, and others that have them refused."""
         known = {peer.id: peer for peer in self._membership.view.peers()}
         refusals = {
             known[peer_id].name: answer
