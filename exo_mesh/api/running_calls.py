@@ -19,7 +19,7 @@ an event that says so; if it still runs at the next check, its connection is clo
 
 
 @dataclass(slots=True)
-class _Call:
+class _RunningCall:
     key_id: str
     request_id: str
     is_ending: bool = False
@@ -32,7 +32,7 @@ class RunningCalls:
     def __init__(self, policy: AccessPolicy, cancel: Callable[[str, str], Awaitable[object]]) -> None:
         self._policy = policy
         self._cancel = cancel
-        self._calls: dict[asyncio.Task[object], _Call] = {}
+        self._calls: dict[asyncio.Task[object], _RunningCall] = {}
         self._watchdog = Watchdog(LOOK_EVERY_S)
         self._tasks = TaskOwner()
 
@@ -44,7 +44,7 @@ class RunningCalls:
             key_id, task = request[CALLER].key_id, asyncio.current_task()
             if task is None or not self._policy.can_end(key_id):
                 return await handler(request)
-            self._calls[task] = _Call(key_id, request[REQUEST_ID])
+            self._calls[task] = _RunningCall(key_id, request[REQUEST_ID])
             self._watchdog.watch(self._look)
             try:
                 return await handler(request)
@@ -73,5 +73,5 @@ class RunningCalls:
                 self._tasks.start(self._end(call), f"end {call.request_id}, whose key was revoked")
         return now + LOOK_EVERY_S
 
-    async def _end(self, call: _Call) -> None:
+    async def _end(self, call: _RunningCall) -> None:
         await self._cancel(call.request_id, call.key_id)

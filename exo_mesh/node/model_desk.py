@@ -342,7 +342,7 @@ class ModelDesk:
     async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
         with self._asked.taken():
             if request.repo:
-                self._require_right(f"download {request.repo} from the hub", request.repo)
+                self._require_hub(request.repo.removesuffix(f":{FILES_ONLY}"))
                 code = self._shelf.allows_code(request.model)
                 await _with_remedy(
                     self._downloads.resolve(request.model, request.repo, request.revision, allows_code=code)
@@ -368,12 +368,12 @@ class ModelDesk:
             )
         return pb.PullReply()
 
-    def _require_right(self, what: str, model: str) -> None:
+    def _require_hub(self, repo: str) -> None:
         """Raises OpenMeshError in a mesh where peers have no right to make this node use the hub."""
         if not self._obeys_peers:
             raise OpenMeshError(
-                f"this mesh is open, so {self._membership.own.name} does not {what} for a peer; "
-                f"type `exo-mesh pull {model}` on that machine, or start its node with --open-admin"
+                f"this mesh is open, so {self._membership.own.name} downloads {repo} from the hub for no peer; "
+                f"type `exo-mesh pull {repo}` on that machine, or start its node with --open-admin"
             )
 
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:

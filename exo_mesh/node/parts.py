@@ -21,6 +21,7 @@ from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
+from exo_mesh.membership.callers import guard_of
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.parts import SharingParts
@@ -39,7 +40,7 @@ from exo_mesh.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
-from exo_mesh.transport.call_access import CallGuard, OwnCalls, PeerAt
+from exo_mesh.transport.call_access import OwnCalls
 from exo_mesh.transport.channel_options import MAX_CONNECTIONS
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
@@ -265,11 +266,7 @@ class NodeParts:
             is_peer=self.membership.is_alive,
             on_stranger=self.membership.note_stranger,
             options=[("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, open_files.limit() // 4))],
-            guard=CallGuard(
-                is_closed=self.credentials is not None,
-                open_admin=self.settings.open_admin,
-                peers=lambda: [PeerAt(peer.id, peer.proven_ips, peer.client) for peer in self.membership.peers],
-            ),
+            guard=guard_of(self.membership, self.settings),
         )
 
     # what earlier parts need of later ones

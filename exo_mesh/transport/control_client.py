@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from exo_mesh.clock import monotonic
 from exo_mesh.errors import (
@@ -29,11 +28,11 @@ from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.call_access import Access, OwnCalls, rule_of
-from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET, QUIET_REPORTS
+from exo_mesh.transport.call_access import OwnCalls
+from exo_mesh.transport.careful_channel import CarefulChannel
+from exo_mesh.transport.channel_options import QUIET, QUIET_REPORTS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
-from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, read_message
 from exo_mesh.transport.probes.asking import DatagramProbes
 from exo_mesh.transport.probes.port import ProbePort
 
@@ -66,19 +65,6 @@ peer, which are the probes where datagrams do not arrive."""
 RENEW_S = 2.5
 """gRPC 1.85 closes an idle connection once for each channel: opened again, it stays open. So a call after a pause of
 this length uses a new channel. Less than IDLE_MS, because the old one must not have been opened again meanwhile."""
-
-_REPLY_BYTES = {
-    "Hello": STRANGER_BYTES,
-    "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
-    "Diagnose": 4 * MAX_BYTES,
-    "ReadTraces": MAX_MESSAGE_BYTES,
-    "Capture": 4 * MAX_BYTES,
-    "DescribeModel": 4 * MAX_BYTES,
-    "DescribeFiles": 4 * MAX_BYTES,
-    "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
-    "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
-}
-"""Longest replies, if they differ from MAX_BYTES."""
 
 # The membership closes a channel when a peer has died. That cancels the calls on it, and grpc raises CancelledError in
 # their callers as if their tasks had been cancelled; a call on a closed channel is a UsageError.
@@ -367,14 +353,14 @@ class ControlClient:
         channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS])
         self._quiet_channels.add(channel)
         try:
-            yield rpc.ControlStub(_CarefulChannel(channel, self._own_calls))  # type: ignore[no-untyped-call]
+            yield rpc.ControlStub(CarefulChannel(channel, self._own_calls))  # type: ignore[no-untyped-call]
         finally:
             self._quiet_channels.discard(channel)
             await channel.close()
 
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
-        careful = _CarefulChannel(self._channel, self._own_calls)
+        careful = CarefulChannel(self._channel, self._own_calls)
         self._stubs = (
             rpc.ControlStub(careful),  # type: ignore[no-untyped-call]
             paths_pb2_grpc.PathsStub(careful),  # type: ignore[no-untyped-call]
@@ -462,49 +448,6 @@ class ControlClient:
         if self._credentials is not None and "handshake failed" in details.lower():
             return StrangerError(f"the node at {self.address} has another secret than this one, or none")
         return TransportError(f"the peer at {self.address} cannot be reached: {details}")
-
-
-class _CarefulChannel:
-    """A channel for stubs. It reads replies by `_reader`, with limits, and sends a proof with each call that needs
-    one."""
-
-    def __init__(self, channel: grpc.aio.Channel, own_calls: OwnCalls | None) -> None:
-        self._channel = channel
-        self._own_calls = own_calls
-
-    def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
-        reader = _reader(path, response_deserializer)
-        return self._proving(path, self._channel.unary_unary(path, request_serializer, reader, **options))
-
-    def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
-        reader = _reader(path, response_deserializer)
-        return self._proving(path, self._channel.unary_stream(path, request_serializer, reader, **options))
-
-    def _proving(self, path: str, method: Any) -> Any:
-        own_calls = self._own_calls
-        if own_calls is None or rule_of(path).access is not Access.PEER:
-            return method
-
-        def call(request: Any, *, timeout: float | None, metadata: tuple[tuple[str, str], ...]) -> Any:
-            return method(request, timeout=timeout, metadata=(*metadata, own_calls.metadata()))
-
-        return call
-
-
-def _reader(path: str, deserializer: Any) -> Callable[[bytes], Message | TransportError]:
-    """A function that reads replies with limits. It returns an error instead of raising it: gRPC would log the error
-    and return None."""
-    cls = deserializer.__self__
-    max_bytes = _REPLY_BYTES.get(path.rpartition("/")[2], MAX_BYTES)
-
-    def read(data: bytes) -> Message | TransportError:
-        try:
-            message: Message = read_message(cls, data, max_bytes)
-        except TransportError as exc:
-            return exc
-        return message
-
-    return read
 
 
 def _unless_error(reply: Any) -> Any:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.errors import MeshError, OpenMeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2_grpc as paths_rpc
@@ -300,4 +300,6 @@ async def _stream(context: Any, method: Callable[[Any], AsyncIterator[Any]], req
 
 
 async def _abort(context: Any, exc: MeshError) -> None:
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(exc), ((CODE_KEY, exc.code),))
+    is_denied = isinstance(exc, OpenMeshError)
+    status = grpc.StatusCode.PERMISSION_DENIED if is_denied else grpc.StatusCode.FAILED_PRECONDITION
+    await context.abort(status, str(exc), ((CODE_KEY, exc.code),))

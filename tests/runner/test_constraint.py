@@ -240,9 +240,15 @@ def test_a_waiting_request_holds_no_compiled_grammar() -> None:
 def test_a_grammar_that_failed_is_not_compiled_again_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     import llguidance
 
-    ring, made = HeldRing(grammars=Grammars(MODEL_DIR, WOKEN.put)), []
+    ring = HeldRing(grammars=Grammars(MODEL_DIR, WOKEN.put))
+    made: list[Any] = []
     compile_one = llguidance.LLMatcher
-    monkeypatch.setattr(llguidance, "LLMatcher", lambda *args, **given: made.append(1) or compile_one(*args, **given))
+
+    def noted(*args: Any, **given: Any) -> Any:
+        made.append(args)
+        return compile_one(*args, **given)
+
+    monkeypatch.setattr(llguidance, "LLMatcher", noted)
     for name in ("a", "b"):
         answers = ring.ask(asked(name, grammar=GrammarSpec("lark", 'start: "unfinished')))
         assert answers.error == "invalid_request"
