@@ -21,6 +21,7 @@ MeshError
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
 │   ├── StrangerError         the other end belongs to another mesh: its secret differs, or one end has none
 │   └── PeerVersionError      a peer runs another version, which does not know the call, a field or an operation
+├── OpenMeshError         a peer of an open mesh obeys this call only from its own machine, or from a live peer
 ├── StageLostError        a stage of the ring that runs a request is gone
 ├── InstanceDeletedError  the instance that a request ran on was deleted
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
@@ -230,6 +231,13 @@ class PeerVersionError(TransportError):
     code = "peer_version"
 
 
+class OpenMeshError(MeshError):
+    """A peer of an open mesh obeys this call only from its own machine, or only from a live peer; the message says what
+    to type there."""
+
+    code = "open_mesh"
+
+
 class StageLostError(MeshError):
     """A stage of the ring that runs a request is gone."""
 
@@ -344,6 +352,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         CanaryError,
         TransportError,
         PeerVersionError,
+        OpenMeshError,
         StageLostError,
         OverloadError,
         MemoryPressureError,

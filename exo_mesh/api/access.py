@@ -21,7 +21,7 @@ from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import RouteRoles
 from exo_mesh.security.api_keys import KeyFile, Role
 from exo_mesh.security.local_token import is_token
-from exo_mesh.security.sessions import PageSessions
+from exo_mesh.security.sessions import PageSessions, number_of
 from exo_mesh.settings import values
 
 HEALTH_PATHS = frozenset({"/health", "/healthcheck", "/healthz", "/readyz"})
@@ -110,6 +110,15 @@ class AccessPolicy:
     def is_open(self) -> bool:
         """Whether callers without a key may read and chat."""
         return not self.needs_key and not (self.keys and self.keys.configured)
+
+    def can_end(self, key_id: str) -> bool:
+        """Whether the right of this caller can be taken away while its call runs: that of a key or a session."""
+        return key_id not in ("", LOCAL.key_id)
+
+    def has_ended(self, key_id: str) -> bool:
+        """Whether a key or session that was valid has been revoked."""
+        number = number_of(key_id)
+        return self.keys is not None and self.keys.has_ended(number or key_id, is_key=not number)
 
     def allows_origin(self, origin: str) -> bool:
         origin = origin.lower()

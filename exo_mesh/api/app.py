@@ -45,6 +45,7 @@ from exo_mesh.api.prefix.routes import PrefixRoutes
 from exo_mesh.api.request_log import log_requests
 from exo_mesh.api.responses.handlers import ResponsesRoutes
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
+from exo_mesh.api.running_calls import RunningCalls
 from exo_mesh.api.scrape_targets import ScrapeTargetRoutes
 from exo_mesh.api.seed_routes import SeedRoutes
 from exo_mesh.api.stopping import StopRoutes
@@ -86,6 +87,8 @@ def build_app(
     # the first is the outermost: log_request sees the replies that errors_to_replies makes
     reply_to_errors = errors_to_replies([ANTHROPIC_ERRORS, OLLAMA_ERRORS], lambda request: request[REQUEST_ID])
     middlewares = [follow_connection, give_request_id, log_request, reply_to_errors, check_access]
+    running = RunningCalls(options.access, service.cancel)
+    middlewares.append(running.middleware())
     middlewares.append(refuse_expectations)
     if options.ollama_port is not None:
         middlewares.append(answer_as_ollama(options.ollama_port))
@@ -100,6 +103,7 @@ def build_app(
 
     async def text_models(_: web.Application) -> AsyncIterator[None]:
         yield
+        await running.close()
         await texts.close()
 
     app.cleanup_ctx.append(text_models)

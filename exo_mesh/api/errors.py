@@ -38,6 +38,7 @@ _RULES: dict[str, _Rule] = {
     "model_unusable": _Rule(400, _CALLER),
     "invalid_api_key": _Rule(401, _CALLER),
     "insufficient_permissions": _Rule(403, "permission_error"),
+    "open_mesh": _Rule(403, "permission_error"),
     "cross_site_refused": _Rule(403, "permission_error"),
     "wrong_code": _Rule(403, "permission_error"),
     "no_invitation": _Rule(404, _CALLER),

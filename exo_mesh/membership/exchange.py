@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from exo_mesh.errors import MeshError
 from exo_mesh.membership.fences import Fence
 from exo_mesh.membership.messages import fence_from_proto, fence_to_proto, summary_to_proto, update_in_summary
 from exo_mesh.membership.news import News
+from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import Roster
 from exo_mesh.membership.swim import GONE, Life, SwimState, Update
@@ -15,6 +18,8 @@ from exo_mesh.proto import control_pb2 as pb
 
 ROUND_BYTES = 512 * 1024
 """Most bytes of records and updates in one message; the rest follows in a later round. A receiver accepts 1 MiB."""
+
+_log = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item", pb.Record, pb.PeerUpdate, pb.Fence)
 
@@ -46,6 +51,7 @@ class Exchange:
     def __init__(self, roster: Roster, news: News) -> None:
         self._roster = roster
         self._news = news
+        self._asking: set[str] = set()
 
     def answer(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
         """Answer one call of a round, as the called side."""
@@ -62,8 +68,8 @@ class Exchange:
         room = _Room()
         for owner in request.want:
             reply.newer.extend(room.fitting(roster.records.messages_of(owner, now)))
-        if caller is not None:
-            roster.take_fences(map(fence_from_proto, request.fences))
+        if caller is not None and request.fences:
+            self._ask_for_fences(caller)
         self._answer_fences(request, reply, room)
         if not request.want and not request.push and request.digest != roster.view.sum:
             reply.summary.extend(self._summaries())
@@ -133,6 +139,21 @@ class Exchange:
                 second.updates.extend(room.fitting([self._news.update_message(peer_id)]))
                 second.push.extend(room.fitting(roster.records.messages_of(peer_id, now)))
         return lives
+
+    def _ask_for_fences(self, peer: Peer) -> None:
+        """Ask a peer for the deletions that a caller sent in its name. Anybody in an open mesh can send them, and only
+        the connection that this node opens shows who is there."""
+        if peer.id not in self._asking:
+            self._asking.add(peer.id)
+            self._roster.tasks.start(self._take_fences_of(peer), f"deletions of {peer.id[:8]}")
+
+    async def _take_fences_of(self, peer: Peer) -> None:
+        try:
+            await self.round(peer.client)
+        except MeshError as exc:
+            _log.debug("asking %s for deletions failed: %s", peer.info.name, exc)
+        finally:
+            self._asking.discard(peer.id)
 
     def _answer_fences(self, request: pb.ExchangeRequest, reply: pb.ExchangeReply, room: _Room) -> None:
         """Reply with all deletions held here, if the caller holds different ones."""

@@ -84,6 +84,12 @@ class Peer:
         """The hosts by which this node may reach the peer, without brackets and interfaces of IPv6 addresses."""
         return {host.strip("[]").partition("%")[0] for host in self.hosts}
 
+    @property
+    def proven_ips(self) -> set[str]:
+        """Like `ips`, without the hosts of callers that only claimed to be this peer."""
+        advertised = (address.rpartition(":")[0] for address in self.info.addresses)
+        return {host.strip("[]").partition("%")[0] for host in (self.host, *advertised)}
+
     def learn(self, addresses: Iterable[str]) -> None:
         """Add addresses of the peer. Failed addresses are dropped first to make room; the address in use stays."""
         usable = [way for address in addresses for way in dialable(address, recent_interfaces())]

@@ -66,6 +66,9 @@ class ControlPort(Protocol):
     async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
         """Notify the peer that this node leaves on purpose."""
 
+    async def confirm(self, proof: str, timeout_s: float) -> bool:
+        """Ask the peer whether it makes the call with this proof."""
+
     async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
         """Measure the path to the peer. The reply has the id of the peer and `reply_bytes` bytes, but at most
         domain.addresses.MAX_PROBE_BYTES."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from exo_mesh.discovery.interfaces import recent_interfaces
 from exo_mesh.discovery.wake_on_lan import PORT, send_magic_packets, shared_networks
 from exo_mesh.domain.addresses import valid_macs
-from exo_mesh.errors import InputError
+from exo_mesh.errors import InputError, OpenMeshError
 from exo_mesh.membership.known_peers import FILE_NAME, MAX_KNOWN_ADDRESSES, KnownPeer, write_private
 from exo_mesh.membership.roster import Roster
 from exo_mesh.printable import counted
@@ -106,6 +106,8 @@ class SleepDesk:
         answers = await asyncio.gather(*(one.client.wake(request, WAKE_S) for one in helpers), return_exceptions=True)
         senders += [one.info.name for one, sent in zip(helpers, answers, strict=True) if isinstance(sent, int) and sent]
         if not senders:
+            if refusal := next((one for one in answers if isinstance(one, OpenMeshError)), None):
+                raise refusal
             raise InputError(
                 f"no live peer shares a network with {peer.name} ({', '.join(peer.addresses) or 'no address'}): "
                 "Wake-on-LAN works within one LAN only"

@@ -26,6 +26,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
 from exo_mesh.serving.kept_desk import KeptDesk
 from exo_mesh.serving.stream_desk import StreamDesk
+from exo_mesh.transport.call_access import OwnCalls
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.transport.stage_codec import status_to_proto
 
@@ -49,6 +50,7 @@ class ControlService:
         streams: StreamDesk,
         kept: KeptDesk,
         peer_desk: PeerDesk,
+        own_calls: OwnCalls,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -64,6 +66,7 @@ class ControlService:
         self._streams = streams
         self._kept = kept
         self._peer_desk = peer_desk
+        self._own_calls = own_calls
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -195,6 +198,9 @@ class ControlService:
 
     async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply:
         return await self._desk.answer_drop(request)
+
+    async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply:
+        return pb.ConfirmReply(is_mine=self._own_calls.confirm(request.proof))
 
     async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply:
         return pb.DeleteCardReply(found=await self._shelf.delete_own(request.model))

@@ -17,6 +17,7 @@ from exo_mesh.errors import (
     MeshError,
     ModelError,
     NotFetchedError,
+    OpenMeshError,
     PendingPlacementError,
     PlacementError,
     UnknownModelError,
@@ -62,12 +63,16 @@ class ModelDesk:
         downloads: Downloads,
         planner: Planner,
         shelf: CardShelf,
+        *,
+        obeys_peers: bool = True,
     ) -> None:
+        """obeys_peers: this node also uses the hub when a peer asks. In an open mesh a stranger could fill its disk."""
         self._membership = membership
         self._catalogue = catalogue
         self._downloads = downloads
         self._planner = planner
         self._shelf = shelf
+        self._obeys_peers = obeys_peers
         self._asked = Bound(MAX_ASKED, "requests of peers to fetch models run here")
 
     # for users
@@ -175,11 +180,26 @@ class ModelDesk:
                 _log.warning("%s; the model works without it", what)
 
     async def _start_model(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> list[DownloadEntry]:
-        wants = await self._wants(card, peers, whole=whole)
+        wants, hub_user = self._with_hub_user(card.name, await self._wants(card, peers, whole=whole))
         # every peer needs the headers before a peer can wait for bytes that arrive at another one
         await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
-        await _first_failure_if_all(self._pull_at(peer_id, card.name, card.digest, wants) for peer_id in wants)
+        await _first_failure_if_all(
+            self._pull_at(peer_id, card.name, card.digest, wants, hub_user) for peer_id in wants
+        )
         return self._downloads.begun(card.name, wants)
+
+    def _with_hub_user(self, model: str, wants: Wants) -> tuple[Wants, str]:
+        """The wants, and which peer alone uses the hub; "" means each that may.
+
+        In an open mesh the others do not use the hub for this node. If no peer has the whole model, this node fetches
+        it, and the others copy their parts as they arrive here.
+        """
+        own_id = self._membership.own.id
+        if self._obeys_peers or set(wants) == {own_id}:
+            return wants, ""
+        if any(model in peer.models for peer in self._membership.view.peers()):
+            return wants, own_id
+        return {**wants, own_id: None}, own_id
 
     async def _start_gguf(self, meant: ModelReference, peers: Sequence[str]) -> list[DownloadEntry]:
         """Starts the download of all files of one quantisation to the named peers, or else to this node.
@@ -234,7 +254,22 @@ class ModelDesk:
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures and not freed:
             raise failures[0]
+        self._report_refusals(asked, answers, model, freed)
         return freed
+
+    def _report_refusals(
+        self, asked: Sequence[str], answers: Sequence[object], model: str, freed: Iterable[str]
+    ) -> None:
+        """Raises OpenMeshError if files were deleted at some peers, and others that have them refused."""
+        known = {peer.id: peer for peer in self._membership.view.peers()}
+        refusals = {
+            known[peer_id].name: answer
+            for peer_id, answer in zip(asked, answers, strict=True)
+            if isinstance(answer, OpenMeshError) and peer_id in known and (not model or known[peer_id].knows(model))
+        }
+        if refusals:
+            done = ", ".join(known[peer_id].name for peer_id in freed if peer_id in known)
+            raise OpenMeshError(f"deleted at {done}, not at {', '.join(refusals)}: {next(iter(refusals.values()))}")
 
     async def _first_name(self, name: str) -> str:
         """The mesh's name of a model; `name` itself if the model is unknown or cannot be used."""
@@ -279,14 +314,15 @@ class ModelDesk:
         elif peer is not None:
             await peer.client.introduce(card.name, card.digest)
 
-    async def _pull_at(self, peer_id: str, name: str, digest: str, wants: Wants) -> None:
+    async def _pull_at(self, peer_id: str, name: str, digest: str, wants: Wants, hub_user: str = "") -> None:
         if peer_id == self._membership.own.id:
-            await self._downloads.pull(name, digest, wants)
+            await self._downloads.pull(name, digest, wants, hub_user=hub_user)
             return
         peer = self._membership.peer(peer_id)
         if peer is None:
             raise PendingPlacementError(f"peer {peer_id[:8]} has left the mesh")
-        await peer.client.pull(pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants)))
+        request = pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants), hub_user=hub_user)
+        await peer.client.pull(request)
 
     async def _drop_at(self, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:
         """Deletes files or cancels a download at a peer (see DropModel); returns the freed bytes, None without any."""
@@ -306,6 +342,7 @@ class ModelDesk:
     async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
         with self._asked.taken():
             if request.repo:
+                self._require_hub(request.repo.removesuffix(f":{FILES_ONLY}"))
                 code = self._shelf.allows_code(request.model)
                 await _with_remedy(
                     self._downloads.resolve(request.model, request.repo, request.revision, allows_code=code)
@@ -320,8 +357,24 @@ class ModelDesk:
     async def answer_pull(self, request: pb.PullRequest) -> pb.PullReply:
         wants = wants_from_proto(request.wants)
         with self._asked.taken():
-            await _with_remedy(self._downloads.pull(request.model, request.model_digest, wants))
+            await _with_remedy(
+                self._downloads.pull(
+                    request.model,
+                    request.model_digest,
+                    wants,
+                    from_hub=self._obeys_peers,
+                    hub_user=request.hub_user,
+                )
+            )
         return pb.PullReply()
+
+    def _require_hub(self, repo: str) -> None:
+        """Raises OpenMeshError in a mesh where peers have no right to make this node use the hub."""
+        if not self._obeys_peers:
+            raise OpenMeshError(
+                f"this mesh is open, so {self._membership.own.name} downloads {repo} from the hub for no peer; "
+                f"type `exo-mesh pull {repo}` on that machine, or start its node with --open-admin"
+            )
 
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
         freed = await self._drop_here(request.model, files=request.files, staged=request.staged)

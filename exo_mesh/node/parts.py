@@ -18,8 +18,10 @@ from exo_mesh.hosting.own_reading import own_prefixes, own_reading
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.runner_starter import HostLimits
 from exo_mesh.instances.parts import InstanceParts
+from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
+from exo_mesh.membership.callers import guard_of
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.parts import SharingParts
@@ -38,6 +40,8 @@ from exo_mesh.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.transport.call_access import OwnCalls
+from exo_mesh.transport.channel_options import MAX_CONNECTIONS
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 from exo_mesh.transport.probes.port import probe_port
@@ -85,6 +89,7 @@ class NodeParts:
         self._sequence = self.identity.incarnation * VERSIONS_PER_INCARNATION
         self.machine = MachineParts.at(settings, memory_reader)
         self.probe_port = probe_port(settings.secret, self.identity.incarnation)
+        self.own_calls = OwnCalls(self.identity.id)
         self.membership = self._new_membership(tuning.timing)
         sharing = SharingParts.at(settings, origins, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
@@ -94,7 +99,14 @@ class NodeParts:
         self.owning = self._new_owning(tuning.host, rng)
         self.serving = self._new_serving(tuning.patience)
         models = self.models
-        self.desk = ModelDesk(self.membership, models.catalogue, models.downloads, self.owning.planner, models.shelf)
+        self.desk = ModelDesk(
+            self.membership,
+            models.catalogue,
+            models.downloads,
+            self.owning.planner,
+            models.shelf,
+            obeys_peers=self.credentials is not None or settings.open_admin,
+        )
         self.health = self._new_health()
         self.observation = self._new_observation()
         self.server = self._new_server()
@@ -121,7 +133,9 @@ class NodeParts:
             is_calm=self._is_calm,
             timing=timing,
             clock=self.clock,
-            dial=lambda address: ControlClient(address, self.credentials, settings.namespace, self.probe_port),
+            dial=lambda address: ControlClient(
+                address, self.credentials, settings.namespace, self.probe_port, self.own_calls
+            ),
             only_peers=settings.node_id_filter,
             only_links=settings.interface_type_filter,
         )
@@ -242,6 +256,7 @@ class NodeParts:
             self.serving.streams,
             self.serving.kept,
             self.hosting.peer_desk,
+            self.own_calls,
         )
         return ControlServer(
             service,
@@ -250,6 +265,8 @@ class NodeParts:
             namespace=self.settings.namespace,
             is_peer=self.membership.is_alive,
             on_stranger=self.membership.note_stranger,
+            options=[("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, open_files.limit() // 4))],
+            guard=guard_of(self.membership, self.settings),
         )
 
     # what earlier parts need of later ones

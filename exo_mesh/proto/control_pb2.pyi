@@ -1339,14 +1339,16 @@ class PeerLayers(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., whole: bool = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("model", "model_digest", "wants")
+    __slots__ = ("model", "model_digest", "wants", "hub_user")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WANTS_FIELD_NUMBER: _ClassVar[int]
+    HUB_USER_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     wants: _containers.RepeatedCompositeFieldContainer[PeerLayers]
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., wants: _Optional[_Iterable[_Union[PeerLayers, _Mapping]]] = ...) -> None: ...
+    hub_user: str
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., wants: _Optional[_Iterable[_Union[PeerLayers, _Mapping]]] = ..., hub_user: _Optional[str] = ...) -> None: ...
 
 class PullReply(_message.Message):
     __slots__ = ()
@@ -1369,3 +1371,15 @@ class DropModelReply(_message.Message):
     found: bool
     freed_bytes: int
     def __init__(self, found: bool = ..., freed_bytes: _Optional[int] = ...) -> None: ...
+
+class ConfirmRequest(_message.Message):
+    __slots__ = ("proof",)
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    proof: str
+    def __init__(self, proof: _Optional[str] = ...) -> None: ...
+
+class ConfirmReply(_message.Message):
+    __slots__ = ("is_mine",)
+    IS_MINE_FIELD_NUMBER: _ClassVar[int]
+    is_mine: bool
+    def __init__(self, is_mine: bool = ...) -> None: ...

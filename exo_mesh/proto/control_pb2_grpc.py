@@ -204,6 +204,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DropModelRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DropModelReply.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/exo_mesh.Control/Confirm',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ConfirmReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -448,6 +453,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """Asks whether this peer makes the call with this proof now, which arrived from somebody who claims to be this peer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -620,6 +632,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.DropModel,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DropModelRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DropModelReply.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ConfirmRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.ConfirmReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1540,6 +1557,33 @@ class Control(object):
             '/exo_mesh.Control/DropModel',
             exo__mesh_dot_proto_dot_control__pb2.DropModelRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DropModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Confirm',
+            exo__mesh_dot_proto_dot_control__pb2.ConfirmRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.ConfirmReply.FromString,
             options,
             channel_credentials,
             insecure,

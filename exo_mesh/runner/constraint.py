@@ -43,6 +43,7 @@ class Constraint:
         self._eos: frozenset[int] = frozenset()
         self._allowed: Allowed | None = None
         self._making: Future[None] | None = None
+        self._is_untried = not request.resume_ids
         self.is_complete = False
         """True when nothing can follow the output: the request ends."""
         if request.grammar is not None or request.begins_with:
@@ -139,7 +140,7 @@ class Constraint:
         self._matcher, self._eos = matcher, eos_ids
 
     def _make_mask(self) -> None:
-        allowed = None if self._matcher is None else self._of_grammar(self._matcher)
+        allowed = None if self._matcher is None else self._first_or_later(self._matcher)
         if self._beginning is not None:
             spelling = self._beginning.allowed()
             spelling[[token_id for token_id in self._ends if token_id < spelling.size]] = False
@@ -150,6 +151,16 @@ class Constraint:
             if not allowed.any():
                 raise InputError("no token that may come next spells the text that the output must begin with")
         self._allowed = allowed
+
+    def _first_or_later(self, matcher: LLMatcher) -> Allowed:
+        """The mask of the grammar. If the first one fails, so does every request with this grammar."""
+        is_first, self._is_untried = self._is_untried, False
+        try:
+            return self._of_grammar(matcher)
+        except InputError as exc:
+            if is_first and self._request.grammar is not None:
+                self._grammars.note_failure(self._request.grammar, exc)
+            raise
 
     def _of_grammar(self, matcher: LLMatcher) -> Allowed:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)

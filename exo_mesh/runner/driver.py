@@ -213,7 +213,8 @@ class Driver:
             self._live[sequence_id] = generation
             self._num_traced += bool(request.trace_id)
             self._by_request[request.request_id] = sequence_id
-            self.outputs.constrain(generation)
+            if request.grammar is None:
+                self.outputs.constrain(generation)
             self.pump()
             if any(sequence is generation.sequence for sequence in self._scheduler.waiting):
                 self.places.tell_places(generation)
@@ -349,12 +350,19 @@ class Driver:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
     def _admit(self, now: float) -> None:
+        """Let waiting sequences run. Only then is a grammar compiled, so that those of waiting requests take no memory;
+        the prompt is computed meanwhile."""
+        unconstrained = []
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
+            if generation.request.grammar is not None and generation.constraint is None:
+                unconstrained.append(generation)
             self.places.note_wait(generation, now)
             self.beginnings.admitted(sequence, now)
             self.places.leave(generation)
         self.places.note_turns(now)
+        for generation in unconstrained:
+            self.outputs.constrain(generation)
 
     def _evict(self) -> None:
         for sequence in self._scheduler.evict():

@@ -14,6 +14,7 @@ from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.model_files import named, one_line
 from exo_mesh.text.deep_stack import deep_executor
 from exo_mesh.text.panics import is_panic
+from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.spelling import TokenBytes
 from exo_mesh.text.tokenizer import tokenizer_text
 
@@ -47,6 +48,7 @@ class Grammars:
         self._masking: ThreadPoolExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
         self._token_bytes: TokenBytes | None = None
+        self._failures = RecentFailures()
 
     def prepare(self) -> None:
         """Start to read a large tokenizer now, while no request is running yet and none waits for it."""
@@ -82,6 +84,7 @@ class Grammars:
     def matcher(self, spec: GrammarSpec) -> tuple[LLMatcher, frozenset[int]]:
         """A fresh matcher of a grammar, and the ids that the matcher takes for end of text. Raises InputError if the
         grammar cannot be used, ModelError if the tokenizer cannot be used."""
+        self._failures.recall(_question(spec))
         tokenizer = self._read_tokenizer()
         from llguidance import LLMatcher
 
@@ -89,8 +92,14 @@ class Grammars:
 
         matcher = LLMatcher(tokenizer, lark_text(spec), log_level=0, limits=compile_limits())
         if matcher.is_error():
-            raise InputError(reason(spec, matcher.get_error()))
+            error = InputError(reason(spec, matcher.get_error()))
+            self.note_failure(spec, error)
+            raise error
         return matcher, frozenset(tokenizer.eos_tokens)
+
+    def note_failure(self, spec: GrammarSpec, error: MeshError) -> None:
+        """Remember for a minute that a grammar cannot be used at all, so that `matcher` raises this error at once."""
+        self._failures.note(_question(spec), error)
 
     def token_bytes(self) -> TokenBytes:
         """The bytes of the model's tokens: found with the first request that needs them, in 0.3 s for 150,000 tokens.
@@ -109,6 +118,10 @@ class Grammars:
             self._tokenizer = read_tokenizer(self._model_dir)
             _log.info("read the tokenizer for grammars in %.2f s", time.perf_counter() - start)
         return self._tokenizer
+
+
+def _question(spec: GrammarSpec) -> bytes:
+    return f"{spec.kind}:{spec.text}".encode("utf-8", "surrogatepass")
 
 
 def read_tokenizer(model_dir: Path) -> LLTokenizer:

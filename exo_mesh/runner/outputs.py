@@ -90,7 +90,7 @@ class Outputs:
             self._end(generation.sequence.id, InputError("this driver cannot apply grammars or thinking budgets"))
             return
         generation.constraint = Constraint(request, self._grammars)
-        if generation.constraint.is_ready:
+        if generation.constraint.is_ready and request.grammar is None:
             self._begin_output(generation)
         else:
             generation.constraint.when_ready(partial(self._begin_output, generation))

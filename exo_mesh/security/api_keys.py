@@ -85,6 +85,12 @@ class KeyFile:
         entry = self.table.get(key_id)
         return self._in_file is None or (entry is not None and bool(entry.revoked))
 
+    def has_ended(self, key_id: str, *, is_key: bool) -> bool:
+        """Whether a valid id has been revoked since; also if the key is gone from the file, but not while the file is
+        unreadable. is_key: only keys have an entry while they are valid."""
+        entry = self.table.get(key_id)
+        return bool(entry.revoked) if entry is not None else is_key and self._in_file is not None
+
     def learn(self, received: Iterable[ApiKey]) -> list[ApiKey]:
         """Accept the keys that a peer sent; returns the new ones. They are valid at once; `save` stores them."""
         before = self.table

@@ -99,7 +99,8 @@ _SECURITY = (
     Setting("tls_cert", "FILE", "serve the HTTP API over HTTPS with this certificate (PEM); re-read on change",
         values.path),
     Setting("tls_key", "FILE", "the private key of --tls-cert (PEM, without a passphrase)", values.path),
-    _switch("open_admin", "on an open mesh, let everybody place, delete and drain, not only read and chat"),
+    _switch("open_admin", "on an open mesh, let everybody place, delete, drain and stop, over the API and from peers, "
+        "not only read and chat"),
     Setting("open_paths", "WHAT", "what a closed mesh answers without a key: health, metrics, none",
         values.some_of("health", "metrics", "none"), separator=","),
     Setting("cors_origin", "ORIGIN", "let web pages of this origin call the HTTP API, like those of localhost",

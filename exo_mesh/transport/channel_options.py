@@ -33,11 +33,23 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [*_COMMON, ("grpc.use_local_subchannel_p
 """For every channel. Each has its own subchannel pool, so that closing one channel never affects another to the same
 peer."""
 
+HANDSHAKE_S = 15.0
+"""How long a connection may take until HTTP/2 is set up, with TLS if there are credentials; as long as the head of a
+request to the API. gRPC's default is 120 s."""
+
+IDLE_S = 60.0
+"""A connection to a control port without a call is closed after this time. Nodes close theirs after 3 s."""
+
+MAX_CONNECTIONS = 1024
+"""Most connections to a control port; further ones are closed at once. One that only began a TLS handshake takes about
+60 kB, so a flood adds at most 60 MB. In a mesh of 200 peers a node has fewer than 600."""
+
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
 ]
 """For every server. Ports are not shared: a second process on a port must fail and use another port."""
 
@@ -62,6 +74,8 @@ CONTROL_SERVER: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.http2.lookahead_bytes", MAX_BYTES),
     ("grpc.max_concurrent_streams", 256),
+    ("grpc.max_connection_idle_ms", int(1000 * IDLE_S)),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
 ]
 """For the control server: gRPC itself answers RESOURCE_EXHAUSTED to a longer message, before it has received all of
 it."""

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from exo_mesh.clock import monotonic
-from exo_mesh.errors import DeadlineError, MeshError, PeerVersionError, StrangerError, TransportError, error_from_code
+from exo_mesh.errors import (
+    DeadlineError,
+    MeshError,
+    OpenMeshError,
+    PeerVersionError,
+    StrangerError,
+    TransportError,
+    error_from_code,
+)
 from exo_mesh.printable import printable
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
@@ -21,10 +28,11 @@ from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET, QUIET_REPORTS
+from exo_mesh.transport.call_access import OwnCalls
+from exo_mesh.transport.careful_channel import CarefulChannel
+from exo_mesh.transport.channel_options import QUIET, QUIET_REPORTS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
-from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, read_message
 from exo_mesh.transport.probes.asking import DatagramProbes
 from exo_mesh.transport.probes.port import ProbePort
 
@@ -58,19 +66,6 @@ RENEW_S = 2.5
 """gRPC 1.85 closes an idle connection once for each channel: opened again, it stays open. So a call after a pause of
 this length uses a new channel. Less than IDLE_MS, because the old one must not have been opened again meanwhile."""
 
-_REPLY_BYTES = {
-    "Hello": STRANGER_BYTES,
-    "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
-    "Diagnose": 4 * MAX_BYTES,
-    "ReadTraces": MAX_MESSAGE_BYTES,
-    "Capture": 4 * MAX_BYTES,
-    "DescribeModel": 4 * MAX_BYTES,
-    "DescribeFiles": 4 * MAX_BYTES,
-    "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
-    "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
-}
-"""Longest replies, if they differ from MAX_BYTES."""
-
 # The membership closes a channel when a peer has died. That cancels the calls on it, and grpc raises CancelledError in
 # their callers as if their tasks had been cancelled; a call on a closed channel is a UsageError.
 _FAILURES = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
@@ -90,7 +85,7 @@ _DIAL_OPTIONS = [
 class ControlClient:
     """Calls the peer at "host:port". Raises TransportError if it cannot be reached, DeadlineError if it does not
     answer, and the peer's own MeshError if it refuses. probe_port: for probes by datagram; without one, all are
-    calls."""
+    calls. own_calls: makes the proofs that an open mesh needs for some calls."""
 
     def __init__(
         self,
@@ -98,11 +93,13 @@ class ControlClient:
         credentials: CredentialSource | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         probe_port: ProbePort | None = None,
+        own_calls: OwnCalls | None = None,
     ) -> None:
         self.address = address
         self._credentials = credentials
         self._namespace = namespace
         self._metadata = ((NAMESPACE_KEY, namespace),)
+        self._own_calls = None if credentials is not None else own_calls
         self._open()
         self._old_channels: list[grpc.aio.Channel] = []
         self._quiet_channels: set[grpc.aio.Channel] = set()
@@ -119,7 +116,7 @@ class ControlClient:
     def at(self, address: str) -> ControlClient:
         """A new client with the same credentials and another address."""
         port = None if self._datagrams is None else self._datagrams.port
-        return ControlClient(address, self._credentials, self._namespace, port)
+        return ControlClient(address, self._credentials, self._namespace, port, self._own_calls)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -321,6 +318,10 @@ class ControlClient:
         reply: pb.DropModelReply = await self._call(self._stub.DropModel, request, 2 * CALL_S)
         return reply.freed_bytes if reply.found else None
 
+    async def confirm(self, proof: str, timeout_s: float) -> bool:
+        reply: pb.ConfirmReply = await self._call(self._stub.Confirm, pb.ConfirmRequest(proof=proof), timeout_s)
+        return reply.is_mine
+
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model, takes_image_files=True, takes_later_text_files=True)
         async with aclosing(self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S)) as items:
@@ -352,14 +353,14 @@ class ControlClient:
         channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS])
         self._quiet_channels.add(channel)
         try:
-            yield rpc.ControlStub(_CarefulChannel(channel))  # type: ignore[no-untyped-call]
+            yield rpc.ControlStub(CarefulChannel(channel, self._own_calls))  # type: ignore[no-untyped-call]
         finally:
             self._quiet_channels.discard(channel)
             await channel.close()
 
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
-        careful = _CarefulChannel(self._channel)
+        careful = CarefulChannel(self._channel, self._own_calls)
         self._stubs = (
             rpc.ControlStub(careful),  # type: ignore[no-untyped-call]
             paths_pb2_grpc.PathsStub(careful),  # type: ignore[no-untyped-call]
@@ -435,9 +436,9 @@ class ControlClient:
         if self._datagrams is not None and exc.code() in _UNREACHED:
             self._datagrams.call_failed()
         details = printable(exc.details() or "")
-        if exc.code() == grpc.StatusCode.PERMISSION_DENIED:
-            return StrangerError(details)
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
+        if exc.code() == grpc.StatusCode.PERMISSION_DENIED and code != OpenMeshError.code:
+            return StrangerError(details)
         if code is not None:
             return error_from_code(printable(str(code), 64), details)
         if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
@@ -447,35 +448,6 @@ class ControlClient:
         if self._credentials is not None and "handshake failed" in details.lower():
             return StrangerError(f"the node at {self.address} has another secret than this one, or none")
         return TransportError(f"the peer at {self.address} cannot be reached: {details}")
-
-
-class _CarefulChannel:
-    """A channel for stubs that read replies by `_reader`, with limits."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-
-    def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
-        return self._channel.unary_unary(path, request_serializer, _reader(path, response_deserializer), **options)
-
-    def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
-        return self._channel.unary_stream(path, request_serializer, _reader(path, response_deserializer), **options)
-
-
-def _reader(path: str, deserializer: Any) -> Callable[[bytes], Message | TransportError]:
-    """A function that reads replies with limits. It returns an error instead of raising it: gRPC would log the error
-    and return None."""
-    cls = deserializer.__self__
-    max_bytes = _REPLY_BYTES.get(path.rpartition("/")[2], MAX_BYTES)
-
-    def read(data: bytes) -> Message | TransportError:
-        try:
-            message: Message = read_message(cls, data, max_bytes)
-        except TransportError as exc:
-            return exc
-        return message
-
-    return read
 
 
 def _unless_error(reply: Any) -> Any:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.errors import MeshError, OpenMeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2_grpc as paths_rpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import TaskOwner
+from exo_mesh.transport.call_access import CallGuard
 from exo_mesh.transport.channel_options import CONTROL_SERVER, bracketed
-from exo_mesh.transport.channels import bind, new_server
-from exo_mesh.transport.gate import CODE_KEY, Gate
+from exo_mesh.transport.channels import Option, bind, new_server
+from exo_mesh.transport.gate import CODE_KEY, Gate, host_of_peer
 from exo_mesh.transport.handshake_counter import HandshakeCounter
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, first_text, read_message
 from exo_mesh.transport.path_probe import PathProbeServicer
@@ -86,12 +86,14 @@ class ControlHandler(Protocol):
     async def describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply: ...
     async def pull(self, request: pb.PullRequest) -> pb.PullReply: ...
     async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply: ...
+    async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply: ...
 
 
 class ControlServer:
     """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free port.
 
     It also answers path probes with peer_id. is_peer(id): a living peer may send longer messages than a stranger.
+    guard: decides who may make a call; by default everybody may. options: gRPC's, besides CONTROL_SERVER.
     on_stranger(who, reason, id) is called when a node of another namespace says hello.
     """
 
@@ -104,11 +106,14 @@ class ControlServer:
         namespace: str = DEFAULT_NAMESPACE,
         is_peer: Callable[[str], bool] = lambda peer_id: True,
         on_stranger: Callable[[str, str, str], None] = lambda who, reason, peer_id: None,
+        guard: CallGuard | None = None,
+        options: Sequence[Option] = (),
     ) -> None:
         self._is_peer = is_peer
         self._on_stranger = on_stranger
-        self._gate = Gate(self._max_bytes, namespace, self._note_stranger)
+        self._gate = Gate(self._max_bytes, namespace, self._note_stranger, guard=guard)
         self._handler = handler
+        self._options = [*CONTROL_SERVER, *options]
         self._credentials = credentials
         self._peer_id = peer_id
         self._server: grpc.aio.Server | None = None
@@ -121,7 +126,7 @@ class ControlServer:
         last = min(port + (tries if port else 1), NUM_PORTS) - 1
         for candidate in range(port, last + 1):
             interceptors = [self._handshakes, self._gate] if self._credentials else [self._gate]
-            server = new_server(interceptors, CONTROL_SERVER)
+            server = new_server(interceptors, self._options)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
@@ -157,14 +162,6 @@ class ControlServer:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
-
-
-def host_of_peer(peer: str) -> str:
-    """The address in gRPC's name for the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
-    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local address with its interface."""
-    kind, _, rest = peer.partition(":")
-    host = unquote(rest.rpartition(":")[0]).strip("[]")
-    return host if kind in ("ipv4", "ipv6") else ""
 
 
 class _Servicer(rpc.ControlServicer):
@@ -264,6 +261,9 @@ class _Servicer(rpc.ControlServicer):
     async def DropModel(self, request: pb.DropModelRequest, context: Any) -> Any:
         return await _answer(context, self._handler.drop_model, request)
 
+    async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.confirm, request)
+
     async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
         async for item in _stream(context, self._handler.read_text_files, request):
             yield item
@@ -300,4 +300,6 @@ async def _stream(context: Any, method: Callable[[Any], AsyncIterator[Any]], req
 
 
 async def _abort(context: Any, exc: MeshError) -> None:
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(exc), ((CODE_KEY, exc.code),))
+    is_denied = isinstance(exc, OpenMeshError)
+    status = grpc.StatusCode.PERMISSION_DENIED if is_denied else grpc.StatusCode.FAILED_PRECONDITION
+    await context.abort(status, str(exc), ((CODE_KEY, exc.code),))

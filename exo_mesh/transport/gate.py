@@ -12,15 +12,17 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
 from exo_mesh.clock import Clock
-from exo_mesh.errors import TransportError
+from exo_mesh.errors import OpenMeshError, TransportError
 from exo_mesh.printable import printable
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
+from exo_mesh.transport.call_access import PROOF_KEY, CallGuard
 from exo_mesh.transport.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
 
 CODE_KEY = "exo-mesh-code"
@@ -43,7 +45,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     max_bytes(method, data): the longest message for this call. namespace: None admits callers of any namespace.
     on_stranger(method, caller, data, reason) is called for each call from another namespace; caller: gRPC's name for
-    the peer.
+    the peer. guard: decides who may make a call.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Gate(grpc.aio.ServerInterceptor):
         namespace: str | None = None,
         on_stranger: Callable[[str, str, bytes, str], None] = lambda method, caller, data, reason: None,
         now: Clock = time.monotonic,
+        guard: CallGuard | None = None,
     ) -> None:
+        self._guard = guard or CallGuard()
         self._max_bytes = max_bytes
         self._namespace = namespace
         self._on_stranger = on_stranger
@@ -94,10 +98,12 @@ class Gate(grpc.aio.ServerInterceptor):
         cls = handler.request_deserializer.__self__
 
         async def one(data: bytes, context: Any) -> Any:
+            await self._require_right(method, context)
             async with self._turn(method, data, context):
                 return await handler.unary_unary(await self._read(cls, method, data, context), context)
 
         async def several(data: bytes, context: Any) -> AsyncIterator[Any]:
+            await self._require_right(method, context)
             request = await self._read(cls, method, data, context)
             async for message in handler.unary_stream(request, context):
                 yield message
@@ -105,6 +111,13 @@ class Gate(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(several, None, handler.response_serializer)
         return grpc.unary_unary_rpc_method_handler(one, None, handler.response_serializer)
+
+    async def _require_right(self, method: str, context: Any) -> None:
+        """Abort the call, before its message is read, if the caller may not make it."""
+        proof = str(dict(context.invocation_metadata() or ()).get(PROOF_KEY, ""))
+        if reason := await self._guard.refusal(method, host_of_peer(context.peer()), proof):
+            denied = grpc.StatusCode.PERMISSION_DENIED
+            await self._refuse(method, context, denied, reason, OpenMeshError.code)
 
     async def _read(self, cls: type[Message], method: str, data: bytes, context: Any) -> Message:
         try:
@@ -131,11 +144,21 @@ class Gate(grpc.aio.ServerInterceptor):
         finally:
             self._num_large -= 1
 
-    async def _refuse(self, method: str, context: Any, code: grpc.StatusCode, reason: str) -> None:
+    async def _refuse(
+        self, method: str, context: Any, code: grpc.StatusCode, reason: str, error: str = TransportError.code
+    ) -> None:
         """Abort the call. Logs at most one line per minute, however many calls are refused."""
         self._num_refused += 1
         if self._now() >= self._due:
             caller, what = printable(context.peer(), 80), method.rpartition("/")[2]
             _log.warning("refused %d calls; the last one was %s from %s: %s", self._num_refused, what, caller, reason)
             self._due, self._num_refused = self._now() + REPORT_EVERY_S, 0
-        await context.abort(code, reason, ((CODE_KEY, TransportError.code),))
+        await context.abort(code, reason, ((CODE_KEY, error),))
+
+
+def host_of_peer(peer: str) -> str:
+    """The address in gRPC's name for the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
+    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local address with its interface."""
+    kind, _, rest = peer.partition(":")
+    host = unquote(rest.rpartition(":")[0]).strip("[]")
+    return host if kind in ("ipv4", "ipv6") else ""

@@ -12,6 +12,7 @@ from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.call_access import OwnCalls
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 from exo_mesh.transport.probes.port import ProbePort
@@ -33,6 +34,10 @@ def peer_info(peer_id: str, **changes: Any) -> PeerInfo:
 
 class _CountingHandler(MembershipHandler):
     num_probes = 0
+    own_calls: OwnCalls
+
+    async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply:
+        return pb.ConfirmReply(is_mine=self.own_calls.confirm(request.proof))
 
     async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         self.num_probes += 1
@@ -44,6 +49,7 @@ class Peer:
 
     def __init__(self, info: PeerInfo, only_peers: tuple[str, ...] = (), only_links: tuple[str, ...] = ()) -> None:
         self.left: list[str] = []
+        self.own_calls = OwnCalls(info.id)
         self.num_returns = 0
         self.probe_port: ProbePort | None = None
         """Set before `start`, to probe by datagrams too."""
@@ -52,7 +58,7 @@ class Peer:
         self.membership = Membership(
             info,
             lambda: self.reading,
-            dial=lambda address: ControlClient(address, probe_port=self.probe_port),
+            dial=lambda address: ControlClient(address, probe_port=self.probe_port, own_calls=self.own_calls),
             only_peers=only_peers,
             only_links=only_links,
             on_leave=lambda peer, records: self.left.append(peer.id),
@@ -61,6 +67,7 @@ class Peer:
             timing=FAST,
         )
         self.handler = _CountingHandler(self.membership)
+        self.handler.own_calls = self.own_calls
         self.server = ControlServer(cast(Any, self.handler))
         self.address = ""
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.domain.download import DownloadState
-from exo_mesh.errors import FetchError, ModelError, NotFetchedError, UnknownModelError
+from exo_mesh.errors import FetchError, ModelError, NotFetchedError, OpenMeshError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models import parts
 from exo_mesh.models.cards.toml_card import RuntimeSection, TomlCard, VisionSection
 from exo_mesh.node.node import Node
+from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.fetched import Manifest, read_manifest
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.hub import LoopbackHub
@@ -31,7 +32,13 @@ MODEL = TinyModel(layers=6, hidden=128)
 
 @asynccontextmanager
 async def nodes_at(
-    root: Path, names: str, *, holder_dir: Path | None = None, engine: str = "numpy", secret: str = ""
+    root: Path,
+    names: str,
+    *,
+    holder_dir: Path | None = None,
+    engine: str = "numpy",
+    secret: str = "",
+    open_admin: bool = False,
 ) -> AsyncIterator[list[Node]]:
     """Nodes that all know each other; the first one has the models in holder_dir."""
     nodes: list[Node] = []
@@ -48,6 +55,7 @@ async def nodes_at(
                 bootstrap_peers=bootstrap,
                 models_dirs=dirs,
                 secret=secret,
+                open_admin=open_admin,
             )
             nodes.append(node)
             await node.start()
@@ -254,6 +262,41 @@ async def no_room(where: str, model: str, num_bytes: int) -> None:
     raise FetchError(f"no room at {where}", remedy="make room", is_final=True)
 
 
+async def test_in_an_open_mesh_only_the_node_that_a_person_asks_uses_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "tiny", TinyModel(layers=4, shards=2))
+    with LoopbackHub() as hub:
+        for name in ("org/tiny", "org/other"):
+            hub.add(name, tmp_path / "tiny")
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with nodes_at(tmp_path, "ab", engine="dummy") as (a, b):
+            await a.start_download("org/tiny", peers=["b"])
+            await until(lambda: is_completed(a, a, "org/tiny") and is_completed(a, b, "org/tiny"), 30)
+            assert {one.peer_name: one.from_hub_bytes > 0 for one in a.downloads()} == {"a": True, "b": False}
+            with pytest.raises(OpenMeshError, match=r"deleted at a, not at b: .*type `exo-mesh rm MODEL`"):
+                await a.delete_model("org/tiny")
+            assert await b.delete_model("org/tiny")
+            await a.find_model("org/other", may_download=True)
+            stranger = a.membership.client_at(f"127.0.0.1:{b.grpc_port}")
+            with pytest.raises(OpenMeshError, match=r"b downloads org/tiny from the hub for no peer; type"):
+                await stranger.introduce("org/tiny", "", repo="org/tiny", revision="main")
+            card = await a._models.catalogue.card("org/other")
+            await stranger.introduce("org/other", card.digest)
+            sent = hub.sent_bytes
+            await stranger.pull(
+                pb.PullRequest(
+                    model="org/other", model_digest=card.digest, wants=[pb.PeerLayers(peer=b.node_id, whole=True)]
+                )
+            )
+            await until(
+                lambda: [one.state for one in b.downloads() if one.model == "org/other"] == [DownloadState.FAILED], 30
+            )
+            assert hub.sent_bytes == sent and not await asyncio.to_thread(b._models.downloads._files.unfinished_pulls)
+            await stranger.close()
+
+
 async def test_one_quantisation_of_a_gguf_repository_is_pulled_to_the_peers_that_are_named_and_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +308,7 @@ async def test_one_quantisation_of_a_gguf_repository_is_pulled_to_the_peers_that
         hub.add("org/tiny-GGUF", repo)
         for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
             monkeypatch.setenv(name, value)
-        async with nodes_at(tmp_path, "ab", engine="dummy") as (a, b):
+        async with nodes_at(tmp_path, "ab", engine="dummy", open_admin=True) as (a, b):
             with pytest.raises(ModelError, match="GGUF"):
                 await a.find_model("org/tiny-GGUF:Q4_K_M", may_download=True)
             (begun,) = await a.start_download("org/tiny-GGUF:Q4_K_M", peers=["b"])

@@ -47,6 +47,7 @@ async def started(root: Path, name: str, *others: Node, **settings: Any) -> Asyn
         Machine(),
         engine="numpy",
         context_limit=256,
+        open_admin=True,  # the store's host downloads and deletes for its peers
         bootstrap_peers=bootstrap,
         **{**store, **settings},
     )

@@ -43,7 +43,7 @@ async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path)
 
 @pytest.mark.extended
 async def test_any_node_drains_another_and_reads_its_log(tmp_path: Path) -> None:
-    async with mesh(tmp_path, 2) as (asked, other):
+    async with mesh(tmp_path, 2, open_admin=True) as (asked, other):
         RECENT.add(logging.LogRecord("exo_mesh.test", logging.WARNING, __file__, 1, "a \x1b[31m line", (), None))
         assert await asked.peer_desk.drain(other.node_id, on=True) == other.node_id
         assert other.observation.drain_state()["draining"] and not asked.observation.drain_state()["draining"]

@@ -24,7 +24,7 @@ async def placed_over_both(nodes: list[Node]) -> str:
 
 
 async def test_any_peer_shows_cancels_captures_and_deletes(tmp_path: Path) -> None:
-    async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
+    async with mesh(tmp_path, 2, engine_options=SLOW, open_admin=True) as nodes:
         name = await placed_over_both(nodes)
         telemetry = nodes[0].observation.state()["telemetry"]
         assert all(telemetry[node.node_id]["headroom_bytes"] > 0 for node in nodes), "/state has each peer's headroom"

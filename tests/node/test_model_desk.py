@@ -17,7 +17,7 @@ from tests.support.nodes import Machine, make_node, until
 
 
 async def test_a_flood_of_requests_of_peers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = make_node(tmp_path / "node", "n", Machine())
+    node = make_node(tmp_path / "node", "n", Machine(), open_admin=True)
     gate, looked_up = asyncio.Event(), []
 
     async def resolve(name: str, repo: str, revision: str, *, allows_code: bool) -> None:

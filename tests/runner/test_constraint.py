@@ -13,8 +13,9 @@ import pytest
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
+from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.thoughts import ThoughtLimit
-from tests.support.held import BALLOT, HeldRing, ids_of, text_of
+from tests.support.held import BALLOT, MODEL_DIR, WOKEN, HeldRing, ids_of, text_of
 
 SCHEMA = {
     "type": "object",
@@ -223,3 +224,32 @@ def test_choices_that_share_a_prompt_have_each_their_own_matcher(start: str) -> 
     answers = [ring.submit(choice) for choice in choices]
     ring.run(*answers)
     assert [one.tokens for one in answers] == alone
+
+
+def test_a_waiting_request_holds_no_compiled_grammar() -> None:
+    ring = HeldRing(max_running=1)
+    first = ring.submit(asked("first", 30, ignore_eos=True))
+    waiting = [ring.submit(asked(f"r{number}", grammar=schema())) for number in range(5)]
+    ring.step()
+    held = [one.constraint for one in ring.driver._live.values() if one.request.grammar is not None]
+    assert len(held) == 5 and not any(held)
+    ring.run(first, *waiting)
+    assert all(json.loads(text_of(answers)) for answers in waiting)
+
+
+def test_a_grammar_that_failed_is_not_compiled_again_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llguidance
+
+    ring = HeldRing(grammars=Grammars(MODEL_DIR, WOKEN.put))
+    made: list[Any] = []
+    compile_one = llguidance.LLMatcher
+
+    def noted(*args: Any, **given: Any) -> Any:
+        made.append(args)
+        return compile_one(*args, **given)
+
+    monkeypatch.setattr(llguidance, "LLMatcher", noted)
+    for name in ("a", "b"):
+        answers = ring.ask(asked(name, grammar=GrammarSpec("lark", 'start: "unfinished')))
+        assert answers.error == "invalid_request"
+    assert len(made) == 1

@@ -268,7 +268,7 @@ class SimNode(SimPeer):
             membership, self.owned_rings, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
         self.process.handler = ControlService(
-            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, *[nothing] * 8
+            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, *[nothing] * 9
         )
 
     def describe(self) -> PeerInfo:

@@ -355,6 +355,9 @@ class SimClient(PeerClient):
     def is_idle(self) -> bool:
         raise NotImplementedError
 
+    async def confirm(self, proof: str, timeout_s: float) -> bool:
+        raise TransportError("callers are not checked in simulations")
+
     async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
         raise NotImplementedError
 

@@ -23,6 +23,7 @@ from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.tasks import TaskOwner, Watchdog
 from exo_mesh.text.grammars import check_size
 from exo_mesh.text.image_wire import MAX_SOURCE_BYTES, DecodeImage, ImageDecoded, ImageRecipe
+from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.template import RENDER_LIMIT_S, ChatTemplate, Message
 from exo_mesh.text.template_wire import (
     Answer,
@@ -82,6 +83,7 @@ class TemplateRenderer:
         self._tasks = TaskOwner()
         self._memory_watch = Watchdog(MEMORY_LOOK_S)
         self._idle_watch = Watchdog(IDLE_S / 10, clock)
+        self._failures = RecentFailures()
         self._is_closed = False
 
     @property
@@ -94,11 +96,14 @@ class TemplateRenderer:
 
         Raises ModelError if it cannot be used, NotReadyError if no process starts, DeadlineError if all stay busy.
         """
+        self._failures.recall(template.digest.encode())
         try:
             async with self._process(template.digest) as process:
                 return replace(template, variables=await self._compile(process, template))
         except RendererLostError as exc:
-            raise ModelError(f"{template.where}: the chat template {exc}") from exc
+            error = ModelError(f"{template.where}: the chat template {exc}")
+            self._failures.note(template.digest.encode(), error)
+            raise error from exc
 
     async def try_out(self, template: ChatTemplate, variables: Mapping[str, Any]) -> ChatTemplate:
         """Find what a template can do; returns it with its traits. variables: the special tokens of the model. A
@@ -137,9 +142,10 @@ class TemplateRenderer:
             framed = frame(question)
         except UnicodeEncodeError as exc:
             raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
+        self._failures.recall(framed)
         answer = await self._answer(template, framed)
         if isinstance(answer, TemplateRefused):
-            raise InputError(answer.message, param=answer.param)
+            raise self._noted(framed, answer.message, answer.param)
         assert isinstance(answer, TemplateRendered)
         return answer.text
 
@@ -150,13 +156,21 @@ class TemplateRenderer:
         """
         check_size(spec, param)
         question = frame(CheckGrammar(spec.kind, spec.text, param, self._limit_s))
+        self._failures.recall(question)
         async with self._process("grammar") as process:
+            self._failures.recall(question)  # the same grammar may have failed while this one waited
             try:
                 answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
             except RendererLostError as exc:
-                raise InputError(f"the grammar {exc}", param=param) from exc
+                raise self._noted(question, f"the grammar {exc}", param) from exc
         if isinstance(answer, TemplateRefused):
-            raise InputError(answer.message, param=answer.param)
+            raise self._noted(question, answer.message, answer.param)
+
+    def _noted(self, question: bytes, message: str, param: str | None) -> InputError:
+        """The error of a question, which is remembered for a minute."""
+        error = InputError(message, param=param)
+        self._failures.note(question, error)
+        return error
 
     async def decode_image(self, data: bytes, recipe: ImageRecipe, where: str) -> ImageDecoded:
         """Decode and resize an image file. where: its place in the client's body. Raises InputError with the reason;
@@ -168,11 +182,12 @@ class TemplateRenderer:
             text = f"{where} has {len(data)} bytes; at most {MAX_SOURCE_BYTES} are allowed for one image"
             raise InputError(text, param=where)
         question = frame(DecodeImage(data, recipe, where, self._limit_s))
+        self._failures.recall(question)
         async with self._process("image") as process:
             try:
                 answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
             except RendererLostError as exc:
-                raise InputError(f"{where}: the image {exc}", param=where) from exc
+                raise self._noted(question, f"{where}: the image {exc}", where) from exc
         if isinstance(answer, TemplateRefused):
             raise InputError(answer.message, param=answer.param)
         assert isinstance(answer, ImageDecoded)
@@ -211,13 +226,14 @@ class TemplateRenderer:
         """The answer to a question about a template, which is compiled first if the process does not have it. Raises
         InputError if the process is lost."""
         async with self._process(template.digest) as process:
+            self._failures.recall(question)  # the same question may have failed while this one waited
             try:
                 answer = await self._ask(process, question, template)
                 if isinstance(answer, TemplateUnknown):
                     await self._compile(process, template)
                     answer = await self._ask(process, question, template)
             except RendererLostError as exc:
-                raise InputError(f"the model's chat template {exc}", param="messages") from exc
+                raise self._noted(question, f"the model's chat template {exc}", "messages") from exc
         return answer
 
     async def _ask(self, process: RendererProcess, question: bytes, template: ChatTemplate) -> Answer:

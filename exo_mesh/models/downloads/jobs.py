@@ -90,6 +90,8 @@ class FetchJobs:
             self._records.note(job.info)
             job.task = self._tasks.start(self._run(job), f"fetch {need.model}")
             job.task.add_done_callback(partial(self._ended, job))  # also if it is cancelled before it begins
+        if need.from_hub and not job.need.from_hub:
+            job.need = need  # for the next plan of the fetch
         job.is_pull |= is_pull
         return job
 

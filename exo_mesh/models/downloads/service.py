@@ -140,17 +140,22 @@ class Downloads:
             async for _ in self.ensure(model, layers):
                 pass
 
-    async def pull(self, model: str, digest: str, wants: Wants) -> None:
-        """Starts to fetch this node's part of a model that was pulled by name. May raise FetchError and ModelError."""
+    async def pull(self, model: str, digest: str, wants: Wants, *, from_hub: bool = True, hub_user: str = "") -> None:
+        """Starts to fetch this node's part of a model that was pulled by name. May raise FetchError and ModelError.
+
+        from_hub, hub_user: see FetchNeed. A pull that may not use the hub is not resumed after a restart, and does not
+        keep the files: a stranger may have asked for it.
+        """
         own_id = self._membership.own.id
         if own_id not in wants:
             raise InputError(f"the request to pull {model} names no part for this peer")
         if digest:  # a model without a digest has no card, and `resolve` was called for it
             await self.introduce(model, digest)
         layers = wants[own_id]
-        await asyncio.to_thread(self._files.note_pull, model, layers)
+        if from_hub:
+            await asyncio.to_thread(self._files.note_pull, model, layers)
         if await asyncio.to_thread(self._files.missing, model, layers):
-            self.jobs.start(FetchNeed(model, layers, wants), is_pull=True)
+            self.jobs.start(FetchNeed(model, layers, wants, from_hub, hub_user), is_pull=True)
         else:
             await asyncio.to_thread(self._files.forget_pulls, model, layers)
             self._records.note(new_info(model, layers, DownloadState.COMPLETED))

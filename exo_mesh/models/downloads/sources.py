@@ -29,11 +29,14 @@ OtherFetches = frozenset[tuple[str, Layers]]
 
 @dataclass(frozen=True, slots=True)
 class FetchNeed:
-    """What this node must have of a model. wants: of all peers that fetch the model for the same reason."""
+    """What this node must have of a model. wants: of all peers that fetch the model for the same reason. from_hub: this
+    node may use the hub for it. hub_user: the only peer that does, "": each that may."""
 
     model: str
     layers: Layers
     wants: Wants
+    from_hub: bool = True
+    hub_user: str = ""
 
 
 class ModelSources:
@@ -97,8 +100,8 @@ class ModelSources:
             wanted += (await self._through_store(need.model, own.digest)).items()
         wants = {**await asyncio.to_thread(self._pieces_of_all, need.model, wanted), own_id: missing}
         ways = {peer.id: peer for peer in self._ways() if peer.info.files_port}
-        planned = fetch_plan(own_id, wants, present, list(ways), self._hub_users() if own.repo else ())
-        _refuse_sourceless(need.model, planned, self.rules)
+        planned = fetch_plan(own_id, wants, present, list(ways), self._hub_users(need) if own.repo else ())
+        _refuse_sourceless(need, planned, self.rules)
         return [
             Share(
                 {file: tuple(spans) for file, spans in share.pieces.items()},
@@ -138,11 +141,13 @@ class ModelSources:
                 pieces[file] = merged((*pieces.get(file, ()), *spans))
         return dict(found)
 
-    def _hub_users(self) -> list[str]:
-        """Returns the peers that may use the hub. With a model store that is its host alone, while it is reachable."""
+    def _hub_users(self, need: FetchNeed) -> list[str]:
+        """Returns the peers that may use the hub for a model. With a model store that is its host alone, while it is
+        reachable."""
         own_id, store = self._membership.own.id, self.store
         users = [peer.id for peer in self._membership.peers if peer.info.fetches == "hub"]
-        users += [own_id] if self.rules.fetches == "hub" else []
+        users += [own_id] if self.rules.fetches == "hub" and need.from_hub else []
+        users = [one for one in users if need.hub_user in ("", one)]
         if not store.may_ask_hub:
             return []
         return [one for one in users if store.host is None or one == store.host.id]
@@ -160,13 +165,17 @@ def _held(present: Mapping[str, Pieces], file: str) -> Spans:
     return merged([span for pieces in present.values() for span in pieces.get(file, ())])
 
 
-def _refuse_sourceless(model: str, planned: Sequence[PlannedShare], rules: FetchRules) -> None:
+def _refuse_sourceless(need: FetchNeed, planned: Sequence[PlannedShare], rules: FetchRules) -> None:
+    model = need.model
     lost_bytes = sum(size_of_pieces(share.pieces) for share in planned if not share.sources)
     if lost_bytes:
         why, remedy = "and the model is not from the hub", "start a peer that has them"
         if rules.fetches == "peers":
             why = "and this node does not use the hub (--offline)"
             remedy = f"{remedy}, or start this node without --offline"
+        elif not need.from_hub:
+            why = "and in an open mesh this node does not use the hub for a peer"
+            remedy = f"type `exo-mesh pull {model}` on this machine, or start its node with --open-admin"
         elif not rules.store.may_ask_hub:
             why = "and models that the store does not have are not fetched (--no-store-fallback)"
             remedy = f"{remedy}, or fetch the model into the store: POST /store/models/{model}/download"

@@ -19,8 +19,10 @@ import pytest
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess, renderer_environment
 from exo_mesh.api.core.templates import IDLE_S, NUM_PROCESSES, TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError, NotReadyError
 from exo_mesh.tasks import Watchdog
+from exo_mesh.text.recent_failures import KEPT_S, RecentFailures
 from exo_mesh.text.template import ChatTemplate, TemplateTraits
 from exo_mesh.text.template_wire import CompileTemplate, RenderTemplate, TemplateCompiled, frame
 from tests.text.text_models import write_text_model
@@ -106,6 +108,34 @@ async def test_a_hostile_template_is_refused_and_costs_this_process_nothing(
     assert caught.value.param == "messages"
     assert this.memory_info().rss - before < 64 * MIB
     assert await renderer.render(template(GREETING), HI) == "<user>Hi"
+
+
+async def test_a_question_that_cost_a_process_costs_no_other_one_within_a_minute() -> None:
+    now = 0.0
+    renderer = TemplateRenderer(0.2, clock=lambda: now)
+    renderer._failures = RecentFailures(lambda: now)
+    slow = template("{{ ('{0}' * 1300000).format(messages[0].content) }}")
+    grammar = GrammarSpec("regex", "[")
+    try:
+        for text in ("Hi", "Ho"):
+            pid = await warm(renderer)
+            asked: list[dict[str, Any]] = [{"role": "user", "content": text}]
+            with pytest.raises(InputError, match="too long") as first:
+                await renderer.render(slow, asked)
+            await until(lambda: not renderer.pids)
+            with pytest.raises(InputError, match="too long") as again:
+                await renderer.render(slow, asked)
+            assert not renderer.pids, "no process was started for it"
+            assert (str(again.value), again.value.param) == (str(first.value), "messages") and pid
+        for _ in range(2):
+            with pytest.raises(InputError, match="the regex grammar cannot be used"):
+                await renderer.check_grammar(grammar, "guided_regex")
+            await renderer.close()
+        now += KEPT_S + 1
+        with pytest.raises(NotReadyError, match="stopping"):
+            await renderer.check_grammar(grammar, "guided_regex")
+    finally:
+        await renderer.close()
 
 
 async def test_a_process_that_ran_out_of_memory_answers_no_other_question(renderer: TemplateRenderer) -> None:
