@@ -25,6 +25,7 @@ MeshError
 ├── StageLostError        a stage of the ring that runs a request is gone
 ├── InstanceDeletedError  the instance that a request ran on was deleted
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
+│   ├── BodiesWaitError       other large request bodies take the room of this one
 │   └── MemoryPressureError   a machine of the ring is short of memory; the message has its numbers
 ├── NotReadyError         the node drains or stops; send the request to another peer
 ├── NodeStoppingError     the node stops; the client can continue the request at another peer
@@ -254,6 +255,12 @@ class OverloadError(MeshError):
         self.retry_after_s = retry_after_s
 
 
+class BodiesWaitError(OverloadError):
+    """This node holds other large request bodies now."""
+
+    code = "bodies_wait"
+
+
 class MemoryPressureError(OverloadError):
     """A machine is short of memory, so a request or a placement is refused; the message has peer, numbers and
     remedy."""
@@ -355,6 +362,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         OpenMeshError,
         StageLostError,
         OverloadError,
+        BodiesWaitError,
         MemoryPressureError,
         NotReadyError,
         NodeStoppingError,

@@ -14,7 +14,8 @@ from aiohttp.typedefs import Handler
 from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.anthropic.failures import ANTHROPIC_ERRORS, speaks_anthropic
 from exo_mesh.api.anthropic.handlers import AnthropicRoutes
-from exo_mesh.api.body import refuse_expectations
+from exo_mesh.api.bodies.room import BodyRooms
+from exo_mesh.api.body import BODY_ROOMS, refuse_expectations, release_bodies
 from exo_mesh.api.config_routes import ConfigRoutes
 from exo_mesh.api.connections import STOP_S, follow_connection
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, ApiOptions
@@ -88,11 +89,11 @@ def build_app(
     reply_to_errors = errors_to_replies([ANTHROPIC_ERRORS, OLLAMA_ERRORS], lambda request: request[REQUEST_ID])
     middlewares = [follow_connection, give_request_id, log_request, reply_to_errors, check_access]
     running = RunningCalls(options.access, service.cancel)
-    middlewares.append(running.middleware())
-    middlewares.append(refuse_expectations)
+    middlewares += [running.middleware(), release_bodies, refuse_expectations]
     if options.ollama_port is not None:
         middlewares.append(answer_as_ollama(options.ollama_port))
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
+    app[BODY_ROOMS] = BodyRooms(options.max_body_bytes)
     add_routes(app, table)
     app.on_response_prepare.append(_send_common_headers)
 
@@ -104,6 +105,7 @@ def build_app(
     async def text_models(_: web.Application) -> AsyncIterator[None]:
         yield
         await running.close()
+        app[BODY_ROOMS].close()
         await texts.close()
 
     app.cleanup_ctx.append(text_models)

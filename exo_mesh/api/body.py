@@ -1,4 +1,5 @@
-"""Reads the body of a request within deadlines, unpacks it within the size limit, and refuses unknown Expect headers.
+"""Reads the body of a request within deadlines and in turn, unpacks it within the size limit, counts its values before
+anything is decoded, and refuses unknown Expect headers.
 
 aiohttp would unpack a body before it checks the size: 98 KB of gzip took 96 MiB. So aiohttp leaves bodies packed here.
 """
@@ -8,52 +9,127 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar, cast
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from multidict import CIMultiDict
 
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.bodies.room import FREE_BYTES, BodyHold, BodyRooms
+from exo_mesh.api.bodies.values import check_values
 from exo_mesh.api.quoting import quoted
+from exo_mesh.clock import monotonic
 from exo_mesh.errors import InputError
+
+T = TypeVar("T")
 
 EXPECTATION = web.RequestKey("expectation", str)
 """The Expect header of a request, if it is not 100-continue."""
+
+BODY_ROOMS = web.AppKey("body_rooms", BodyRooms)
+HOLD = web.RequestKey("body_hold", BodyHold)
+
+UNCOUNTED_BYTES = 640
+"""A body this short has too few values to take room, so it is not counted."""
+
+COUNTED_HERE_BYTES = 1 << 18
+"""A longer body is counted in a thread."""
+
+LEAST_BYTES_A_S = 1 << 16
+"""Least average speed of a body that takes room; 0.5 Mbit/s."""
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 async def read_body(request: web.Request, silence_s: float) -> bytes:
-    """Read the whole body and unpack it. silence_s: how long the client may pause before the end of the body.
+    """Read the whole body, unpack it, and count its values. silence_s: how long the client may pause before the end of
+    the body.
 
-    Raises InputError, HTTPRequestTimeout or HTTPRequestEntityTooLarge.
+    Raises InputError, BodiesWaitError, HTTPRequestTimeout or HTTPRequestEntityTooLarge.
     """
     most = request.client_max_size
     encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise InputError(f"Content-Encoding is {quoted(encoding)}; it must be gzip, deflate or identity")
-    packed = await _receive(request, most, silence_s)
-    return packed if encoding in ("", "identity") else _unpacked(packed, encoding, most)
+    caller = request[CALLER]
+    hold = request[HOLD] = BodyHold(request.app[BODY_ROOMS], caller.key_id or request.remote or "")
+    is_packed = encoding not in ("", "identity")
+    body = await _receive(request, most, silence_s, hold, is_packed=is_packed)
+    if is_packed:
+        body = await _unpacked_with_room(body, encoding, most, hold)
+    if len(body) > UNCOUNTED_BYTES:
+        count = partial(check_values, body)
+        num_values = await hold.rooms.work(count) if len(body) > COUNTED_HERE_BYTES else count()
+        await hold.working(len(body), num_values)
+    return body
 
 
-async def _receive(request: web.Request, most: int, silence_s: float) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    if (request.content_length or 0) > most:
-        raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+async def read_as(request: web.Request, silence_s: float, decode: Callable[[bytes], T]) -> T:
+    """Read the body as `read_body`, and decode it: a large one in a thread, because that takes up to a second. Raises
+    also the errors of `decode`."""
+    return await run_apart(request, partial(decode, await read_body(request, silence_s)))
+
+
+async def run_apart(request: web.Request, work: Callable[[], T]) -> T:
+    """Run work on the body of a request: at once, or in a thread if the body is large."""
+    hold = request.get(HOLD)
+    return await hold.rooms.work(work) if hold is not None and hold.is_large else work()
+
+
+def release_body(request: web.Request) -> None:
+    """Give back the room of a body that is not needed any more. The caller must have dropped what it was decoded to."""
+    if (hold := request.get(HOLD)) is not None:
+        hold.release()
+
+
+@web.middleware
+async def release_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The middleware that gives back the room of a body at the end of its request."""
+    try:
+        return await handler(request)
+    finally:
+        release_body(request)
+
+
+async def _receive(request: web.Request, most: int, silence_s: float, hold: BodyHold, *, is_packed: bool) -> bytes:
+    """The bytes of the body. A body that takes room must also arrive at LEAST_BYTES_A_S, so that nobody keeps the room
+    by sending slowly. A packed body that is not small takes the room of the largest one."""
+    announced = request.content_length
+    if (announced or 0) > most:
+        raise web.HTTPRequestEntityTooLarge(most, announced or 0)
+    has_room = (announced or 0) > FREE_BYTES
+    if has_room:
+        await hold.arriving(most if is_packed else announced or 0)
+    body = bytearray()
+    last_at = monotonic() + silence_s + most / LEAST_BYTES_A_S
     while True:
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout(min(silence_s, last_at - monotonic())):
                 chunk = await request.content.readany()
         except TimeoutError as exc:
             raise web.HTTPRequestTimeout from exc
         except web.RequestPayloadError as exc:
             raise InputError("the request body does not match its headers (length or transfer encoding)") from exc
         if not chunk:
-            return b"".join(chunks)
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > most:
-            raise web.HTTPRequestEntityTooLarge(most, size)
+            return cast(bytes, body)  # a copy would double the memory of a large body
+        body += chunk
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body))
+        if len(body) > FREE_BYTES and not has_room:  # its length was not announced
+            has_room = True
+            await hold.arriving(most)
+
+
+async def _unpacked_with_room(packed: bytes, encoding: str, most: int, hold: BodyHold) -> bytes:
+    """Unpack a body. One that stays small needs no room; any other takes that of the largest body in advance."""
+    with suppress(web.HTTPRequestEntityTooLarge):
+        return _unpacked(packed, encoding, min(most, FREE_BYTES))
+    if len(packed) <= FREE_BYTES:  # else it has that room already
+        await hold.arriving(most)
+    return await hold.rooms.work(partial(_unpacked, packed, encoding, most))
 
 
 def _unpacked(packed: bytes, encoding: str, most: int) -> bytes:

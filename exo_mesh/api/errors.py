@@ -59,6 +59,7 @@ _RULES: dict[str, _Rule] = {
     "internal_error": _Rule(500, _SERVER),
     "not_implemented": _Rule(501, _SERVER),
     "engine_error": _Rule(500, _SERVER),
+    "bodies_wait": _Rule(503, _SERVER, 5),
     "canary_failed": _Rule(503, _SERVER, 10),
     "fetch_failed": _Rule(503, _SERVER, 10),
     "no_store": _Rule(503, _SERVER),

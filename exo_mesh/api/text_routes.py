@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as, run_apart
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.prompt_tokens import MAX_TOKENS, PromptTokens
 from exo_mesh.api.core.request import Conversation, FieldNames
@@ -142,7 +142,7 @@ class TextRoutes:
         limit = await self._service.context_limit(model)
         source: str | ChatPrompt | None = body.content if body.content is not None else body.prompt
         if body.messages is not None:
-            subject = _conversation(body, body.messages)
+            subject = await run_apart(request, partial(_conversation, body, body.messages))
             source = await self._prompts.prompt(subject, text, _NAMES)
         assert source is not None
         ids = await self._prompts.encode(text, source, limit, given[0], with_special=_wants_special(body))
@@ -182,15 +182,21 @@ class TextRoutes:
         return json_response(PromptReply(prompt.text))
 
     async def _chat_prompt(self, request: web.Request) -> tuple[str, TextModel, ChatPrompt]:
-        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
-        check_body(body)
-        model, text = await self._prompts.model(request, body.model)
-        subject = neutral_chat(body).subject
-        assert isinstance(subject, Conversation)
+        name, subject = await read_as(request, self._context.options.body_silence_s, _read_chat)
+        model, text = await self._prompts.model(request, name)
         return model, text, await self._prompts.prompt(subject, text, _NAMES)
 
     async def _body(self, request: web.Request, kind: type[B]) -> B:
-        return decode_body(await read_body(request, self._context.options.body_silence_s), kind)
+        return await read_as(request, self._context.options.body_silence_s, partial(decode_body, kind=kind))
+
+
+def _read_chat(received: bytes) -> tuple[str | None, Conversation]:
+    """The model and the conversation of a body."""
+    body = decode_generation_body(received, ChatBody)
+    check_body(body)
+    subject = neutral_chat(body).subject
+    assert isinstance(subject, Conversation)
+    return body.model, subject
 
 
 def _conversation(body: TokenizeBody, messages: list[Message]) -> Conversation:

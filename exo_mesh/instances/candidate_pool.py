@@ -92,8 +92,9 @@ class CandidatePool:
         self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool, besides: Sequence[PeerInfo] = ()
     ) -> list[tuple[PeerInfo, bool]]:
         """The live peers that have the model (True) or would fetch its files first (False), and may hold layers of it,
-        regardless of memory in use. besides: further peers to consider."""
-        infos = [self._membership.own, *(peer.info for peer in self._membership.peers), *besides]
+        regardless of memory in use. besides: further peers to consider, also in place of what a live one says."""
+        everybody = [self._membership.own, *(peer.info for peer in self._membership.peers), *besides]
+        infos = {info.id: info for info in everybody}.values()
         can_be_fetched = any(self._has_model(info, card.name) or info.knows(card.name) for info in infos)
         found = []
         for info in infos:

@@ -24,12 +24,13 @@ async def judged(
     *,
     silent: Sequence[PeerInfo],
     gone: Sequence[PeerInfo],
+    awaited: Sequence[str],
     in_use: str,
     fits: Callable[[Sequence[PeerInfo]], Awaitable[bool]],
 ) -> PlacementError:
-    """Classify a placement refusal: `pending` if telemetry of peers is missing (`silent`) or needed peers do not answer
-    (`gone`); `memory_pressure` if the model would fit once memory is free; otherwise unchanged, because no set of known
-    peers can ever hold the model.
+    """Classify a placement refusal: `pending` if telemetry of peers is missing (`silent`), or needed peers do not
+    answer (`gone`) or have not joined since this node started (`awaited`, their names); `memory_pressure` if the
+    model would fit once memory is free; otherwise unchanged, because no set of known peers can ever hold the model.
 
     in_use: text that says what uses the memory of the peers. fits: whether a plan would exist if the peers ran nothing
     else and these further peers took part.
@@ -40,6 +41,9 @@ async def judged(
         return _later(refusal, MemoryPressureError.code, f"it would fit if memory were free: {in_use}")
     if gone and await fits(gone):
         return _later(refusal, PendingPlacementError.code, f"it would fit with {_names(gone)} (not reachable now)")
+    if awaited and refusal.reason != "too_few_layers":
+        names = ", ".join(awaited)
+        return _later(refusal, PendingPlacementError.code, f"this node has just started, and {names} may still join")
     return refusal
 
 

@@ -225,6 +225,7 @@ class Planner:
             refusal,
             silent=self._pool.without_figures(card, spec),
             gone=[info for info in membership.gone if info.id not in spec.exclude_peers],
+            awaited=membership.awaited,
             in_use=memory_in_use(peers, membership.telemetry),
             fits=fits,
         )

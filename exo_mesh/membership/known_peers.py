@@ -64,6 +64,11 @@ class KnownPeers:
         """Peers that announced that they go to sleep and have not returned."""
         return [one for one in self._peers.values() if one.asleep_at]
 
+    @property
+    def awake(self) -> list[KnownPeer]:
+        """All other peers."""
+        return [one for one in self._peers.values() if not one.asleep_at]
+
     def _put(self, peer: KnownPeer) -> None:
         if self._peers.get(peer.id) != peer:
             self.version += 1

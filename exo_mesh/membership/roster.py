@@ -28,6 +28,9 @@ RECORD_HOPS = 4
 anti-entropy reaches the rest."""
 
 MAX_LOST = 256
+AWAITED_S = 60.0
+"""How long a node that has started waits for the peers that it knows from before."""
+
 LOST_S = 600.0
 """How long addresses of dead peers are still tried, one each period: after a partition nothing else reunites the
 halves. A peer that said goodbye is not among them."""
@@ -87,6 +90,7 @@ class Roster:
         """Whether probes of this node may be datagrams."""
         self._lost: dict[str, tuple[str, float, PeerInfo]] = {}
         self._gone: dict[str, tuple[float, PeerInfo]] = {}
+        self._started_at = clock()
 
     @property
     def view(self) -> View:
@@ -219,10 +223,21 @@ class Roster:
         return [(info, gone_s) for info, gone_s in gone if gone_s <= LOST_S and info.id not in self.peers]
 
     def gone(self, now: float) -> list[PeerInfo]:
-        """Peers that were given up or said goodbye within LOST_S and may return. One that is refused here will not."""
-        kept = [(since, info) for since, info in self._gone.values() if info.id not in self.peers]
+        """Peers that were given up or said goodbye within LOST_S and may return. One that is refused here will not. One
+        that has returned counts until it has announced its models again."""
+        kept = [(since, info) for since, info in self._gone.values() if not self._is_back(info)]
         recent = [info for since, info in kept if now - since <= LOST_S]
         return [info for info in recent if not self._refusals.holds(info.id, info.addresses, now)]
+
+    def _is_back(self, info: PeerInfo) -> bool:
+        found = self.peers.get(info.id)
+        return found is not None and set(info.models) <= set(found.info.models)
+
+    def awaited(self, now: float) -> list[str]:
+        """Names of the peers that an earlier start of this node has met, and that may still join: for AWAITED_S."""
+        if now - self._started_at > AWAITED_S:
+            return []
+        return [one.name for one in self.known.awake if one.id not in self.peers and one.id not in self._gone]
 
     def tell_of(self, key: str | RecordKey, *, own: bool = False) -> None:
         """Gossip news of a peer (its id) or of a record (its key). own: whether this node wrote the record."""

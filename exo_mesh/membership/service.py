@@ -190,6 +190,11 @@ class Membership:
         return self._roster.gone(self._roster.clock())
 
     @property
+    def awaited(self) -> list[str]:
+        """Names of known peers that have not joined yet, for a minute after the start of this node."""
+        return self._roster.awaited(self._roster.clock())
+
+    @property
     def everybody(self) -> list[PeerInfo]:
         """This node and all live peers."""
         return self._roster.everybody()

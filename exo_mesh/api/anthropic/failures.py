@@ -18,18 +18,24 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
+    410: "overloaded_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
 """The types by status. 503 keeps its status, which proxies know, and gets the type that Anthropic sends with 529: the
-official clients retry both in the same way."""
+official clients retry both in the same way. 410 means that somebody deleted the instance: the request may be sent
+again."""
+
+_TYPES_BY_CODE = {"no_placement": "api_error"}
+"""The types of single errors: no request is at fault if the mesh is too small."""
 
 
-def error_type(status: int) -> str:
-    """Anthropic's type of an error with this HTTP status."""
-    return _TYPES.get(status, "api_error" if status >= 499 else "invalid_request_error")
+def error_type(status: int, code: str = "") -> str:
+    """Anthropic's type of an error with this HTTP status and code."""
+    given = _TYPES_BY_CODE.get(code) or _TYPES.get(status)
+    return given or ("api_error" if status >= 499 else "invalid_request_error")
 
 
 def speaks_anthropic(request: web.Request) -> bool:
@@ -39,7 +45,7 @@ def speaks_anthropic(request: web.Request) -> bool:
 
 
 def _error(failure: Failure) -> ErrorObject:
-    return ErrorObject(error_type(failure.status), failure.message, failure.details or UNSET)
+    return ErrorObject(error_type(failure.status, failure.code), failure.message, failure.details or UNSET)
 
 
 def _body(failure: Failure, request_id: str) -> AnthropicError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import msgspec
 from aiohttp import web
 
@@ -12,7 +15,7 @@ from exo_mesh.api.anthropic.replies import MessageReply
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody, decode_count_body, decode_messages_body
 from exo_mesh.api.anthropic.threads import PREFIX, held_answer, is_held, with_thread
 from exo_mesh.api.anthropic.translate import neutral_conversation, neutral_message
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as, run_apart
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.answering import Answering, WantedAnswer
@@ -51,21 +54,27 @@ class AnthropicRoutes:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/messages"""
-        body = decode_messages_body(await read_body(request, self._context.options.body_silence_s))
+        return await self._answering.answer(request, await self._wanted(request))
+
+    async def _wanted(self, request: web.Request) -> WantedAnswer:
+        body = await read_as(request, self._context.options.body_silence_s, decode_messages_body)
         hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
         kept, caller = self._context.service.kept_answers, request[CALLER]
         holds = is_held(body, kept)
         whole, num_held = await with_thread(body, kept, caller.limited_to)
+        asked = await run_apart(request, partial(neutral_message, whole, num_held))
+        held = partial(held_answer, body, caller) if holds else None
 
         def reply(answer: Answer, _: int) -> MessageReply:
             def keep(content: list[ContentObject]) -> None:
-                kept.keep(held_answer(body, caller, answer.prepared.id, content))
+                if held is not None:
+                    kept.keep(held(answer.prepared.id, content))
 
             return MessageReply(answer, hides_thinking=hides_thinking, keep=keep if holds else None)
 
-        wanted = WantedAnswer(
-            neutral_message(whole, num_held),
-            identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
+        return WantedAnswer(
+            asked,
+            identity=partial(_identity, body),
             prefix=PREFIX,
             is_streamed=bool(body.stream),
             reply=reply,
@@ -73,14 +82,18 @@ class AnthropicRoutes:
             owner=kept.owner if holds else "",
             is_id_secret=holds,
         )
-        return await self._answering.answer(request, wanted)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens: the tokens of the prompt that the same messages would make."""
-        body = decode_count_body(await read_body(request, self._context.options.body_silence_s))
+        body = await read_as(request, self._context.options.body_silence_s, decode_count_body)
         kept = self._context.service.kept_answers
-        conversation = neutral_conversation(*await with_thread(body, kept, request[CALLER].limited_to))
+        whole, num_held = await with_thread(body, kept, request[CALLER].limited_to)
+        conversation = await run_apart(request, partial(neutral_conversation, whole, num_held))
         model, text = await self._prompts.model(request, body.model)
         limit = await self._context.service.context_limit(model)
         prompt = await self._prompts.prompt(conversation, text, FieldNames())
         return json_response(TokenCount(len(await self._prompts.encode(text, prompt, limit, "messages"))))
+
+
+def _identity(body: MessagesBody) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}

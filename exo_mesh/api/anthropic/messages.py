@@ -25,8 +25,9 @@ from exo_mesh.api.anthropic.blocks import (
     decode_source,
 )
 from exo_mesh.api.anthropic.schema import Blocks, ContextEdit, CountTokensBody, MessageBody, ThinkingTurns
+from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.call_arguments import object_of
-from exo_mesh.api.core.conversation import joined_turns
+from exo_mesh.api.core.conversation import with_neighbours_joined
 from exo_mesh.api.core.neutral_fields import refuse_unless
 from exo_mesh.api.core.request import Role, ToolCall, Turn
 from exo_mesh.errors import InputError
@@ -46,21 +47,13 @@ def turns_of(body: CountTokensBody, num_held: int = 0) -> tuple[Turn, ...]:
         where = f"messages[{index - num_held}]" if index >= num_held else "thread"
         for turn in _turns(message, where, tools):
             tools.update((call.id, call.name) for call in turn.tool_calls)
-            _add(turns, turn)
+            turns.append(turn)
+    turns = with_neighbours_joined(turns)
     if body.cache_control is not None and turns:
         turns[-1] = replace(turns[-1], has_cache_marks=True)
     for edit in (body.context_management.edits if body.context_management else None) or ():
         turns = _without_old_thoughts(turns, edit)
     return tuple(turns)
-
-
-def _add(turns: list[Turn], turn: Turn) -> None:
-    """Append a turn. Consecutive messages of the user, or of the assistant, are one turn."""
-    last = turns[-1] if turns else None
-    if last is None or last.role != turn.role or turn.role not in ("user", "assistant"):
-        turns.append(turn)
-        return
-    turns[-1] = joined_turns(last, turn)
 
 
 def _turns(message: MessageBody, where: str, tools: dict[str, str]) -> list[Turn]:
@@ -84,10 +77,10 @@ def _user(message: MessageBody, where: str, tools: dict[str, str]) -> list[Turn]
             made.append(_result(block, place, tools.get(block.tool_use_id)))
         elif isinstance(block, ImageBlock):
             image = decode_image(block, place)
-            _add(made, Turn("user", "", where, has_cache_marks=block.cache_control is not None, parts=(image,)))
+            made.append(Turn("user", "", where, has_cache_marks=block.cache_control is not None, parts=(image,)))
         else:
-            _add(made, Turn("user", _text_of(block, place), where, has_cache_marks=block.cache_control is not None))
-    return made or [Turn("user", "", where)]
+            made.append(Turn("user", _text_of(block, place), where, has_cache_marks=block.cache_control is not None))
+    return with_neighbours_joined(made) or [Turn("user", "", where)]
 
 
 def _result(block: ToolResultBlock, where: str, name: str | None) -> Turn:
@@ -104,8 +97,9 @@ def _assistant(message: MessageBody, where: str) -> Turn:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
+    budget = ValueBudget()
     has_marks = False
-    for block, _ in _decoded(message.content, OF_ASSISTANT, f"{where}.content"):
+    for block, place in _decoded(message.content, OF_ASSISTANT, f"{where}.content"):
         has_marks = has_marks or block.cache_control is not None
         match block:
             case TextBlock(text=text):
@@ -113,7 +107,7 @@ def _assistant(message: MessageBody, where: str) -> Turn:
             case ThinkingBlock(thinking=thinking):
                 thoughts.append(thinking)
             case ToolUseBlock(id=call_id, name=name, input=arguments):
-                calls.append(ToolCall(call_id, name, object_of(arguments)))
+                calls.append(ToolCall(call_id, name, object_of(arguments, budget, place)))
             case RedactedThinkingBlock():
                 pass
     reasoning = "\n".join(thoughts) if any(thoughts) else None

@@ -27,7 +27,7 @@ def with_agent_lines_last(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The same turns; if the first is a system prompt, with its changing lines moved to its end."""
     if not turns or turns[0].role not in ("system", "developer") or any(turn.has_cache_marks for turn in turns):
         return tuple(turns)
-    lines = turns[0].text.split("\n")
+    lines = turns[0].text.split("\n", MAX_LINES)  # the last one is the rest of the text
     moved = [line for line in lines[:MAX_LINES] if _LINE.fullmatch(line)]
     if not moved:
         return tuple(turns)

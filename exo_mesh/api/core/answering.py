@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER, LOCAL
+from exo_mesh.api.body import release_body, run_apart
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.asker import Asker, TraceContext
@@ -34,11 +35,12 @@ from exo_mesh.serving.streams import StreamCard, hash_of_secret
 from exo_mesh.telemetry.logs import current_trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WantedAnswer:
-    """A request of a dialect, and how its reply is made.
+    """A request of a dialect, and how its reply is made. What is large is dropped once the prompt is ready.
 
-    identity: the fields that change the answer, as JSON values; an Idempotency-Key is valid for one set of them.
+    identity: returns the fields that change the answer, as JSON values; an Idempotency-Key is valid for one set of
+    them.
     prefix: of the id of the reply. is_unlimited: the client wants an answer without a token limit. reply, recipe: make
     the reply and its recipe; they also get the Unix time of the reply. owner: the node that the id names, because it
     keeps the answer. is_id_secret: whoever knows the id may read the answer, so that of an answer without an API key
@@ -46,7 +48,7 @@ class WantedAnswer:
     """
 
     asked: NeutralRequest
-    identity: Mapping[str, Any]
+    identity: Callable[[], Mapping[str, Any]]
     prefix: str
     is_streamed: bool
     reply: Callable[[Answer, int], Reply]
@@ -54,6 +56,11 @@ class WantedAnswer:
     is_unlimited: bool = False
     owner: str = ""
     is_id_secret: bool = False
+
+    def drop_request(self) -> None:
+        """Drop the request and its body, which may be large; what makes the reply stays."""
+        self.asked = NeutralRequest(None, Prompts(()))
+        self.identity = dict
 
 
 class AnswerWatch(Protocol):
@@ -80,20 +87,13 @@ class Answering:
         self, request: web.Request, wanted: WantedAnswer, watch: AnswerWatch | None = None
     ) -> web.StreamResponse:
         """Answer a request. With a watch, the request is traced in any case."""
-        asked = wanted.asked
-        can_resume = wanted.is_streamed and asked.num_choices == 1 and not has_several_prompts(asked)
-        key = idempotency_of(request, wanted.identity, self._key_scope(request), can_resume=can_resume)
-        defaults = self._context.options.defaults()
-        asked = with_defaults(asked, defaults, is_unlimited=wanted.is_unlimited)
-        asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
+        can_resume = wanted.is_streamed and wanted.asked.num_choices == 1 and not has_several_prompts(wanted.asked)
+        scope = self._key_scope(request)
+        key = await run_apart(request, partial(idempotency_of, request, wanted.identity, scope, can_resume=can_resume))
         request_id = wanted.prefix + (_new_id(wanted.owner) if key is None else key.reply_id)
-        asker = self._asker(request, request_id, asked.priority, key, is_traced=watch is not None)
-        options = prompt_options(defaults)
-        if watch is not None:
-            watch.asked()
-        prepared = await prepare(asked, asker, self._service, self._context.texts, options)
-        if watch is not None:
-            watch.prepared(prepared)
+        prepared = await self._prepared(request, wanted, key, request_id, watch)
+        wanted.drop_request()
+        release_body(request)
         if prepared.chosen_bound is not None:
             request[OUTPUT_BOUND] = prepared.chosen_bound
         created = int(self._context.now())
@@ -112,6 +112,25 @@ class Answering:
                     steps += answer.steps()
                 whole = reply.whole(steps)
         return json_response(whole if watch is None else await watch.ended(whole, request_id))
+
+    async def _prepared(
+        self,
+        request: web.Request,
+        wanted: WantedAnswer,
+        key: Idempotency | None,
+        request_id: str,
+        watch: AnswerWatch | None,
+    ) -> PreparedRequest:
+        defaults = self._context.options.defaults()
+        asked = with_defaults(wanted.asked, defaults, is_unlimited=wanted.is_unlimited)
+        asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
+        asker = self._asker(request, request_id, asked.priority, key, is_traced=watch is not None)
+        if watch is not None:
+            watch.asked()
+        prepared = await prepare(asked, asker, self._service, self._context.texts, prompt_options(defaults))
+        if watch is not None:
+            watch.prepared(prepared)
+        return prepared
 
     def _secret(self, request: web.Request, wanted: WantedAnswer, key: Idempotency | None) -> str:
         """The secret with which a caller without a key can read the running answer; "" for callers with a key."""

@@ -8,20 +8,28 @@ from typing import Any
 
 import msgspec
 
+from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.request import ToolCall, Turn
 
 INVALID = "invalid_arguments"
 """The name under which templates and clients get the arguments of a call that are not a JSON object."""
 
 
-def object_of(arguments: Any) -> dict[str, Any]:
-    """The arguments as an object; never fails.
+MAX_OPEN_CALLS = 256
+"""A result without an id is looked for among this many last calls without a result."""
+
+
+def object_of(arguments: Any, budget: ValueBudget | None = None, where: str = "") -> dict[str, Any]:
+    """The arguments as an object. With a budget of the request, raises InputError if its arguments have too many values
+    together; else it never fails.
 
     A model's call may be malformed, or cut by the token limit. Clients send it back with every later request, and the
     conversation must continue. So invalid arguments are shown to the model under the name INVALID.
     """
     decoded = arguments
     if isinstance(arguments, str):
+        if budget is not None:
+            budget.take(arguments, where)
         try:
             decoded = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -55,7 +63,7 @@ def with_calls_named(turns: Iterable[Turn]) -> tuple[Turn, ...]:
                 turn = replace(turn, tool_call_id=turn.tool_call_id or answered.id)
             if not turn.name and turn.tool_call_id:
                 turn = replace(turn, name=names.get(turn.tool_call_id))
-        open_calls += calls
+        open_calls = [*open_calls, *calls][-MAX_OPEN_CALLS:] if calls else open_calls
         made.append(replace(turn, tool_calls=tuple(calls)) if calls else turn)
     return tuple(made)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from itertools import groupby
 from typing import Any
+
+import msgspec
 
 from exo_mesh.api.core.call_arguments import numbered_id
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
@@ -37,7 +39,7 @@ def template_for(conversation: Conversation, template: ChatTemplate) -> ChatTemp
     traits = template.traits
     has_calls = any(turn.tool_calls or turn.role == "tool" for turn in conversation.turns)
     hides_calls = has_calls and not (traits.shows_calls and traits.shows_results)
-    uses_tools = bool(offered_tools(conversation)) or hides_calls
+    uses_tools = offers_tools(conversation) or hides_calls
     return template.tool_use if template.tool_use is not None and uses_tools else template
 
 
@@ -109,20 +111,21 @@ def _with_calls_apart(turns: Sequence[Turn]) -> list[Turn]:
 def _with_single_calls(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with each call in a turn of its own, followed by its result."""
     made: list[Turn] = []
-    rest = list(turns)
-    while rest:
-        turn = rest.pop(0)
+    place = 0
+    while place < len(turns):
+        turn, place = turns[place], place + 1
         if len(turn.tool_calls) < 2:
             made.append(turn)
             continue
-        num_results = next((place for place, later in enumerate(rest) if later.role != "tool"), len(rest))
-        results, rest = rest[:num_results], rest[num_results:]
-        for place, call in enumerate(turn.tool_calls):
-            made.append(replace(turn if place == 0 else _silent(turn), tool_calls=(call,)))
-            if (result := next((one for one in results if one.tool_call_id == call.id), None)) is not None:
-                results.remove(result)
-                made.append(result)
-        made += results
+        results: dict[str | None, list[Turn]] = {}
+        while place < len(turns) and turns[place].role == "tool":
+            results.setdefault(turns[place].tool_call_id, []).append(turns[place])
+            place += 1
+        for index, call in enumerate(turn.tool_calls):
+            made.append(replace(turn if index == 0 else _silent(turn), tool_calls=(call,)))
+            if found := results.get(call.id):
+                made.append(found.pop(0))
+        made += [result for left in results.values() for result in left]
     return made
 
 
@@ -134,7 +137,7 @@ def _silent(turn: Turn) -> Turn:
 def _with_one_system(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with the system messages at the start as one."""
     num_first = _num_first_systems(turns)
-    first = [reduce(partial(joined_turns, gap="\n\n"), turns[:num_first])] if num_first else []
+    first = [joined_turns(turns[:num_first], "\n\n")] if num_first else []
     return [*first, *turns[num_first:]]
 
 
@@ -149,11 +152,10 @@ def _part(part: str | ImageInput, guard: TextGuard) -> dict[str, str]:
 def _without_neighbours(parts: Sequence[str | ImageInput]) -> list[str | ImageInput]:
     """The parts with texts that follow each other as one, because templates put nothing between them."""
     made: list[str | ImageInput] = []
-    for part in parts:
-        if made and isinstance(made[-1], str) and isinstance(part, str):
-            made[-1] = f"{made[-1]}\n{part}"
-        else:
-            made.append(part)
+    for _, group in groupby(parts, lambda part: isinstance(part, str)):
+        found = list(group)
+        texts = [part for part in found if isinstance(part, str)]
+        made += ["\n".join(texts)] if texts else found
     return made
 
 
@@ -164,15 +166,21 @@ def _has_late(turns: Sequence[Turn]) -> bool:
 def with_late_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The turns with each system message after the first other message as marked text of the user. Consecutive turns of
     the user, or of the assistant, become one, because templates that refuse the former also refuse these."""
+    num_first = _num_first_systems(turns)
+    late = [
+        replace(turn, role="user", text=f"<system>\n{turn.text}\n</system>") if turn.role in SYSTEM_ROLES else turn
+        for turn in turns[num_first:]
+    ]
+    return (*turns[:num_first], *with_neighbours_joined(late))
+
+
+def with_neighbours_joined(turns: Iterable[Turn]) -> list[Turn]:
+    """The turns with consecutive turns of the user, or of the assistant, as one."""
     made: list[Turn] = []
-    for turn in turns:
-        if turn.role in SYSTEM_ROLES and any(earlier.role not in SYSTEM_ROLES for earlier in made):
-            turn = replace(turn, role="user", text=f"<system>\n{turn.text}\n</system>")
-        if made and made[-1].role == turn.role and turn.role in ("user", "assistant"):
-            made[-1] = joined_turns(made[-1], turn)
-        else:
-            made.append(turn)
-    return tuple(made)
+    for role, group in groupby(turns, lambda turn: turn.role):
+        found = list(group)
+        made += [joined_turns(found)] if role in ("user", "assistant") else found
+    return made
 
 
 def with_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
@@ -187,7 +195,7 @@ def with_system_as_user(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     opening = Turn("user", text, first[0].where, has_cache_marks=first[0].has_cache_marks)
     if not rest or rest[0].role != "user":
         return (opening, *rest)
-    return (joined_turns(opening, rest[0], "\n\n"), *rest[1:])
+    return (joined_turns([opening, rest[0]], "\n\n"), *rest[1:])
 
 
 def without_empty_ending(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
@@ -197,17 +205,20 @@ def without_empty_ending(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     return turns[:-1] if is_empty else turns
 
 
-def joined_turns(first: Turn, second: Turn, gap: str = "\n") -> Turn:
-    """Two messages of one role as one, with the fields of the first."""
-    parts: list[str | ImageInput] = [*(first.parts or (first.text,)), *(second.parts or (second.text,))]
-    thoughts = [one for one in (first.reasoning, second.reasoning) if one is not None]
+def joined_turns(turns: Sequence[Turn], gap: str = "\n") -> Turn:
+    """Messages of one role as one, with the fields of the first. In one step: joining thousands one by one would copy
+    gigabytes."""
+    if len(turns) == 1:
+        return turns[0]
+    parts = [part for turn in turns for part in (turn.parts or (turn.text,)) if part]
+    thoughts = [turn.reasoning for turn in turns if turn.reasoning is not None]
     return replace(
-        first,
-        text=gap.join(text for text in (first.text, second.text) if text),
-        parts=tuple(filter(None, parts)) if first.parts or second.parts else (),
-        tool_calls=first.tool_calls + second.tool_calls,
+        turns[0],
+        text=gap.join(turn.text for turn in turns if turn.text),
+        parts=tuple(parts) if any(turn.parts for turn in turns) else (),
+        tool_calls=tuple(call for turn in turns for call in turn.tool_calls),
         reasoning="\n".join(thoughts) if thoughts else None,
-        has_cache_marks=first.has_cache_marks or second.has_cache_marks,
+        has_cache_marks=any(turn.has_cache_marks for turn in turns),
     )
 
 
@@ -233,10 +244,40 @@ def template_variables(
     return variables
 
 
+MAX_PART_BYTES = 4 << 20
+"""Most bytes of the tools and the template variables of a request together, as JSON."""
+
+
+def check_parts(conversation: Conversation, names: FieldNames) -> None:
+    """Raises InputError if the tools and the template variables have too many bytes together: a template walks
+    over them."""
+    tools = [(tool.description, tool.parameters) for tool in conversation.tools]
+    sizes = {names.tools: _size(tools), names.variables: _size(conversation.variables)}
+    if sum(sizes.values()) > MAX_PART_BYTES:
+        name = max(sizes, key=lambda one: sizes[one])
+        raise InputError(
+            f"{name} has {sizes[name]} bytes; at most {MAX_PART_BYTES} are allowed for the tools and the variables of "
+            "the chat template together",
+            param=name,
+        )
+
+
+def _size(value: Any) -> int:
+    try:
+        return len(msgspec.json.encode(value)) if value else 0
+    except (RecursionError, UnicodeEncodeError):  # refused later, by name
+        return 0
+
+
+def offers_tools(conversation: Conversation) -> bool:
+    """Whether the model may call tools."""
+    return bool(conversation.tools) and conversation.tool_choice.mode != "none"
+
+
 def offered_tools(conversation: Conversation) -> tuple[Tool, ...]:
     """The tools that the model may call, in canonical form; () if the client forbids calls. Raises InputError."""
     try:
-        return () if conversation.tool_choice.mode == "none" else tuple(map(canonical_tool, conversation.tools))
+        return tuple(map(canonical_tool, conversation.tools)) if offers_tools(conversation) else ()
     except RecursionError as exc:
         raise InputError("tools: the schema of a tool is nested too deeply", param="tools") from exc
 

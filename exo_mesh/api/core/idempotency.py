@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,12 +56,12 @@ class Idempotency:
 
 
 def idempotency_of(
-    request: web.Request, asked: Mapping[str, Any], key_id: str, *, can_resume: bool
+    request: web.Request, asked: Callable[[], Mapping[str, Any]], key_id: str, *, can_resume: bool
 ) -> Idempotency | None:
     """Read the header; None without one. Raises InputError if a header is invalid.
 
-    asked: the fields that change the answer, as JSON values. key_id: the id of the caller's API key; "" without a key.
-    can_resume: the answer is one stream, so its events can have ids.
+    asked: returns the fields that change the answer, as JSON values. key_id: the id of the caller's API key; "" without
+    a key. can_resume: the answer is one stream, so its events can have ids.
     """
     key, last = request.headers.get(KEY), request.headers.get(LAST_EVENT)
     if key is None:
@@ -74,7 +74,7 @@ def idempotency_of(
         message = f"{LAST_EVENT} must be the id of an event of this answer, and the answer must be a single stream"
         raise InputError(message, param=LAST_EVENT)
     # the alias of a route without /v1 gives the same fingerprint
-    text = json.dumps([request.path.removeprefix("/v1"), asked], sort_keys=True)
+    text = json.dumps([request.path.removeprefix("/v1"), asked()], sort_keys=True)
     return Idempotency(
         hashlib.sha256(f"exo-mesh idempotency key\0{key_id}\0{key}".encode()).digest(),
         hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),

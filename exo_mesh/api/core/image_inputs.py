@@ -54,7 +54,7 @@ def image_of_base64(text: Any, where: str) -> ImageInput:
     if len(text) > 2 * MAX_SOURCE_BYTES:
         raise InputError(f"{where} is longer than an image of {MAX_SOURCE_BYTES} bytes in base64", param=where)
     try:
-        data = base64.b64decode("".join(text.split()), validate=True)
+        data = base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n\v\f"), validate=True)
     except (binascii.Error, ValueError) as exc:
         raise InputError(f"{where} is not valid base64", param=where) from exc
     if not data:

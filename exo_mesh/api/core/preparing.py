@@ -10,7 +10,7 @@ from functools import partial
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.bridge import AnswerBridge
 from exo_mesh.api.core.checks import first_given
-from exo_mesh.api.core.conversation import offered_tools
+from exo_mesh.api.core.conversation import offered_tools, offers_tools
 from exo_mesh.api.core.grammar import answer_grammar, forced_tools, may_think, room_for_answer, tool_alone
 from exo_mesh.api.core.images import decoded_images
 from exo_mesh.api.core.prompts import PromptOptions, conversation_prompt
@@ -151,7 +151,8 @@ async def _prepare_conversation(
     texts: TextModels,
     options: PromptOptions,
 ) -> PreparedRequest:
-    names, tools = asked.names, offered_tools(conversation)
+    names = asked.names
+    tools = await texts.work(partial(offered_tools, conversation)) if offers_tools(conversation) else ()
     began = monotonic()
     images = await decoded_images(conversation, entry.name, text, texts)
     if images is not None and asked.prompt_logprobs is not None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from exo_mesh.api.core.agent_lines import with_agent_lines_last
 from exo_mesh.api.core.conversation import (
+    check_parts,
     forms_of,
-    offered_tools,
+    offers_tools,
     template_for,
     template_messages,
     template_variables,
@@ -42,10 +43,15 @@ async def conversation_prompt(
     conversation: Conversation, text: TextModel, texts: TextModels, names: FieldNames, options: PromptOptions
 ) -> ChatPrompt:
     """Render the prompt. Raises InputError if the template does not support a field or refuses the messages."""
-    turns = with_agent_lines_last(conversation.turns) if options.moves_agent_lines else conversation.turns
     template = template_for(conversation, text.chat_template)
+
+    def forms() -> list[tuple[Turn, ...]]:
+        check_parts(conversation, names)
+        turns = with_agent_lines_last(conversation.turns) if options.moves_agent_lines else conversation.turns
+        return forms_of(turns, template.traits, has_tools=offers_tools(conversation))
+
     refusal: InputError | None = None
-    for form in forms_of(turns, template.traits, has_tools=bool(offered_tools(conversation))):
+    for form in await texts.work(forms):
         guard = text.guard() if options.guards_texts else TextGuard()
         try:
             return await _rendered(form, conversation, text, template, texts, names, guard)

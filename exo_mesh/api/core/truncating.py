@@ -24,24 +24,31 @@ async def prepare_fitting(conversation: Conversation, prepare: Callable[[Convers
     try:
         return await prepare(conversation)
     except ContextLengthError:
-        endings = _endings(conversation.turns)
-        if not endings:
+        endings = _Endings(conversation.turns)
+        if not endings.begins:
             raise
-    found = await prepare(replace(conversation, turns=endings[-1]))
-    too_long, fits = -1, len(endings) - 1
+    fits = len(endings.begins) - 1
+    found = await prepare(replace(conversation, turns=endings.ending(fits)))
+    too_long = -1
     while fits - too_long > 1:
         middle = (too_long + fits) // 2
         try:
-            found = await prepare(replace(conversation, turns=endings[middle]))
+            found = await prepare(replace(conversation, turns=endings.ending(middle)))
             fits = middle
         except ContextLengthError:
             too_long = middle
     return found
 
 
-def _endings(turns: Sequence[Turn]) -> list[tuple[Turn, ...]]:
+class _Endings:
     """The turns without their oldest exchanges, the longest first. An exchange begins with a turn of the user, so that
-    no result loses its call."""
-    first = next((place for place, turn in enumerate(turns) if turn.role not in ("system", "developer")), len(turns))
-    begins = [place for place, turn in enumerate(turns) if turn.role == "user" and place > first]
-    return [(*turns[:first], *turns[begin:]) for begin in begins]
+    no result loses its call. Each is made when it is asked for: all of a long conversation would take gigabytes."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = turns
+        not_system = (place for place, turn in enumerate(turns) if turn.role not in ("system", "developer"))
+        self._first = next(not_system, len(turns))
+        self.begins = [place for place, turn in enumerate(turns) if turn.role == "user" and place > self._first]
+
+    def ending(self, index: int) -> tuple[Turn, ...]:
+        return (*self._turns[: self._first], *self._turns[self.begins[index] :])

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as, release_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.checks import token_ids_of
 from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
@@ -54,12 +54,13 @@ class EmbeddingRoutes:
 
     async def embeddings(self, request: web.Request) -> web.Response:
         """POST /v1/embeddings"""
-        received = await read_body(request, self._context.options.body_silence_s)
-        body = decode_body(received, EmbeddingsBody, {EmbeddingsBody: NEUTRAL})
-        inputs = inputs_of(body.input)
+        body, inputs = await read_as(request, self._context.options.body_silence_s, _read)
         dimensions = checked_dimensions(body.dimensions, 1)
         model = await self._vectors.model(request, body.model, EMBEDDINGS)
         texts = await self._encoded(model, body, inputs)
+        del inputs
+        body.input = ""
+        release_body(request)
         settings = model.settings
         spec = EmbedSpec(settings.pooling, body.normalize is not False, dimensions, settings.whole)
         found = await self._vectors.vectors(request, model, texts, spec, prefix="embd-")
@@ -88,6 +89,11 @@ class EmbeddingRoutes:
                 ids = one[: model.limit] if cuts else one
                 found.append(self._vectors.checked(model, EncodedText(ids), param))
         return found
+
+
+def _read(received: bytes) -> tuple[EmbeddingsBody, list[str | tuple[int, ...]]]:
+    body = decode_body(received, EmbeddingsBody, {EmbeddingsBody: NEUTRAL})
+    return body, inputs_of(body.input)
 
 
 def inputs_of(given: str | list[Any]) -> list[str | tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.core.neutral_fields import ANY, NeutralTable
 from exo_mesh.api.decoding import decode_body
@@ -55,8 +55,8 @@ class RerankRoutes:
 
     async def rerank(self, request: web.Request) -> web.Response:
         """POST /v1/rerank"""
-        received = await read_body(request, self._context.options.body_silence_s)
-        body = decode_body(received, RerankBody, {RerankBody: NEUTRAL})
+        decode = partial(decode_body, kind=RerankBody, tables={RerankBody: NEUTRAL})
+        body = await read_as(request, self._context.options.body_silence_s, decode)
         documents = _texts_of(body)
         model = await self._vectors.model(request, body.model, RERANK)
         if not (model.settings.whole or model.settings.choice):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as, release_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.checks import check_range
 from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.embedding.embeddings import check_width, checked_dimensions, floats
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.ollama.lenient import decode_ollama_body
+from exo_mesh.api.ollama.lenient import B, decode_ollama_body
 from exo_mesh.api.ollama.objects import OllamaEmbedded, OllamaEmbedding, OllamaError
 from exo_mesh.api.ollama.schema import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaOptions
 from exo_mesh.api.ollama.translate import named
@@ -50,7 +52,7 @@ class OllamaEmbeddingRoutes:
     async def embed(self, request: web.Request) -> web.Response:
         """POST /api/embed: vectors of length 1. Texts that are too long are cut, unless truncate is false."""
         began = monotonic()
-        body = decode_ollama_body(await self._read(request), OllamaEmbedBody)
+        body = await self._read(request, OllamaEmbedBody)
         texts = [body.input] if isinstance(body.input, str) else body.input
         if len(texts) > MAX_TEXTS:
             message = f"input has {len(texts)} texts; at most {MAX_TEXTS} are allowed in one call"
@@ -60,6 +62,8 @@ class OllamaEmbeddingRoutes:
         model, loaded_at = _shortened(model, body.options), monotonic()
         encoded = [await self._encoded(model, text, "input", cuts=body.truncate is not False) for text in texts]
         spec = EmbedSpec(model.settings.pooling, dimensions=dimensions, whole=model.settings.whole)
+        texts, body.input = [], ""
+        release_body(request)
         found = []
         if encoded:
             found = await self._vectors.vectors(
@@ -77,7 +81,7 @@ class OllamaEmbeddingRoutes:
 
     async def embeddings(self, request: web.Request) -> web.Response:
         """POST /api/embeddings: the vector of one text as the model makes it. A text that is too long is cut."""
-        body = decode_ollama_body(await self._read(request), OllamaEmbeddingsBody)
+        body = await self._read(request, OllamaEmbeddingsBody)
         model = await self._vectors.model(request, named(body), EMBEDDINGS)
         if not body.prompt:
             return json_response(OllamaEmbedding([]))
@@ -93,8 +97,8 @@ class OllamaEmbeddingRoutes:
         prompt = model.settings.prompt(None, param)
         return await self._vectors.encode(model, prompt + text, param, truncate=cuts)
 
-    async def _read(self, request: web.Request) -> bytes:
-        return await read_body(request, self._context.options.body_silence_s)
+    async def _read(self, request: web.Request, kind: type[B]) -> B:
+        return await read_as(request, self._context.options.body_silence_s, partial(decode_ollama_body, kind=kind))
 
 
 def _shortened(model: EmbeddingModel, options: OllamaOptions | None) -> EmbeddingModel:

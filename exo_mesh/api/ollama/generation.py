@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.preparing import choose_model
@@ -59,51 +61,48 @@ class OllamaGenerationRoutes:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /api/chat: answer a conversation; without messages, load or unload the model."""
-        began = monotonic()
-        body = decode_ollama_body(await self._read(request), OllamaChatBody)
-        asked = neutral_chat(body)
-        if body.messages:
-            return await self._answer(request, body, asked, "ollama_chat", began)
-        made = await self._loaded(request, body)
-        return json_response(OllamaChat(message=OllamaAnswerMessage(), **made))
+        made = await self._wanted(request, _read_chat, "ollama_chat")
+        if isinstance(made, WantedAnswer):
+            return await self._answering.answer(request, made)
+        return json_response(OllamaChat(message=OllamaAnswerMessage(), **await self._loaded(request, made)))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """POST /api/generate: answer a prompt; without a prompt, load or unload the model."""
-        began = monotonic()
-        body = decode_ollama_body(await self._read(request), OllamaGenerateBody)
-        asked = neutral_generate(body)
-        if body.prompt:
-            return await self._answer(request, body, asked, "ollama_generate", began)
-        return json_response(OllamaGenerated(response="", **await self._loaded(request, body)))
+        made = await self._wanted(request, _read_generate, "ollama_generate")
+        if isinstance(made, WantedAnswer):
+            return await self._answering.answer(request, made)
+        return json_response(OllamaGenerated(response="", **await self._loaded(request, made)))
 
-    async def _answer(
+    async def _wanted(
         self,
         request: web.Request,
-        body: OllamaGenerationBody,
-        asked: NeutralRequest,
+        read: Callable[[bytes], tuple[OllamaGenerationBody, NeutralRequest, bool]],
         dialect: OllamaDialect,
-        began: float,
-    ) -> web.StreamResponse:
-        """Answer a request. began: when it came, on the monotonic clock."""
+    ) -> WantedAnswer | OllamaGenerationBody:
+        """What a body asks for; the body itself if it only loads or unloads a model. read: returns the body, its
+        request, and whether it wants an answer."""
+        began = monotonic()
+        body, asked, has_prompt = await read_as(request, self._context.options.body_silence_s, read)
+        if not has_prompt:
+            return body
         if body.think:
             _check_can_think(await self._model(request, named(body)))
         if isinstance(asked.subject, Prompts) and not asks_for_no_limit(body):
             asked = replace(asked, default_tokens=self._context.options.defaults().max_tokens)
-        shows_logprobs = bool(body.logprobs)
+        shows_logprobs, name = bool(body.logprobs), named(body)
 
         def delivery(model: str) -> OllamaDelivery:
-            return OllamaDelivery(named(body) or model, self._context.now(), began, shows_logprobs)
+            return OllamaDelivery(name or model, self._context.now(), began, shows_logprobs)
 
-        wanted = WantedAnswer(
+        return WantedAnswer(
             asked,
-            identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
+            identity=partial(_identity, body),
             prefix=_PREFIXES[dialect],
             is_streamed=body.stream is not False,
             is_unlimited=asks_for_no_limit(body),
             reply=lambda answer, _: REPLIES[dialect](answer, delivery(answer.prepared.model)),
             recipe=lambda prepared, created: ollama_recipe(dialect, prepared, created, shows_logprobs=shows_logprobs),
         )
-        return await self._answering.answer(request, wanted)
 
     async def _loaded(self, request: web.Request, body: OllamaGenerationBody) -> dict[str, Any]:
         """Load the model, or with a keep_alive of 0 unload it once its requests have ended. Returns the common fields
@@ -132,8 +131,19 @@ class OllamaGenerationRoutes:
             return await self._service.model(chosen)
         return await find_model(self._service, chosen, may_download=request[CALLER].may_download)
 
-    async def _read(self, request: web.Request) -> bytes:
-        return await read_body(request, self._context.options.body_silence_s)
+
+def _read_chat(received: bytes) -> tuple[OllamaGenerationBody, NeutralRequest, bool]:
+    body = decode_ollama_body(received, OllamaChatBody)
+    return body, neutral_chat(body), bool(body.messages)
+
+
+def _read_generate(received: bytes) -> tuple[OllamaGenerationBody, NeutralRequest, bool]:
+    body = decode_ollama_body(received, OllamaGenerateBody)
+    return body, neutral_generate(body), bool(body.prompt)
+
+
+def _identity(body: OllamaGenerationBody) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
 
 
 def _check_can_think(entry: ModelEntry) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.call_arguments import object_of, with_calls_named
 from exo_mesh.api.core.image_inputs import image_of_base64, image_of_url
 from exo_mesh.api.core.request import ImageInput, ToolCall, Turn
@@ -14,10 +15,11 @@ from exo_mesh.errors import InputError
 def turns_of(messages: Sequence[OllamaMessage]) -> tuple[Turn, ...]:
     """Translate the messages. Raises InputError that names the message and its field. Ollama's
     calls have no ids."""
-    return with_calls_named(_turn(message, f"messages[{index}]") for index, message in enumerate(messages))
+    budget = ValueBudget()
+    return with_calls_named(_turn(message, f"messages[{index}]", budget) for index, message in enumerate(messages))
 
 
-def _turn(message: OllamaMessage, where: str) -> Turn:
+def _turn(message: OllamaMessage, where: str, budget: ValueBudget) -> Turn:
     if message.tool_calls and message.role != "assistant":
         text = f"{where}.tool_calls: only messages with the role assistant may have tool calls"
         raise InputError(text, param=f"{where}.tool_calls")
@@ -28,7 +30,7 @@ def _turn(message: OllamaMessage, where: str) -> Turn:
         text = f"{where}.images: only messages with the role user may have images"
         raise InputError(text, param=f"{where}.images")
     calls = tuple(
-        ToolCall(call.id or "", call.function.name, object_of(call.function.arguments))
+        ToolCall(call.id or "", call.function.name, object_of(call.function.arguments, budget, f"{where}.tool_calls"))
         for call in message.tool_calls or ()
     )
     return Turn(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.preparing import PreparedRequest
@@ -108,27 +110,23 @@ class OpenAIRoutes:
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        body = await self._body(request, ChatBody)
-        return await self._answer(request, body, neutral_chat(body), "chat")
+        return await self._answering.answer(request, await self._read(request, _wanted_chat))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
-        body = await self._body(request, CompletionBody)
-        return await self._answer(request, body, neutral_completion(body), "completion")
+        return await self._answering.answer(request, await self._read(request, _wanted_completion))
 
     async def timed_chat(self, request: web.Request) -> web.StreamResponse:
         """POST /bench/chat/completions: the same request as /v1/chat/completions, always traced and not streamed."""
         timing = _Timing(self._service, request[CALLER].limited_to)
-        body = await self._body(request, ChatBody)
-        check_is_timeable(body)
-        return await self._answer(request, body, neutral_chat(body), "chat", timing)
+        wanted = await self._read(request, partial(_wanted_chat, is_timed=True))
+        return await self._answering.answer(request, wanted, timing)
 
     async def timed_completion(self, request: web.Request) -> web.StreamResponse:
         """POST /bench/completions: the same for a bare prompt."""
         timing = _Timing(self._service, request[CALLER].limited_to)
-        body = await self._body(request, CompletionBody)
-        check_is_timeable(body)
-        return await self._answer(request, body, neutral_completion(body), "completion", timing)
+        wanted = await self._read(request, partial(_wanted_completion, is_timed=True))
+        return await self._answering.answer(request, wanted, timing)
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/cancel/{id}: cancel a request at any peer, by the reply's id, x-request-id or x-trace-id."""
@@ -137,28 +135,37 @@ class OpenAIRoutes:
             return plain_error("not_found", f"no request {given} is running", "id")
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
 
-    async def _body(self, request: web.Request, kind: type[G]) -> G:
-        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), kind)
-        check_body(body)
-        return body
+    async def _read(self, request: web.Request, wanted_of: Callable[[bytes], WantedAnswer]) -> WantedAnswer:
+        return await read_as(request, self._context.options.body_silence_s, wanted_of)
 
-    async def _answer(
-        self,
-        request: web.Request,
-        body: GenerationBody,
-        asked: NeutralRequest,
-        dialect: OpenAIDialect,
-        timing: _Timing | None = None,
-    ) -> web.StreamResponse:
-        """Answer a request. timing: measures its parts, which the reply then has."""
-        delivery = delivery_of(body)
-        wanted = WantedAnswer(
-            asked,
-            identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
-            prefix=_PREFIXES[dialect],
-            is_streamed=delivery.stream,
-            is_unlimited=asks_for_no_limit(body),
-            reply=lambda answer, created: REPLIES[dialect](answer, delivery, created),
-            recipe=lambda prepared, created: openai_recipe(dialect, prepared, delivery, created),
-        )
-        return await self._answering.answer(request, wanted, timing)
+
+def _wanted_chat(received: bytes, *, is_timed: bool = False) -> WantedAnswer:
+    body = _checked(received, ChatBody, is_timed=is_timed)
+    return _wanted(body, neutral_chat(body), "chat")
+
+
+def _wanted_completion(received: bytes, *, is_timed: bool = False) -> WantedAnswer:
+    body = _checked(received, CompletionBody, is_timed=is_timed)
+    return _wanted(body, neutral_completion(body), "completion")
+
+
+def _checked(received: bytes, kind: type[G], *, is_timed: bool) -> G:
+    """Decode and check a body. is_timed: the reply says what each part of the answer took."""
+    body = decode_generation_body(received, kind)
+    check_body(body)
+    if is_timed:
+        check_is_timeable(body)
+    return body
+
+
+def _wanted(body: GenerationBody, asked: NeutralRequest, dialect: OpenAIDialect) -> WantedAnswer:
+    delivery = delivery_of(body)
+    return WantedAnswer(
+        asked,
+        identity=lambda: {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
+        prefix=_PREFIXES[dialect],
+        is_streamed=delivery.stream,
+        is_unlimited=asks_for_no_limit(body),
+        reply=lambda answer, created: REPLIES[dialect](answer, delivery, created),
+        recipe=lambda prepared, created: openai_recipe(dialect, prepared, delivery, created),
+    )

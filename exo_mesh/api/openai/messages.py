@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.call_arguments import object_of, with_calls_named
 from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
 from exo_mesh.api.core.neutral_fields import refuse_unknown, show_json
@@ -15,14 +16,15 @@ from exo_mesh.errors import InputError
 
 def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
     """Translate the messages. Raises InputError that names the message and its field."""
-    return with_calls_named(_turn(message, f"messages[{index}]") for index, message in enumerate(messages))
+    budget = ValueBudget()
+    return with_calls_named(_turn(message, f"messages[{index}]", budget) for index, message in enumerate(messages))
 
 
-def _turn(message: Message, where: str) -> Turn:
+def _turn(message: Message, where: str, budget: ValueBudget) -> Turn:
     if message.tool_calls and message.role != "assistant":
         message_text = f"{where}.tool_calls: only messages with the role assistant may have tool calls"
         raise InputError(message_text, param=f"{where}.tool_calls")
-    calls = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
+    calls = [_tool_call(call, f"{where}.tool_calls[{i}]", budget) for i, call in enumerate(message.tool_calls or ())]
     said = _said(message, where)
     given = (message.reasoning_content, message.reasoning, message.thinking, said.thought)
     reasoning = next((text for text in given if text), None)
@@ -113,7 +115,7 @@ def _takes(kind: Any, is_assistant: bool) -> str:
     return '"text" is' if is_assistant or kind in IMAGE_PARTS else '"text" is, and "image_url" in messages of the user'
 
 
-def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
+def _tool_call(call: dict[str, Any], where: str, budget: ValueBudget) -> ToolCall:
     """Translate a tool call. OpenAI's clients send the arguments as a JSON string; templates read an object."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -121,4 +123,4 @@ def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
     arguments, call_id = function.get("arguments"), call.get("id") or ""
     if not isinstance(call_id, str):
         raise InputError(f"{where}.id is not a string", param=f"{where}.id")
-    return ToolCall(call_id, function["name"], object_of(arguments))
+    return ToolCall(call_id, function["name"], object_of(arguments, budget, f"{where}.function.arguments"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as, run_apart
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.answering import Answering, WantedAnswer
@@ -124,19 +125,26 @@ class ResponsesRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/responses"""
-        body = decode_responses_body(await read_body(request, self._context.options.body_silence_s))
+        return await self._answering.answer(request, await self._wanted(request))
+
+    async def _wanted(self, request: web.Request) -> WantedAnswer:
+        body = await read_as(request, self._context.options.body_silence_s, decode_responses_body)
         own = input_items(body)
         caller = request[CALLER]
         placed = await gather_items(self._service.kept_answers, caller.limited_to, own, body.previous_response_id)
+        asked = await run_apart(request, partial(neutral_response, body, placed))
         is_stored = body.store is not False and self._service.kept_answers.is_on
+        kept_input = own if is_stored else []
+        # the input, which may be large, is dropped once the prompt is ready
+        shown = msgspec.structs.replace(body, input=None)
 
         def keep(finished: FinishedResponse) -> None:
-            data = stored_bytes(own, finished)
-            previous = body.previous_response_id or ""
+            data = stored_bytes(kept_input, finished)
+            previous = shown.previous_response_id or ""
             self._service.kept_answers.keep(KeptAnswer(finished.response.id, caller.key_id, previous, data))
 
         def reply(answer: Answer, created: int) -> ResponseReply:
-            delivery = _delivery(body, answer.prepared, is_stored=is_stored)
+            delivery = _delivery(shown, answer.prepared, is_stored=is_stored)
             return (
                 ResponseReply(answer, delivery, created, keep)
                 if is_stored
@@ -144,11 +152,11 @@ class ResponsesRoutes:
             )
 
         def recipe(prepared: PreparedRequest, created: int) -> StreamRecipe:
-            return response_recipe(prepared, _delivery(body, prepared, is_stored=is_stored), created)
+            return response_recipe(prepared, _delivery(shown, prepared, is_stored=is_stored), created)
 
-        wanted = WantedAnswer(
-            neutral_response(body, placed),
-            identity={name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY},
+        return WantedAnswer(
+            asked,
+            identity=partial(_identity, body),
             prefix=PREFIX,
             is_streamed=bool(body.stream),
             reply=reply,
@@ -156,14 +164,13 @@ class ResponsesRoutes:
             owner=self._service.kept_answers.owner,
             is_id_secret=True,
         )
-        return await self._answering.answer(request, wanted)
 
     async def input_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/responses/input_tokens: the tokens of the prompt that the same input would make."""
-        body = decode_input_tokens_body(await read_body(request, self._context.options.body_silence_s))
+        body = await read_as(request, self._context.options.body_silence_s, decode_input_tokens_body)
         key_id = request[CALLER].limited_to
         placed = await gather_items(self._service.kept_answers, key_id, input_items(body), body.previous_response_id)
-        conversation = neutral_conversation(body, placed)
+        conversation = await run_apart(request, partial(neutral_conversation, body, placed))
         model, text = await self._prompts.model(request, body.model)
         limit = await self._service.context_limit(model)
         prompt = await self._prompts.prompt(conversation, text, NAMES)
@@ -247,6 +254,10 @@ class ResponsesRoutes:
         for start in range(0, len(frames), 256):
             await stream.send(*frames[start : start + 256])
         return stream.response
+
+
+def _identity(body: ResponsesBody) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
 
 
 def _delivery(body: ResponsesBody, prepared: PreparedRequest, *, is_stored: bool) -> ResponseDelivery:

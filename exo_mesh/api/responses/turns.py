@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
+from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.call_arguments import object_of
+from exo_mesh.api.core.conversation import joined_turns
 from exo_mesh.api.core.request import ToolCall, Turn
 from exo_mesh.api.responses.items import (
     CustomToolCall,
@@ -19,7 +22,11 @@ from exo_mesh.api.responses.items import (
     parts_of,
     text_of,
 )
-from exo_mesh.api.responses.opaque import unpacked
+from exo_mesh.api.responses.opaque import MAX_CHARS, unpacked
+from exo_mesh.errors import InputError
+
+MAX_UNPACKED_CHARS = MAX_CHARS
+"""Most characters of reasoning that one request unpacks: 4 kB of a packed text may be 4 MB."""
 
 INPUT = "input"
 """The argument of a custom tool, which gets one text."""
@@ -39,7 +46,11 @@ def turns_of(items: Iterable[tuple[dict[str, Any], str]]) -> tuple[Turn, ...]:
     for item, where in items:
         writer.add(decode_item(item, where), where)
     writer.flush("input")
-    return tuple(writer.turns)
+    made: list[Turn] = []
+    for role, group in groupby(writer.turns, lambda turn: turn.role):
+        found = list(group)
+        made += [joined_turns(found)] if role == "assistant" else found
+    return tuple(made)
 
 
 @dataclass(slots=True)
@@ -48,6 +59,8 @@ class _TurnWriter:
     _thoughts: list[str] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)
     """The tool of each call, by the id of the call."""
+    _budget: ValueBudget = field(default_factory=ValueBudget)
+    _num_unpacked: int = 0
 
     def add(self, item: InputItem, where: str) -> None:
         match item:
@@ -63,10 +76,13 @@ class _TurnWriter:
                 self.flush(where)
                 self.turns.append(Turn(role, text_of(content, f"{where}.content"), where))
             case ReasoningItem():
-                if thought := _thought_of(item):
+                if thought := self._thought_of(item, where):
                     self._thoughts.append(thought)
             case FunctionCallInput(call_id=call_id, name=name, arguments=arguments):
-                self._call(ToolCall(call_id, model_name(name, item.namespace), object_of(arguments)), where)
+                self._call(
+                    ToolCall(call_id, model_name(name, item.namespace), object_of(arguments, self._budget, where)),
+                    where,
+                )
             case CustomToolCall(call_id=call_id, name=name, input=text):
                 self._call(ToolCall(call_id, model_name(name, item.namespace), {INPUT: text}), where)
             case FunctionCallOutput(call_id=call_id, output=output):
@@ -85,24 +101,18 @@ class _TurnWriter:
         self._say(Turn("assistant", "", where, tool_calls=(call,)))
 
     def _say(self, turn: Turn) -> None:
-        """Add to the assistant's turn, or begin one."""
+        """Add a part of an assistant's turn, with the reasoning before it."""
         thought, self._thoughts = "\n".join(self._thoughts) or None, []
-        last = self.turns[-1] if self.turns else None
-        if last is None or last.role != "assistant":
-            self.turns.append(replace(turn, reasoning=thought))
-            return
-        self.turns[-1] = replace(
-            last,
-            text="\n".join(filter(None, (last.text, turn.text))),
-            tool_calls=last.tool_calls + turn.tool_calls,
-            reasoning="\n".join(filter(None, (last.reasoning, thought))) or None,
-        )
+        self.turns.append(replace(turn, reasoning=thought))
 
-
-def _thought_of(item: ReasoningItem) -> str:
-    """The text of reasoning: as such, else from its opaque form, else its summary."""
-    if item.content:
-        return "\n".join(part.text for part in item.content)
-    if item.encrypted_content and (text := unpacked(item.encrypted_content)):
-        return text
-    return "\n".join(part.text for part in item.summary or ())
+    def _thought_of(self, item: ReasoningItem, where: str) -> str:
+        """The text of reasoning: as such, else from its opaque form, else its summary."""
+        if item.content:
+            return "\n".join(part.text for part in item.content)
+        if item.encrypted_content and (text := unpacked(item.encrypted_content)):
+            self._num_unpacked += len(text)
+            if self._num_unpacked > MAX_UNPACKED_CHARS:
+                message = f"{where}: the packed reasoning up to here has more than {MAX_UNPACKED_CHARS} characters"
+                raise InputError(message, param=where)
+            return text
+        return "\n".join(part.text for part in item.summary or ())

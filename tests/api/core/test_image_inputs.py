@@ -121,9 +121,9 @@ def test_a_source_of_anthropic_that_is_elsewhere_is_refused(kind: str) -> None:
 
 def test_turns_that_become_one_keep_the_order_of_their_images() -> None:
     image = ImageInput(b"an image", "x")
-    joined = joined_turns(Turn("user", "a", ""), Turn("user", "b", "", parts=(image, "b")))
+    joined = joined_turns([Turn("user", "a", ""), Turn("user", "b", "", parts=(image, "b"))])
     assert shown(joined) == ["a", "<an image>", "b"] and joined.text == "a\nb"
-    assert joined_turns(Turn("user", "a", ""), Turn("user", "b", "")).parts == ()
+    assert joined_turns([Turn("user", "a", ""), Turn("user", "b", "")]).parts == ()
 
 
 IN_PARTS = (
