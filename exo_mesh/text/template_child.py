@@ -16,6 +16,7 @@ standard input closes. It imports Jinja and msgspec, and no networking code of a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -70,6 +71,7 @@ def _answer_all(max_bytes: int) -> int:
     renderer = Renderer()
     try:
         _send(sys.stdout.buffer, RendererReady())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # panics write there, and nobody reads it
         while (question := _receive(sys.stdin.buffer)) is not None:
             if isinstance(question, TextPart):
                 renderer.parts.append(question.text)

@@ -311,9 +311,9 @@ def _patterns(node: Any) -> list[str]:
     return [str(pattern["Regex"]) for pattern in patterns if isinstance(pattern, dict) and "Regex" in pattern]
 
 
+_CLASS = r"\\[sSdDwWnrt]|\\[pP]\{\w{1,40}\}|\\[^\w\s]"
 _SIMPLE = re.compile(
-    r"""\^?(?:[^\\\[\](){}|*+?.^$]|\.|\\[sSdDwWnrt]|\\[pP]\{\w{1,40}\}|\\[^\w\s]|\[\^?(?:[^\\\[\]&]|\\[^\w]|\\[sSdDwWnrt])+\])+"""
-    r"(?:[*+]|\{\d{1,3}(?:,\d{0,3})?\})?"
+    rf"\^?(?:[^\\\[\](){{}}|*+?.^$]|\.|{_CLASS}|\[\^?(?:[^\\\[\]&]|{_CLASS})+\])+(?:[*+]|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?"
 )
 _MAX_SIMPLE = 200
 

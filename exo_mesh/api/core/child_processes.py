@@ -20,8 +20,8 @@ from exo_mesh.errors import DeadlineError, NotReadyError
 from exo_mesh.tasks import TaskOwner, Watchdog
 
 NUM_PROCESSES = 2
-"""Most processes of an owner. Requests for one subject, which is a template or a tokenizer, use one process at a time, so
-a hostile one leaves the other process free."""
+"""Most processes of an owner. Requests for one subject, a template or a tokenizer, use one process at a time, so a
+hostile one leaves the other process free."""
 
 IDLE_S = 300.0
 

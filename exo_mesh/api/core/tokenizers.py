@@ -68,11 +68,11 @@ _log = logging.getLogger(__name__)
 class FarTokenizers:
     """Owns the tokenizer processes of a node."""
 
-    def __init__(self, limit_s: float = LIMIT_S, *, clock: Clock = monotonic) -> None:
+    def __init__(self, limit_s: float = LIMIT_S, *, memory: ChildMemory = MEMORY, clock: Clock = monotonic) -> None:
         """limit_s: time limit for a short text."""
         self._limit_s = limit_s
         self._clock = clock
-        self._children = ChildProcesses("long texts and unusual tokenizers", MEMORY, clock)
+        self._children = ChildProcesses("long texts and unusual tokenizers", memory, clock)
         self._loop_thread = 0
         self._calls: set[Future[Any]] = set()
         self._refused: dict[str, tuple[float, str]] = {}  # by key: until when, and why
