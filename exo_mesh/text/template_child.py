@@ -37,6 +37,7 @@ from exo_mesh.text.template_wire import (
     Answer,
     CheckGrammar,
     CompileTemplate,
+    GivenText,
     GrammarSound,
     OpenTokenizer,
     Question,
@@ -47,7 +48,6 @@ from exo_mesh.text.template_wire import (
     TemplateRendered,
     TemplateTried,
     TemplateUnknown,
-    TextPart,
     TryTemplate,
     UseTokenizer,
     frame,
@@ -73,7 +73,7 @@ def _answer_all(max_bytes: int) -> int:
         _send(sys.stdout.buffer, RendererReady())
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # panics write there, and nobody reads it
         while (question := _receive(sys.stdin.buffer)) is not None:
-            if isinstance(question, TextPart):
+            if isinstance(question, GivenText):
                 renderer.parts.append(question.text)
                 continue
             limit_cpu(question.limit_s)

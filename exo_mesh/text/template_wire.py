@@ -66,7 +66,7 @@ class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
     limit_s: float
 
 
-class TextPart(msgspec.Struct, tag="part", frozen=True):
+class GivenText(msgspec.Struct, tag="part", frozen=True):
     """A part of the text of the next UseTokenizer. It has no answer."""
 
     text: str
@@ -160,7 +160,7 @@ Question = (
     | RenderTemplate
     | CheckGrammar
     | DecodeImage
-    | TextPart
+    | GivenText
     | OpenTokenizer
     | UseTokenizer
 )

@@ -34,6 +34,9 @@ EXIT_LIMIT_S = 1.0
 MAX_PARTS = 1 << 10
 """Most parts of an answer: 67 million tokens, more than any prompt has."""
 
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+"""For libraries: the process may start no other thread."""
+
 _PASSED_ON = ("PATH", "HOME", "TZ", "LANG", "VIRTUAL_ENV", "TMPDIR")
 _PASSED_ON_PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_")
 
@@ -66,7 +69,7 @@ class RendererProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env=renderer_environment(os.environ),
+                env={**renderer_environment(os.environ), **_ONE_THREAD},
                 start_new_session=True,
             )
         except OSError as exc:
@@ -185,8 +188,7 @@ class RendererProcess:
 
 def renderer_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that Python needs to start and to know the time zone; all others, including secrets, are
-    removed. Libraries use one thread: the process may start no other."""
-    passed_on = {
+    removed."""
+    return {
         name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }
-    return {**passed_on, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}

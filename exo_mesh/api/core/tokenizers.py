@@ -23,9 +23,9 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.text.template_wire import (
     Answer,
+    GivenText,
     OpenTokenizer,
     TemplateUnknown,
-    TextPart,
     TokenizerMethod,
     TokenizerPart,
     TokenizerRefused,
@@ -129,11 +129,10 @@ class FarTokenizers:
     async def _ask(self, name: str, opening: OpenTokenizer, question: UseTokenizer, text: str) -> list[Answer]:
         """The answer of a process, in parts. Raises ModelError for a tokenizer that exceeds the limits, and InputError
         if a long text may be the reason."""
-        until, why = self._refused.get(question.key, (0.0, ""))
-        if self._clock() < until:
-            raise ModelError(why)
+        self._check_refused(question.key)
         try:
             async with self._children.lend(question.key) as process:
+                self._check_refused(question.key)  # it may have failed while this request waited
                 answers = await self._ask_process(process, question, text)
                 if isinstance(answers[-1], TemplateUnknown):
                     opened = await process.ask(frame(opening), OPEN_LIMIT_S + 1)
@@ -156,6 +155,11 @@ class FarTokenizers:
         except UnicodeEncodeError as exc:
             raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)") from exc
 
+    def _check_refused(self, key: str) -> None:
+        until, why = self._refused.get(key, (0.0, ""))
+        if self._clock() < until:
+            raise ModelError(why)
+
     def _refuse(self, key: str, why: str) -> None:
         if len(self._refused) >= MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
@@ -165,5 +169,5 @@ class FarTokenizers:
 def _framed(question: UseTokenizer, text: str) -> Iterator[bytes]:
     """The messages of a question, made one by one. Raises UnicodeEncodeError for a lone surrogate."""
     for start in range(0, len(text), PART_CHARACTERS):
-        yield frame(TextPart(text[start : start + PART_CHARACTERS]))
+        yield frame(GivenText(text[start : start + PART_CHARACTERS]))
     yield frame(question)

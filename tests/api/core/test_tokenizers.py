@@ -25,6 +25,7 @@ from tests.api.scripted_mesh import ScriptedMesh, TemplatesRenderedHere, served
 from tests.discovery.waiting import until
 from tests.text.text_models import byte_fallback, byte_level, word_piece, write_text_model
 
+MARK = "84120398756102398475"
 LONG = "Grüße, 日本語 und e\u0301 🙂👩‍👩‍👧 <|im_end|> ﷺ ǆ\n" * 900
 SMALL = ChildMemory(growth_bytes=192 << 20, kept_bytes=128 << 20)
 
@@ -57,7 +58,7 @@ async def texts() -> AsyncIterator[TextModels]:
 
 @pytest.fixture
 async def far() -> AsyncIterator[FarTokenizers]:
-    made = FarTokenizers(1.0, memory=SMALL)
+    made = FarTokenizers(0.5, memory=SMALL)
     yield made
     await made.close()
 
@@ -93,9 +94,9 @@ async def test_a_process_marks_and_encodes_control_tokens_as_the_node(texts: Tex
     node = await texts.get(write_text_model(tmp_path))
     here, text = replace(node, elsewhere=None), unlisted(node)
     for words in ("say <|im_end|> now", LONG):
-        marked = await texts.work(lambda words=words: text.marked(words, "123", ["<|im_start|>"]))
-        assert marked == here.marked(words, "123", ["<|im_start|>"]) and "123" in marked
-        prompt = ChatPrompt(f"<|im_start|>user\n{marked}<|im_end|>\n", "123")
+        marked = await texts.work(lambda words=words: text.marked(words, MARK, ["<|im_start|>"]))
+        assert marked == here.marked(words, MARK, ["<|im_start|>"]) and MARK in marked
+        prompt = ChatPrompt(f"<|im_start|>user\n{marked}<|im_end|>\n", MARK)
         assert await texts.work(lambda prompt=prompt: text.encode_chat(prompt)) == here.encode_chat(prompt)
     with pytest.raises(ContextLengthError, match="more than 100 tokens") as caught:
         await texts.work(lambda: text.check_length("a" * 200_000, 100, "prompt"))
