@@ -312,15 +312,17 @@ def _patterns(node: Any) -> list[str]:
 
 
 _CLASS = r"\\[sSdDwWnrt]|\\[pP]\{\w{1,40}\}|\\[^\w\s]"
-_SIMPLE = re.compile(
-    rf"\^?(?:[^\\\[\](){{}}|*+?.^$]|\.|{_CLASS}|\[\^?(?:[^\\\[\]&]|{_CLASS})+\])+(?:[*+]|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?"
-)
+_ATOM = rf"(?:[^\\\[\](){{}}|*+?.^$]|\.|{_CLASS}|\[\^?(?:[^\\\[\]&]|{_CLASS})+\])"
+_END = rf"(?:[*+?]|\{{\d{{1,3}}(?:,\d{{0,3}})?\}}|\(\?[=!]{_ATOM}{{1,4}}\))?"
+_BRANCH = rf"\^?(?:{_ATOM}*{_ATOM}\?){{0,2}}{_ATOM}*{_ATOM}{_END}"
+_SIMPLE = re.compile(rf"{_BRANCH}(?:\|{_BRANCH})*")
 _MAX_SIMPLE = 200
 
 
 def _is_simple(pattern: str) -> bool:
-    """Whether a regular expression is a row of characters and classes, of which the last one may be repeated. It takes
-    time in proportion to a text."""
+    """Whether a regular expression takes time in proportion to a text: its branches are rows of characters and classes,
+    of which the last one may be repeated, or be before a short look ahead. Nothing follows a repetition, so none is
+    tried again."""
     return len(pattern) <= _MAX_SIMPLE and _SIMPLE.fullmatch(pattern) is not None
 
 

@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from base64 import b64encode
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +50,7 @@ def template(*pieces: dict[str, Any], ids: int = 1) -> dict[str, Any]:
     return {"type": "TemplateProcessing", "single": [*pieces], "pair": [], "special_tokens": {"x": special}}
 
 
+SHIPPED = Path(str(resources.files("exo_mesh.weights") / "shipped" / "exo-mesh-demo"))
 TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 SPECIAL = {"SpecialToken": {"id": "x", "type_id": 0}}
 TEN = replace("ꙮ", "ꙮ" * 10)
@@ -167,11 +169,25 @@ def test_an_expression_whose_time_is_unknown_keeps_a_tokenizer_out_of_the_node(t
     def split(pattern: str) -> dict[str, Any]:
         return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
-    simple = (r"\s+", " {2,}", r"[^\s\p{L}]+", "ab", r"\p{N}{1,3}")
+    simple = ("a|b+| ?c", r"x(?= \d)|y", r"\s+", " {2,}", r"[^\s\p{L}]+", "ab", r"\p{N}{1,3}")
     for pattern in (*KNOWN, *simple):
         assert bounds(tmp_path, pre_tokenizer=split(pattern)).is_listed, pattern
-    for pattern in ("(a|aa)+$", "a*a*b", "a+b", f"{LLAMA3}|x*x*y", r"(\w)\1", "(?=a)a", r"\s+(?!\S)", "x" * 300):
+    for pattern in (
+        "(a|aa)+$",
+        "a*a*b",
+        "a+b",
+        f"{LLAMA3}|x*x*y",
+        r"(\w)\1",
+        "(?=a)a",
+        r"\s+(?!\S)",
+        "x" * 300,
+        "a+(?=b)",
+        "a?a?a?a",
+        "a|b+c",
+    ):
         assert not bounds(tmp_path, pre_tokenizer=split(pattern)).is_listed, pattern
+    path = SHIPPED / "tokenizer.json"
+    assert read_bounds(path, path.read_bytes(), TextFiles.read(SHIPPED)).is_listed
 
 
 def test_other_slow_parts_keep_a_tokenizer_out_of_the_node(tmp_path: Path) -> None:
