@@ -36,6 +36,7 @@ MODULES = {
     "pictures.py",
     "printable.py",
     "random_hex.py",
+    "splitting_patterns.py",
     "protocol.py",
     "tasks.py",
     "py.typed",

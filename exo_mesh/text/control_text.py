@@ -94,6 +94,10 @@ class ControlTexts:
         self._finder: tuple[Tokenizer, dict[int, str]] | None = None
         self._apart: _Apart | None = None
 
+    def may_spell(self, text: str) -> bool:
+        """Whether the text must be searched for control tokens with the tokenizer."""
+        return self._is_slow_to_rule_out or any(opening in text for opening in self._openings)
+
     def marked(self, text: str, mark: str, allowed: Collection[str] = ()) -> str:
         """The text with the mark in every control token that it spells, but for those allowed, and at an end where it
         could become one together with another text. Raises the errors of the tokenizers library, and InputError if this
@@ -106,7 +110,7 @@ class ControlTexts:
         raise _inseparable(content for _, content in self._found(text) if content not in allowed)
 
     def _with_marks(self, text: str, mark: str, allowed: Collection[str]) -> str:
-        if not self._is_slow_to_rule_out and not any(opening in text for opening in self._openings):
+        if not self.may_spell(text):
             return text
         places: set[int] = set()
         for start in range(0, len(text), SLICE_LENGTH):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from exo_mesh.domain.whole.text_pieces import Respelling
@@ -13,9 +14,16 @@ MAX_TAKEN_BACK = 8
 seldom of the word before it. Each of these tokens takes a step of the ring, once."""
 
 
+MAX_GROWN_LENGTH = 1 << 22
+"""Most characters after the normalizer of an answer that is encoded in this process, whatever its length."""
+
+
 def respell(text: TextModel, written: str) -> Respelling:
     """The tokens of an answer that may continue in any way. Added tokens, such as markers, are never spelled again, and
     a text that the tokenizer changes is not either. It blocks. Raises InputError."""
+    bounds = text.bounds
+    if bounds is not None and bounds.is_listed and len(written) * bounds.growth <= MAX_GROWN_LENGTH:
+        text = replace(text, elsewhere=None)  # the caller is on an event loop
     ids = tuple(text.encode_prompt(written))
     pieces = _pieces(text, ids)
     if "".join(pieces) != written:

@@ -1,10 +1,11 @@
 """`python -m exo_mesh.text.template_child MAX_BYTES`: a process that compiles and renders chat templates for a node.
 
-It also checks grammars and decodes images. Templates are untrusted code, compiled code recurses over grammars, and an
-image may exploit its decoder, so all run in this separate process, with limits that the operating system enforces:
+It also checks grammars, decodes images and runs tokenizers. Templates are untrusted code, compiled code recurses over
+grammars, an image may exploit its decoder, and a tokenizer may make a text much longer or take long, so all run in this
+separate process, with limits that the operating system enforces:
 
 - memory: MAX_BYTES of address space above what the process has at its start. Only Linux reports that size; elsewhere
-  the node alone watches the process and ends it (see `api/core/templates.py`).
+  the node alone watches the process and ends it (see `api/core/child_processes.py`).
 - CPU time: the limit of each question plus CPU_GRACE_S, after which the system ends the process. The node's own timer
   usually fires first; this limit ends a process whose node has died in the middle of a question.
 - no file written, no core dump, and no new process (unless root runs the node).
@@ -15,8 +16,10 @@ standard input closes. It imports Jinja and msgspec, and no networking code of a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO
 
@@ -34,7 +37,9 @@ from exo_mesh.text.template_wire import (
     Answer,
     CheckGrammar,
     CompileTemplate,
+    GivenText,
     GrammarSound,
+    OpenTokenizer,
     Question,
     RendererReady,
     RenderTemplate,
@@ -44,8 +49,10 @@ from exo_mesh.text.template_wire import (
     TemplateTried,
     TemplateUnknown,
     TryTemplate,
+    UseTokenizer,
     frame,
 )
+from exo_mesh.text.tokenizer_calls import Tokenizers
 
 MAX_KEPT = 8
 """Most compiled templates in memory; a node keeps the same number of text models open."""
@@ -64,9 +71,17 @@ def _answer_all(max_bytes: int) -> int:
     renderer = Renderer()
     try:
         _send(sys.stdout.buffer, RendererReady())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # panics write there, and nobody reads it
         while (question := _receive(sys.stdin.buffer)) is not None:
+            if isinstance(question, GivenText):
+                renderer.parts.append(question.text)
+                continue
             limit_cpu(question.limit_s)
-            _send(sys.stdout.buffer, renderer.answer(question))
+            if isinstance(question, OpenTokenizer | UseTokenizer):
+                for part in renderer.tokenizer_answers(question):
+                    _send(sys.stdout.buffer, part)
+            else:
+                _send(sys.stdout.buffer, renderer.answer(question))
     except MemoryError:
         return EXIT_OUT_OF_MEMORY
     return 0
@@ -77,8 +92,16 @@ class Renderer:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, CompiledTemplate] = OrderedDict()
+        self._tokenizers = Tokenizers()
+        self.parts: list[str] = []
 
-    def answer(self, question: Question) -> Answer:
+    def tokenizer_answers(self, question: OpenTokenizer | UseTokenizer) -> Iterator[Answer]:
+        """Answer a question about a tokenizer, whose text has come in parts."""
+        text = "".join(self.parts)
+        self.parts.clear()
+        return self._tokenizers.answers(question, text)
+
+    def answer(self, question: CompileTemplate | TryTemplate | RenderTemplate | CheckGrammar | DecodeImage) -> Answer:
         """Answer one question. Every error of a template or grammar becomes a refusal, and never an exception."""
         try:
             if isinstance(question, CompileTemplate):

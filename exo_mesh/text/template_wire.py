@@ -1,4 +1,4 @@
-"""Messages between a node and its renderer process: each is JSON, preceded by its length in bytes.
+"""Messages between a node and its renderer or tokenizer process: each is JSON, preceded by its length in bytes.
 
 They are JSON because a template's input came as JSON, so every number and text passes unchanged.
 """
@@ -6,7 +6,7 @@ They are JSON because a template's input came as JSON, so every number and text 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,9 @@ from exo_mesh.domain.grammar import GrammarKind
 from exo_mesh.pictures import CHANNELS, MAX_PIXELS
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
 from exo_mesh.text.template import MAX_LENGTH, Message, TemplateTraits
+
+TokenizerMethod = Literal["encode_text", "encode_prompt", "encode_chat", "encode_for_vector", "check_length", "marked"]
+"""Methods of TextModel that a child process can run."""
 
 LENGTH = struct.Struct(">I")
 """The length before each message, in bytes."""
@@ -63,6 +66,55 @@ class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
     limit_s: float
 
 
+class GivenText(msgspec.Struct, tag="part", frozen=True):
+    """A part of the text of the next UseTokenizer. It has no answer."""
+
+    text: str
+
+
+class OpenTokenizer(msgspec.Struct, tag="open_tokenizer", frozen=True):
+    """Read the text files of a model and keep them under this key. written: what its chat template writes; None if it
+    has none."""
+
+    key: str
+    directory: str
+    written: str | None
+    limit_s: float
+
+
+class UseTokenizer(msgspec.Struct, tag="use_tokenizer", frozen=True):
+    """Call a method of the text model with this key. Its first argument is the text of the parts before; args: the
+    others."""
+
+    key: str
+    method: TokenizerMethod
+    args: list[Any]
+    limit_s: float
+
+
+class TokenizerOpened(msgspec.Struct, tag="tokenizer_opened", frozen=True):
+    """The text files can be used."""
+
+
+class TokenizerPart(msgspec.Struct, tag="tokenizer_part", frozen=True):
+    """A part of a result: ids as integers of four bytes in the order of the machine, text, and one number. is_last: no
+    further part follows."""
+
+    ids: bytes = b""
+    text: str = ""
+    number: int = 0
+    is_last: bool = True
+
+
+class TokenizerRefused(msgspec.Struct, tag="tokenizer_refused", frozen=True):
+    """The error of a method, as the code of its class, its message and its field. is_spent: as in TemplateRefused."""
+
+    code: str
+    message: str
+    param: str | None = None
+    is_spent: bool = False
+
+
 class GrammarSound(msgspec.Struct, tag="sound", frozen=True):
     """The grammar can be used."""
 
@@ -99,10 +151,19 @@ class TemplateRefused(msgspec.Struct, tag="refused", frozen=True):
 
 
 class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):
-    """The process does not have the template: the node must send CompileTemplate first."""
+    """The process does not have the template or tokenizer: the node must send CompileTemplate or OpenTokenizer."""
 
 
-Question = CompileTemplate | TryTemplate | RenderTemplate | CheckGrammar | DecodeImage
+Question = (
+    CompileTemplate
+    | TryTemplate
+    | RenderTemplate
+    | CheckGrammar
+    | DecodeImage
+    | GivenText
+    | OpenTokenizer
+    | UseTokenizer
+)
 Answer = (
     RendererReady
     | GrammarSound
@@ -112,6 +173,9 @@ Answer = (
     | TemplateRendered
     | TemplateRefused
     | TemplateUnknown
+    | TokenizerOpened
+    | TokenizerPart
+    | TokenizerRefused
 )
 
 

@@ -22,6 +22,7 @@ from exo_mesh.model_files import (
     without_mark,
 )
 from exo_mesh.text.template import ChatTemplate, find_template
+from exo_mesh.text.tokenizer_bounds import TokenizerBounds, TokenizerFile, bounds_of
 
 MAX_NUMBER = 2**31 - 1
 """Largest sampling value that is accepted in generation_config.json."""
@@ -112,26 +113,6 @@ class TextFiles:
         )
 
 
-class _Model(msgspec.Struct):
-    type: str | None = None
-    vocab: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _Token(msgspec.Struct):
-    id: int
-
-
-class _TokenizerFile(msgspec.Struct):
-    model: _Model
-    added_tokens: list[_Token] | None = None
-
-    def next_id(self) -> int:
-        """The id of the next token that is added. It decodes the vocabulary, which needs memory."""
-        vocabulary = msgspec.json.decode(self.model.vocab)
-        size = len(vocabulary) if isinstance(vocabulary, dict | list) else 0
-        return max([size, *(token.id + 1 for token in self.added_tokens or ())])
-
-
 def check_text_files(directory: Path) -> None:
     """Raises ModelError, naming file and cause, if a model's text files cannot be used. It blocks; the vocabulary is
     only parsed, so this takes some 20 ms for a large one."""
@@ -141,10 +122,17 @@ def check_text_files(directory: Path) -> None:
         data = read_model_file(file, MAX_TOKENIZER_BYTES)
     except FileNotFoundError as exc:
         raise ModelError(f"{named(file)}: there is no such file") from exc
+    read_bounds(file, data, files)
+
+
+def read_bounds(file: Path, data: bytes, files: TextFiles) -> TokenizerBounds:
+    """The bounds of a tokenizer.json with this content. files: the others of the model. Raises ModelError, naming the
+    file, if a node cannot use it."""
     try:
-        found = msgspec.json.decode(without_mark(data), type=_TokenizerFile)  # not as a str: that would be a copy
+        found = msgspec.json.decode(without_mark(data), type=TokenizerFile)  # not as a str: that would be a copy
         if any((token.token_id or 0) > MAX_PLACEHOLDERS for token in files.added):
             check_added_ids(files, found.next_id())
+        return bounds_of(found, (token.content for token in files.added))
     except ModelError as exc:
         raise ModelError(f"{named(file)}: {exc}") from exc
     except msgspec.ValidationError as exc:

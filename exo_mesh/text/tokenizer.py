@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import named, one_line, read_tokenizer_text
@@ -20,12 +20,19 @@ from exo_mesh.text.detokenizer import CleaningDetokenizer, Detokenizer
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate
-from exo_mesh.text.text_files import SamplingDefaults, TextFiles
+from exo_mesh.text.text_files import SamplingDefaults, TextFiles, read_bounds
 from exo_mesh.text.text_guard import TextGuard
+from exo_mesh.text.tokenizer_bounds import TokenizerBounds
 from exo_mesh.text.vision import VisionSpec, read_vision
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from exo_mesh.text.template_wire import TokenizerMethod
+
+Elsewhere = Callable[["TokenizerMethod", str, list[Any]], Any]
+"""Calls a method of this text model in another process, with the text and the other arguments. It blocks, and must not
+be called on an event loop. Raises the errors of the method, and ModelError if the tokenizer exceeds its limits."""
 
 NO_VISION = "its files are not in the mesh"
 
@@ -55,12 +62,16 @@ class TextModel:
     """Whether spaces before punctuation are left out of its text. For BPE they never are, as in transformers."""
     controls: ControlTexts | None = None
     """Its control tokens; None if it has no chat template."""
+    bounds: TokenizerBounds | None = None
+    """What it can do to a text; None for an empty vocabulary."""
+    elsewhere: Elsewhere | None = None
+    """Runs the methods that take a text in another process, for texts that may take long; None: they run here."""
 
     @classmethod
     def open(cls, directory: Path) -> TextModel:
         """Read a model's text files. It blocks, up to a second for a large vocabulary. Raises ModelError."""
         files = TextFiles.read(directory)
-        tokenizer = read_tokenizer(directory, files)
+        tokenizer, bounds = read_tokenizer(directory, files)
         special_tokens = {**_tokens_by_id(tokenizer, files.ids), **files.special_tokens}
         eos_ids = files.stop_ids
         if (eos := special_tokens.get("eos_token")) is not None and (eos_id := tokenizer.token_to_id(eos)) is not None:
@@ -80,6 +91,7 @@ class TextModel:
             output=format_of(template.sources if template else None, files.architecture, markers),
             vision=read_vision(directory, tokenizer.id_to_token),
             cleans_spaces=files.cleans_spaces and type(tokenizer.model).__name__ != "BPE",
+            bounds=bounds,
         )
         return made if template is None else made.with_template(template)
 
@@ -119,12 +131,20 @@ class TextModel:
         """Number of tokens that the tokenizer knows; the model's logits may be padded beyond it."""
         return int(self.tokenizer.get_vocab_size())
 
+    def _away(self, text: str) -> Elsewhere | None:
+        """What runs a method with this text in another process; None if the text is short and its tokens are cheap."""
+        return None if self.bounds is None or self.bounds.is_light(text) else self.elsewhere
+
     def encode_text(self, text: str) -> list[int]:
         """Encode plain text, with the special tokens that the model expects around it. It blocks. Raises InputError."""
+        if (away := self._away(text)) is not None:
+            return cast(list[int], away("encode_text", text, []))
         return self._encode(text, add_special_tokens=True)
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Encode a prompt from a chat template, which already has its special tokens. It blocks. Raises InputError."""
+        if (away := self._away(prompt)) is not None:
+            return cast(list[int], away("encode_prompt", prompt, []))
         return self._encode(prompt, add_special_tokens=False)
 
     def guard(self) -> TextGuard:
@@ -132,10 +152,14 @@ class TextModel:
         if self.controls is None:
             return TextGuard()
         allowed = () if self.output.is_harmony else self.output.markers(has_tools=True)
-        return TextGuard(self._marked, random_digits(), allowed)
+        return TextGuard(self.marked, random_digits(), allowed)
 
-    def _marked(self, text: str, mark: str, allowed: Collection[str]) -> str:
+    def marked(self, text: str, mark: str, allowed: Collection[str]) -> str:
+        """The text with the mark in every control token that it spells: see ControlTexts.marked. It blocks. Raises
+        InputError."""
         assert self.controls is not None
+        if self.controls.may_spell(text) and (away := self._away(text)) is not None:
+            return cast(str, away("marked", text, [mark, list(allowed)]))
         with _encoding_errors():
             return self.controls.marked(text, mark, allowed)
 
@@ -143,6 +167,8 @@ class TextModel:
         """Encode a prompt in which control tokens that texts spell are marked. It blocks. Raises InputError."""
         if not prompt.mark or self.controls is None:
             return self.encode_prompt(prompt.marked)
+        if (away := self._away(prompt.marked)) is not None:
+            return cast(list[int], away("encode_chat", prompt.marked, [prompt.mark]))
         with _encoding_errors():
             return self.controls.encode(prompt)
 
@@ -150,6 +176,8 @@ class TextModel:
         """(tokens, where the second text begins) of a text or a pair of texts, with the special tokens around them; the
         second number is 0 if the model does not mark second texts. limit: cut the longer text until so many tokens are
         left; None: cut nothing. It blocks. Raises InputError."""
+        if (away := self._away(text + (pair or ""))) is not None:
+            return cast(tuple[list[int], int], away("encode_for_vector", text, [pair, limit]))
         with _encoding_errors("input"):
             first = self.tokenizer.encode(text, add_special_tokens=False)
             second = None if pair is None else self.tokenizer.encode(pair, add_special_tokens=False)
@@ -167,6 +195,9 @@ class TextModel:
         only well above the limit, because cutting the text can add a few tokens.
         """
         if len(text) <= max(SLICE_LENGTH, 2 * limit):  # short enough to be encoded without a check
+            return
+        if (away := self._away(text)) is not None:
+            away("check_length", text, [limit, param])
             return
         count = 0
         for start in range(0, len(text), SLICE_LENGTH):
@@ -246,17 +277,19 @@ def _cut(first: Any, second: Any, room: int) -> None:
     shorter.truncate(max(0, len(shorter) - rest // 2))
 
 
-def read_tokenizer(directory: Path, files: TextFiles) -> Tokenizer:
-    """The tokenizer of a model with the tokens and settings that its other files add. It blocks. Raises ModelError."""
+def read_tokenizer(directory: Path, files: TextFiles) -> tuple[Tokenizer, TokenizerBounds]:
+    """The tokenizer of a model with the tokens and settings that its other files add, and its bounds. It blocks. Raises
+    ModelError, also for a tokenizer beyond the bounds, which is not even read."""
     from tokenizers import Tokenizer  # takes 4 MB and 4 ms, which a node without requests does not need
 
     path = directory / "tokenizer.json"
     try:
-        content = read_tokenizer_text(path)
+        content = read_tokenizer_text(path).encode()
     except FileNotFoundError as exc:
         raise ModelError(f"{named(path)}: this file is missing, and no other tokenizer format is supported") from exc
+    bounds = read_bounds(path, content, files)
     try:
-        tokenizer = Tokenizer.from_buffer(content.encode())
+        tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_padding()
         tokenizer.no_truncation()  # a prompt must never be cut silently
         complete(tokenizer, files)
@@ -265,7 +298,7 @@ def read_tokenizer(directory: Path, files: TextFiles) -> Tokenizer:
         if not isinstance(exc, Exception) and not is_panic(exc):
             raise
         raise ModelError(f"{named(path)}: cannot be read: {one_line(str(exc))}") from exc
-    return tokenizer
+    return tokenizer, bounds
 
 
 def tokenizer_text(directory: Path) -> str:
@@ -279,6 +312,7 @@ def tokenizer_text(directory: Path) -> str:
         text = read_tokenizer_text(path)
     except FileNotFoundError as exc:
         raise ModelError(f"{named(path)}: the file does not exist, and grammars need it") from exc
+    read_bounds(path, text.encode(), files)
     if _CUTS.search(text) or may_change(text, files):
         tokenizer = Tokenizer.from_str(text)
         is_cut = tokenizer.padding is not None or tokenizer.truncation is not None

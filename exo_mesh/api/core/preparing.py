@@ -180,7 +180,9 @@ async def _prepare_conversation(
     most = conversation.thinking.budget
     if grammar is not None and thinks:
         most = await texts.work(partial(_before_answer, most, max_tokens, asked.grammar, wanted, text))
-    budget = _thinking_budget(most, text, starts_in_reasoning)
+    budget = None
+    if most is not None:
+        budget = await texts.work(partial(_thinking_budget, most, text, starts_in_reasoning))
     prepared = _prepared(
         asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens, pictures=pictures)], grammar, budget
     )
@@ -426,10 +428,10 @@ def _before_answer(
     return most if budget is None else min(budget, most)
 
 
-def _thinking_budget(tokens: int | None, text: TextModel, starts_in_reasoning: bool) -> ThinkingBudget | None:
-    """The thinking budget; None if the client sets none, or if the model does not mark its reasoning."""
+def _thinking_budget(tokens: int, text: TextModel, starts_in_reasoning: bool) -> ThinkingBudget | None:
+    """The thinking budget; None if the model does not mark its reasoning."""
     output = text.output
-    if tokens is None or not output.reasoning_start or not output.reasoning_end:
+    if not output.reasoning_start or not output.reasoning_end:
         return None
     start_ids = () if starts_in_reasoning else tuple(text.encode_prompt(output.reasoning_start))
     return ThinkingBudget(tuple(text.encode_prompt(output.reasoning_end)), tokens, start_ids)

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -21,6 +21,8 @@ from exo_mesh.text.template_wire import (
     Answer,
     RendererReady,
     TemplateRefused,
+    TokenizerPart,
+    TokenizerRefused,
 )
 
 START_LIMIT_S = 30.0
@@ -28,6 +30,12 @@ START_LIMIT_S = 30.0
 
 EXIT_LIMIT_S = 1.0
 """How long to wait for the exit code of a process that has closed its pipe."""
+
+MAX_PARTS = 1 << 10
+"""Most parts of an answer: 67 million tokens, more than any prompt has."""
+
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+"""For libraries: the process may start no other thread."""
 
 _PASSED_ON = ("PATH", "HOME", "TZ", "LANG", "VIRTUAL_ENV", "TMPDIR")
 _PASSED_ON_PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_")
@@ -61,7 +69,7 @@ class RendererProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env=renderer_environment(os.environ),
+                env={**renderer_environment(os.environ), **_ONE_THREAD},
                 start_new_session=True,
             )
         except OSError as exc:
@@ -101,17 +109,26 @@ class RendererProcess:
         return 0
 
     async def ask(self, question: bytes, limit_s: float) -> Answer:
-        """Send a framed question and wait for the answer. Raises RendererLostError, and NotReadyError if the process is
-        stopped by a signal, which is no fault of the template."""
+        """Send a framed question and wait for the answer. Raises as `ask_in_parts`."""
+        return (await self.ask_in_parts([question], limit_s))[0]
+
+    async def ask_in_parts(self, questions: Iterable[bytes], limit_s: float) -> list[Answer]:
+        """Send the framed parts of a question and wait for all parts of its answer. Raises RendererLostError, and
+        NotReadyError if the process is stopped by a signal, which is no fault of the template."""
         assert self._process.stdin is not None
         self._is_asked = True
         with suppress(ProcessLookupError):  # it may have been stopped since its last answer
             self._process.send_signal(signal.SIGCONT)
         try:
             async with asyncio.timeout(limit_s):
-                self._process.stdin.write(question)
-                await self._process.stdin.drain()
-                answer = await self._read()
+                for question in questions:
+                    self._process.stdin.write(question)
+                    await self._process.stdin.drain()
+                answers = [await self._read()]
+                while isinstance(part := answers[-1], TokenizerPart) and not part.is_last:
+                    if len(answers) >= MAX_PARTS:
+                        raise RendererLostError(f"outputs {MAX_PARTS} parts, which is too much")
+                    answers.append(await self._read())
         except TimeoutError as exc:
             if self._is_stopped():
                 words = "the process that renders chat templates was stopped by a signal; try again"
@@ -120,8 +137,9 @@ class RendererProcess:
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as exc:
             raise RendererLostError(await self._fate()) from exc
         self._is_asked = False
-        self._is_spent = isinstance(answer, TemplateRefused) and answer.is_spent
-        return answer
+        last = answers[-1]
+        self._is_spent = isinstance(last, TemplateRefused | TokenizerRefused) and last.is_spent
+        return answers
 
     def watch_memory(self, _now: float) -> float:
         """Kill the process if it is too large. A check for a Watchdog, for systems that cannot limit its memory."""

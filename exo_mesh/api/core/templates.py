@@ -1,26 +1,17 @@
-"""Renders chat templates in child processes, because templates are untrusted code and must not slow down the node.
-
-The processes run `text/template_child.py`. At most NUM_PROCESSES are started, on first use. A process that was idle for
-IDLE_S is ended. A process that fails, does not answer in time or stays large is killed; the next question starts
-another.
-"""
+"""Renders chat templates in child processes, because templates are untrusted code and must not slow down the node."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakValueDictionary
 
+from exo_mesh.api.core.child_processes import ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
-from exo_mesh.tasks import TaskOwner, Watchdog
+from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.grammars import check_size
 from exo_mesh.text.image_wire import MAX_SOURCE_BYTES, DecodeImage, ImageDecoded, ImageRecipe
 from exo_mesh.text.recent_failures import RecentFailures
@@ -39,31 +30,11 @@ from exo_mesh.text.template_wire import (
     frame,
 )
 
-NUM_PROCESSES = 2
-"""Most processes. Requests for one template use one process at a time, so a hostile template leaves the other free."""
-
-IDLE_S = 300.0
-
 KILL_GRACE_S = 1.0
 """How much longer than its limit a question may take; the sandbox usually stops a template in time, with a reason."""
 
-WAIT_LIMIT_S = 30.0
-"""How long a request waits for a process while others use them."""
-
-GROWTH_BYTES = 512 << 20
-"""By how much a process may grow. It starts with 20 MiB; the longest prompt needs a quarter of this growth."""
-
-MOST_RESIDENT_BYTES = GROWTH_BYTES + (64 << 20)
-"""A process with more resident memory is killed; needed on systems that cannot limit the growth."""
-
-KEPT_BYTES = 128 << 20
-"""A process that is larger than this after an answer is ended, so that the next question finds free memory."""
-
-MEMORY_LOOK_S = 0.1
-"""Interval between two checks of a busy process's memory."""
-
-CLOSE_LIMIT_S = 5.0
-"""How long `close` waits for killed processes to end."""
+MEMORY = ChildMemory(growth_bytes=512 << 20, kept_bytes=128 << 20)
+"""The longest prompt needs a quarter of this growth."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,22 +45,13 @@ class TemplateRenderer:
     def __init__(self, limit_s: float = RENDER_LIMIT_S, *, clock: Clock = monotonic) -> None:
         """limit_s: time limit for one question."""
         self._limit_s = limit_s
-        self._clock = clock
-        self._slots = asyncio.Semaphore(NUM_PROCESSES)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._idle: dict[RendererProcess, float] = {}  # idle since; the most recently used process is last
-        # for each process that has not ended: the task that awaits its end, once it was killed
-        self._started: dict[RendererProcess, asyncio.Task[None] | None] = {}
-        self._tasks = TaskOwner()
-        self._memory_watch = Watchdog(MEMORY_LOOK_S)
-        self._idle_watch = Watchdog(IDLE_S / 10, clock)
+        self._children = ChildProcesses("chat templates and grammars", MEMORY, clock)
         self._failures = RecentFailures()
-        self._is_closed = False
 
     @property
     def pids(self) -> set[int]:
         """The pids of the processes that have not ended."""
-        return {process.pid for process in self._started}
+        return self._children.pids
 
     async def compile(self, template: ChatTemplate) -> ChatTemplate:
         """Compile a template in a process; returns the template with its variables filled in.
@@ -98,7 +60,7 @@ class TemplateRenderer:
         """
         self._failures.recall(template.digest.encode())
         try:
-            async with self._process(template.digest) as process:
+            async with self._children.lend(template.digest) as process:
                 return replace(template, variables=await self._compile(process, template))
         except RendererLostError as exc:
             error = ModelError(f"{template.where}: the chat template {exc}")
@@ -157,7 +119,7 @@ class TemplateRenderer:
         check_size(spec, param)
         question = frame(CheckGrammar(spec.kind, spec.text, param, self._limit_s))
         self._failures.recall(question)
-        async with self._process("grammar") as process:
+        async with self._children.lend("grammar") as process:
             self._failures.recall(question)  # the same grammar may have failed while this one waited
             try:
                 answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
@@ -183,7 +145,7 @@ class TemplateRenderer:
             raise InputError(text, param=where)
         question = frame(DecodeImage(data, recipe, where, self._limit_s))
         self._failures.recall(question)
-        async with self._process("image") as process:
+        async with self._children.lend("image") as process:
             try:
                 answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
             except RendererLostError as exc:
@@ -194,21 +156,12 @@ class TemplateRenderer:
         return answer
 
     def end_idle(self, now: float) -> float:
-        """End the processes that were idle for IDLE_S. Returns the time at which the next one is due."""
-        for process, since in list(self._idle.items()):
-            if now - since >= IDLE_S or not process.is_usable:
-                self._end(process)
-        if not self._idle:
-            self._idle_watch.forget(self.end_idle)
-        return min(self._idle.values(), default=math.inf) + IDLE_S
+        """See ChildProcesses.end_idle."""
+        return self._children.end_idle(now)
 
     async def close(self) -> None:
         """End all processes. Waiting questions get an error."""
-        self._is_closed = True
-        self._idle_watch.forget(self.end_idle)
-        if ends := [self._end(process) for process in list(self._started)]:
-            await asyncio.wait(ends, timeout=CLOSE_LIMIT_S)
-        await self._tasks.close()
+        await self._children.close()
 
     async def _compile(self, process: RendererProcess, template: ChatTemplate) -> frozenset[str]:
         """Compile a template in this process; returns the names that it reads. Raises ModelError, RendererLostError."""
@@ -225,7 +178,7 @@ class TemplateRenderer:
     async def _answer(self, template: ChatTemplate, question: bytes) -> Answer:
         """The answer to a question about a template, which is compiled first if the process does not have it. Raises
         InputError if the process is lost."""
-        async with self._process(template.digest) as process:
+        async with self._children.lend(template.digest) as process:
             self._failures.recall(question)  # the same question may have failed while this one waited
             try:
                 answer = await self._ask(process, question, template)
@@ -242,60 +195,3 @@ class TemplateRenderer:
         except RendererLostError as exc:
             _log.warning("%s: the chat template %s; its renderer process was killed", template.where, exc)
             raise
-
-    @asynccontextmanager
-    async def _process(self, subject: str) -> AsyncIterator[RendererProcess]:
-        """Borrow a process for the questions of one request. Afterwards the process is kept if it is still usable."""
-        turn = self._turns.setdefault(subject, asyncio.Lock())
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(WAIT_LIMIT_S):
-                    await held.enter_async_context(turn)
-                    await held.enter_async_context(self._slots)
-            except TimeoutError as exc:
-                raise DeadlineError(
-                    f"the processes for chat templates and grammars were busy for {WAIT_LIMIT_S:.0f} s; try again"
-                ) from exc
-            process = await self._take()
-            self._memory_watch.watch(process.watch_memory)
-            try:
-                yield process
-            finally:
-                self._memory_watch.forget(process.watch_memory)
-                self._give_back(process)
-
-    async def _take(self) -> RendererProcess:
-        while self._idle:
-            process, _ = self._idle.popitem()
-            if process.is_usable:
-                return process
-            self._end(process)
-        if self._is_closed:
-            raise NotReadyError("this node is stopping")
-        process = await RendererProcess.spawn(GROWTH_BYTES, MOST_RESIDENT_BYTES)
-        self._started[process] = None
-        try:
-            await process.ready()
-        except BaseException:
-            self._end(process)
-            raise
-        return process
-
-    def _give_back(self, process: RendererProcess) -> None:
-        if self._is_closed or not process.is_usable or process.resident_bytes() > KEPT_BYTES:
-            self._end(process)
-            return
-        self._idle[process] = self._clock()
-        self._idle_watch.watch(self.end_idle)
-
-    def _end(self, process: RendererProcess) -> asyncio.Task[None]:
-        self._idle.pop(process, None)
-        process.kill()
-        task = self._started[process]
-        if task is None:
-            task = self._started[process] = self._tasks.start(self._await_end(process), "end of a template renderer")
-        return task
-
-    async def _await_end(self, process: RendererProcess) -> None:
-        await process.closed()
-        del self._started[process]

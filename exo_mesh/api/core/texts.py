@@ -1,4 +1,4 @@
-"""Caches the text models in use. Their templates run in child processes, and their tokenizers in threads."""
+"""Caches the text models in use. Templates and long texts run in child processes, and short texts in threads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.core.templates import TemplateRenderer
+from exo_mesh.api.core.tokenizers import FarTokenizers
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
@@ -26,7 +27,9 @@ from exo_mesh.text.tokenizer import TextModel
 T = TypeVar("T")
 
 MAX_OPEN = 8  # most text models in memory; a model with a large vocabulary takes about 50 MB
-NUM_WORKERS = 2
+NUM_WORKERS = 8
+"""Threads for text work. Those with long texts only wait for a process, and must not keep short texts waiting."""
+
 WORK_LIMIT_S = 30.0  # enough to tokenize megabytes of text
 
 _Version = tuple[Path, int]
@@ -36,9 +39,15 @@ _Version = tuple[Path, int]
 class TextModels:
     """A small cache of TextModel by directory, and the threads and processes that open and use them."""
 
-    def __init__(self, templates: TemplateRenderer, image_trail: ImageTrail | None = None) -> None:
-        """templates: owned and closed by this object."""
+    def __init__(
+        self,
+        templates: TemplateRenderer,
+        image_trail: ImageTrail | None = None,
+        tokenizers: FarTokenizers | None = None,
+    ) -> None:
+        """templates, tokenizers: owned and closed by this object."""
         self._templates = templates
+        self._tokenizers = tokenizers or FarTokenizers()
         self._image_trail = image_trail
         self._open: OrderedDict[_Version, TextModel] = OrderedDict()
         self._opening: dict[_Version, asyncio.Task[TextModel]] = {}
@@ -106,14 +115,16 @@ class TextModels:
         self._workers.shutdown(wait=False, cancel_futures=True)
         await self._tasks.close()
         await self._templates.close()
+        await self._tokenizers.close()
 
     async def _read(self, version: _Version) -> TextModel:
         """Open a model for all requests that wait for it; it continues even if the first of them is cancelled."""
-        directory, _ = version
+        directory, modified_ns = version
         try:
             text = await self.work(lambda: TextModel.open(directory))
             if text.template is not None:
                 text = await self._tried(text, text.template)
+            text = self._tokenizers.attached(text, directory, modified_ns)
             if text.template is None or text.template.is_tried:  # else the next request tries again
                 self._open[version] = text
             if len(self._open) > MAX_OPEN:

@@ -108,7 +108,11 @@ class RerankRoutes:
         async def prompt_of(document: str) -> ChatPrompt:
             guard = TextGuard() if leaves_texts else model.text.guard()
             said = [*before, ("document", document)]
-            messages = [{"role": role, "content": guard.text(text)} for role, text in said]
+
+            def guarded() -> list[dict[str, str]]:
+                return [{"role": role, "content": guard.text(text)} for role, text in said]
+
+            messages = await self._context.texts.work(guarded)
             rendered = await self._context.texts.render(
                 model.text, template, messages, variables={}, add_generation_prompt=True
             )
@@ -119,7 +123,8 @@ class RerankRoutes:
         for index, document in enumerate(documents):
             if cuts:
                 ids = await self._ids(model, ChatPrompt(document[: CHARS_PER_TOKEN * model.limit]))
-                document = model.text.decode(ids[: max(1, room)]) if len(ids) > room else document
+                if len(ids) > room:
+                    document = await self._context.texts.work(partial(model.text.decode, ids[: max(1, room)]))
             encoded = EncodedText(tuple(await self._ids(model, await prompt_of(document))))
             pairs.append(self._vectors.checked(model, encoded, f"documents[{index}]"))
         return pairs

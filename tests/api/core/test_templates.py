@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from exo_mesh.api.core.child_processes import IDLE_S, NUM_PROCESSES
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess, renderer_environment
-from exo_mesh.api.core.templates import IDLE_S, NUM_PROCESSES, TemplateRenderer
+from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError, NotReadyError

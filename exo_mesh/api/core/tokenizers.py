@@ -1,0 +1,173 @@
+"""Runs tokenizers in child processes: for long texts, and for tokenizers that may make a text longer or take long.
+
+A tokenizer comes from a stranger, and its library stops all other work of the node while it encodes. So a node encodes
+only short texts itself, and those only with tokenizers whose parts are all listed in `text/tokenizer_bounds.py`. All
+else runs in a process with limits on memory and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.api.core.child_processes import WAIT_LIMIT_S, ChildMemory, ChildProcesses
+from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
+from exo_mesh.text.template_wire import (
+    Answer,
+    GivenText,
+    OpenTokenizer,
+    TemplateUnknown,
+    TokenizerMethod,
+    TokenizerPart,
+    TokenizerRefused,
+    UseTokenizer,
+    frame,
+)
+from exo_mesh.text.tokenizer import TextModel
+from exo_mesh.text.tokenizer_calls import error_of, result_of
+
+MEMORY = ChildMemory(growth_bytes=1 << 30, kept_bytes=384 << 20)
+"""Two large vocabularies take 100 MB, and a prompt of a million tokens 400 MB."""
+
+OPEN_LIMIT_S = 15.0
+"""Time limit for reading a tokenizer: 1 s for a large one."""
+
+LIMIT_S = 5.0
+"""Time limit for a text of a few characters."""
+
+CHARACTERS_PER_S = 500_000
+"""How many characters a process encodes in a second, at least; longer texts have that much more time."""
+
+MAX_LIMIT_S = 25.0
+"""Longest time limit; a request waits no longer for its text."""
+
+PART_CHARACTERS = 1 << 18
+"""Characters of a text that are sent at a time; the node does other work between two parts."""
+
+LONG_TEXT = 1 << 20
+"""A text of more characters is at fault itself if a tokenizer exceeds its limits with it."""
+
+REFUSED_S = 60.0
+"""How long a tokenizer is refused that exceeded its limits with a shorter text."""
+
+MAX_REFUSED = 64
+"""Most tokenizers that are remembered as refused."""
+
+_log = logging.getLogger(__name__)
+
+
+class FarTokenizers:
+    """Owns the tokenizer processes of a node."""
+
+    def __init__(self, limit_s: float = LIMIT_S, *, memory: ChildMemory = MEMORY, clock: Clock = monotonic) -> None:
+        """limit_s: time limit for a short text."""
+        self._limit_s = limit_s
+        self._clock = clock
+        self._children = ChildProcesses("long texts and unusual tokenizers", memory, clock)
+        self._loop_thread = 0
+        self._calls: set[Future[Any]] = set()
+        self._refused: dict[str, tuple[float, str]] = {}  # by key: until when, and why
+
+    @property
+    def pids(self) -> set[int]:
+        """The pids of the processes that have not ended."""
+        return self._children.pids
+
+    def attached(self, text: TextModel, directory: Path, version: int) -> TextModel:
+        """The text model with its long texts sent to the processes. version: changes with the files. Call it on the
+        event loop."""
+        loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        written = text.template.written if text.template is not None else None
+        label = f"{directory}\0{version}\0{written}"
+        key = hashlib.sha256(label.encode("utf-8", "surrogatepass")).hexdigest()
+        opening = OpenTokenizer(key, str(directory), written, OPEN_LIMIT_S)
+
+        def call(method: TokenizerMethod, given: str, args: list[Any]) -> Any:
+            question = UseTokenizer(key, method, args, min(MAX_LIMIT_S, self._limit_s + len(given) / CHARACTERS_PER_S))
+            return self._wait(loop, text.name, opening, question, given)
+
+        return replace(text, elsewhere=call)
+
+    async def close(self) -> None:
+        """End all processes. Threads that wait for an answer get an error."""
+        for call in list(self._calls):
+            call.cancel()
+        await self._children.close()
+
+    def _wait(
+        self, loop: asyncio.AbstractEventLoop, name: str, opening: OpenTokenizer, question: UseTokenizer, text: str
+    ) -> Any:
+        """The result of a method; a thread waits for it here while the loop asks a process. Raises InputError on the
+        loop itself, which would wait for ever."""
+        if threading.get_ident() == self._loop_thread:
+            raise InputError(f"the tokenizer of {name} cannot be used here")
+        call = asyncio.run_coroutine_threadsafe(self._ask(name, opening, question, text), loop)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            answers = call.result(WAIT_LIMIT_S + OPEN_LIMIT_S + MAX_LIMIT_S)
+        except CancelledError as exc:
+            raise NotReadyError("this node is stopping") from exc
+        except TimeoutError as exc:
+            call.cancel()
+            raise DeadlineError(f"the tokenizer of {name} did not answer in time; try again") from exc
+        last = answers[-1]
+        if isinstance(last, TokenizerRefused):
+            raise error_of(last, name)
+        assert isinstance(last, TokenizerPart)
+        return result_of(question, [part for part in answers if isinstance(part, TokenizerPart)])
+
+    async def _ask(self, name: str, opening: OpenTokenizer, question: UseTokenizer, text: str) -> list[Answer]:
+        """The answer of a process, in parts. Raises ModelError for a tokenizer that exceeds the limits, and InputError
+        if a long text may be the reason."""
+        self._check_refused(question.key)
+        try:
+            async with self._children.lend(question.key) as process:
+                self._check_refused(question.key)  # it may have failed while this request waited
+                answers = await self._ask_process(process, question, text)
+                if isinstance(answers[-1], TemplateUnknown):
+                    opened = await process.ask(frame(opening), OPEN_LIMIT_S + 1)
+                    if isinstance(opened, TokenizerRefused):
+                        return [opened]
+                    answers = await self._ask_process(process, question, text)
+        except RendererLostError as exc:
+            _log.warning("%s: the tokenizer %s with a text of %d characters", name, exc, len(text))
+            if len(text) > LONG_TEXT:
+                message = f"the tokenizer of {name} {exc} with this text of {len(text)} characters; shorten the text"
+                raise InputError(message) from exc
+            why = f"the tokenizer of {name} {exc} with a text of {len(text)} characters"
+            self._refuse(question.key, why)
+            raise ModelError(why) from exc
+        return answers
+
+    async def _ask_process(self, process: RendererProcess, question: UseTokenizer, text: str) -> list[Answer]:
+        try:
+            return await process.ask_in_parts(_framed(question, text), question.limit_s + 1)
+        except UnicodeEncodeError as exc:
+            raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)") from exc
+
+    def _check_refused(self, key: str) -> None:
+        until, why = self._refused.get(key, (0.0, ""))
+        if self._clock() < until:
+            raise ModelError(why)
+
+    def _refuse(self, key: str, why: str) -> None:
+        if len(self._refused) >= MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[key] = (self._clock() + REFUSED_S, why)
+
+
+def _framed(question: UseTokenizer, text: str) -> Iterator[bytes]:
+    """The messages of a question, made one by one. Raises UnicodeEncodeError for a lone surrogate."""
+    for start in range(0, len(text), PART_CHARACTERS):
+        yield frame(GivenText(text[start : start + PART_CHARACTERS]))
+    yield frame(question)
