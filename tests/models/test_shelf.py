@@ -38,7 +38,7 @@ def shelf(node: Node) -> CardShelf:
 
 
 async def test_a_card_added_at_one_peer_is_known_at_all_and_deleted_at_any(tmp_path: Path) -> None:
-    async with mesh(tmp_path, 3) as (a, b, c):
+    async with mesh(tmp_path, 3, open_admin=True) as (a, b, c):
         await shelf(a).add_card(CARD)
         file = tmp_path / "n0" / "cards" / "org--name.toml"
         assert file.is_file()
