@@ -51,10 +51,10 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
     """Does what `run` does and shows it on a screen; a recorder of the terminal brings its own."""
     if not 1 <= args.peers <= 8:
         raise ConfigError(f"--peers {args.peers}: a whole number from 1 to 8 is needed")
-    args.engine = _usable_engine(args.engine)
+    wanted, args.engine = args.engine, _usable_engine(args.engine)
     if args.api_port is not None and not 0 <= args.api_port <= 65535:
         raise ConfigError(f"--api-port {args.api_port}: a whole number from 0 to 65535 is needed")
-    flags = ["--engine", args.engine]
+    flags = ["--engine", wanted]  # not the engine of the demo model: "auto" runs other formats, such as GGUF, too
     with _termination_as_interrupt(), local_mesh(args.peers, flags, "demo", args.api_port) as mesh:
         try:
             return _demonstrate(mesh, args, screen)

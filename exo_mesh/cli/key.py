@@ -3,7 +3,8 @@
 A new key is printed once; its name tells people whose it is. The role `use` may chat and read, `admin` may also load
 and stop models. A running node notices changes by itself. In a mesh with a secret every node accepts the keys of all
 nodes, and none a removed key.
-`key local` prints the local token of the home, which has the rights of an admin.
+`key local` prints the local token of the home, which has the rights of an admin. Without --home, the home is that of
+the node that other commands call, or the default one if no node of this user runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import os
 import sys
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import print_json
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError
 from exo_mesh.printable import quoted
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
@@ -26,7 +29,7 @@ from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the action, the id or role of the key, `--home` and `--json`."""
+    """Adds the action, the id or role of the key, `--home`, `--api-url` and `--json`."""
     parser.add_argument("what", choices=("new", "list", "remove", "local"), help="the action")
     parser.add_argument(
         "id",
@@ -36,12 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--role", choices=[str(role) for role in Role], help="rights of a new key (use)")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_api_flags(parser, home=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Changes or lists the keys in the node's home."""
-    settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
+    home = _home(args)
+    settings = load_settings({"home": home} if home else {}, os.environ).settings
     file = KeyFile(settings.home / FILE_NAME)
     if args.what == "remove" and not args.id:
         raise ConfigError("key remove needs the ID of a key or a session; see exo-mesh key list")
@@ -50,6 +54,17 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "remove" and number_of(args.id) and not settings.secret:
         raise ConfigError(f"key remove {args.id}: a mesh without a secret has no sessions; see exo-mesh key list")
     return {"new": _new, "list": _list, "remove": _remove, "local": _local}[args.what](file, args)
+
+
+def _home(args: argparse.Namespace) -> list[str]:
+    """The home that --home names, or that of the node that the command means; [] for the default one."""
+    if args.home or (os.environ.get("EXO_MESH_HOME") and not args.api_url):
+        return list(args.home or ())
+    client = ApiClient(args.api_url)
+    node = client.own_node()
+    if node is None and args.api_url:
+        raise ConfigError(f"no node of this user serves {client.url}: run this on its machine, or name --home DIR")
+    return [str(node.home)] if node else []
 
 
 def _new(file: KeyFile, args: argparse.Namespace) -> int:

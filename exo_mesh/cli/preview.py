@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
     if plans and not args.json:
-        print(f"\nTo load it so: {load_command(args, numbers[id(plans[-1])])}")
+        print(f"\nTo load a plan by its number: {load_command(args, numbers[id(plans[-1])])}")
     return exit_codes.OK if plans else exit_codes.FAILED
 
 

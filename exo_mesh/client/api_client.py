@@ -89,7 +89,7 @@ class ApiClient:
         # no proxy from the environment: it could not reach a node on this machine
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if parts.scheme == "https":
-            node = None if own_certificate else self._own_node()
+            node = None if own_certificate else self.own_node()
             self.certificate = own_certificate or (node.certificate if node else None) or certificate_of(home)
             context = trust(hostname, self.certificate)
             handlers.append(urllib.request.HTTPSHandler(context=context))
@@ -103,7 +103,7 @@ class ApiClient:
         """The local token of the home; "" if no node with this home serves the address."""
         return token_for(homes_of(self._home), *self._address)
 
-    def _own_node(self) -> OwnNode | None:
+    def own_node(self) -> OwnNode | None:
         """The node of this user that serves the address; None if another program or another user's node does."""
         return node_at(homes_of(self._home), *self._address)
 
@@ -113,7 +113,7 @@ class ApiClient:
         machine, where any user may take the port of a dead one, only to a node of this user."""
         key = os.environ.get("EXO_MESH_API_KEY", "") if self._shows_key else ""
         node = None
-        if (not key or self.prefers_token) and (node := self._own_node()):
+        if (not key or self.prefers_token) and (node := self.own_node()):
             key = ("" if self.prefers_token else self._session.text) or read_token(node.home) or key
         elif not key and self._is_member and self._session.text:
             node = node_at(homes_of(None), *self._address)

@@ -17,7 +17,11 @@ from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FIL
 MAX_TEXT_FILES = 64
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
-DEFAULTS = ("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "Q4_0", "Q5_K_M", "Q5_K_S", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32")
+DEFAULTS = (
+    *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_L", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS"),
+    *("Q5_K_M", "UD-Q5_K_XL", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0"),
+    *("Q6_K", "UD-Q6_K_XL", "Q6_K_L", "Q8_0", "UD-Q8_K_XL", "BF16", "F16", "F32"),
+)
 """Quantisations of GGUF files, the preferred first: that with the best known ratio of quality to size, then larger
 ones. Smaller ones must be asked for, because answers become worse."""
 

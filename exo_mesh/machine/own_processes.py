@@ -91,6 +91,9 @@ def _found(default_home: str) -> Iterator[OwnProcess]:
             with contextlib.suppress(psutil.AccessDenied, OSError):
                 environ = process.environ()
             home = home_of(cmdline, environ, default_home if kind == "node" else "")
+            if home:  # "--home h1" in two directories names two homes
+                with contextlib.suppress(psutil.AccessDenied, OSError):
+                    home = os.path.normpath(Path(process.cwd()) / Path(home).expanduser())
             yield OwnProcess(process.pid, process.ppid(), kind, home, process.memory_info().rss)
 
 

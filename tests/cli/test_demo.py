@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -72,6 +73,24 @@ class Provider:
 
     def availability(self) -> Availability:
         return self.look
+
+
+class Started(Exception):
+    """Raised in place of starting a mesh, with the arguments."""
+
+
+def started_mesh(*args: object) -> NoReturn:
+    raise Started(*args)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "dummy"])
+def test_its_nodes_keep_the_engine_setting_so_that_auto_runs_other_formats_too(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_mesh.cli.demo.local_mesh", started_mesh)
+    with pytest.raises(Started) as started:
+        main(["demo", "--engine", wanted])
+    assert started.value.args[1] == ["--engine", wanted]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_preview_numbers_its_plans_and_ends_with_the_command_that_loads_one(say:
     assert [head.partition(" (")[0] for head in heads[:3]] == [
         "1 peer: not possible. too large", "plan 1: 2 peers", "plan 2: 2 peers",
     ]  # fmt: skip
-    command = shown.splitlines()[-1].removeprefix("To load it so: exo-mesh ").split()
+    command = shown.splitlines()[-1].removeprefix("To load a plan by its number: exo-mesh ").split()
     assert command[:4] == ["load", MODEL, "--plan", "2"] and command[-2] == "--api-url"
     code, shown, _ = say(*command[:-2])
     assert code == exit_codes.OK, shown
@@ -254,7 +254,7 @@ def test_a_person_places_a_model_over_three_machines_without_a_restart(tmp_path:
     with mesh(tmp_path, [[], [], []], engine="dummy") as peers:
         own = tmp_path / "peer-0"
         shown = run_process(["preview", MODEL], own).stdout
-        last = shown.splitlines()[-1].removeprefix("To load it so: exo-mesh ").split()
+        last = shown.splitlines()[-1].removeprefix("To load a plan by its number: exo-mesh ").split()
         done = run_process(last, own)
         assert done.returncode == exit_codes.OK, done.stderr
         assert f"{MODEL} is ready on 3 peers" in done.stdout

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from exo_mesh.machine.own_processes import OwnProcess, end_processes, home_of, kind_of
+from exo_mesh.machine.own_processes import OwnProcess, end_processes, home_of, kind_of, own_processes
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,18 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_and_a_pid_that_is_gone_h
         gone.wait()
         both = [OwnProcess(pid, os.getpid(), "node", str(tmp_path), 0) for pid in (child.pid, gone.pid)]
         assert end_processes(both, 0.1) == {child.pid: "killed", gone.pid: "ended"}
+
+
+def test_a_relative_home_is_that_of_the_directory_in_which_its_node_was_started(tmp_path: Path) -> None:
+    program = tmp_path / "exo-mesh"
+    program.write_text("import sys\nprint(1, flush=True)\nsys.stdin.read()\n")
+    with ExitStack() as stack:
+        pids = {}
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            argv, pipe = [sys.executable, str(program), "serve", "--home", "h1"], subprocess.PIPE
+            child = stack.enter_context(subprocess.Popen(argv, cwd=tmp_path / name, stdin=pipe, stdout=pipe))
+            assert child.stdout is not None and child.stdout.readline()
+            pids[name] = child.pid
+        home = tmp_path / "b" / "h1"
+        assert [(one.pid, one.home) for one in own_processes(tmp_path, home)] == [(pids["b"], str(home))]

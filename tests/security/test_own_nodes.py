@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.client.trust import default_url
 from exo_mesh.errors import MeshError
 from exo_mesh.security import own_nodes
+from exo_mesh.security.api_keys import KeyFile
 from exo_mesh.security.local_token import take_token
 from exo_mesh.security.own_nodes import (
     ListeningMark,
@@ -365,3 +367,28 @@ def test_a_node_is_found_under_each_address_that_reaches_only_it(tmp_path: Path)
 def test_without_any_node_the_usual_address_is_asked() -> None:
     with pytest.raises(NoNodeError, match="no node answers"):
         ApiClient(f"http://127.0.0.1:{closed_port()}").get("/state")
+
+
+def test_keys_are_those_of_the_node_that_other_commands_call(
+    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("EXO_MESH_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with node(tmp_path / "first", user), node(tmp_path / "second", user) as (port, _, token):
+        assert main(["key", "new"]) == exit_codes.OK
+        assert len(KeyFile(tmp_path / "first" / "api_keys.toml").read()) == 1, "it has run for longest"
+        there = ["--api-url", f"http://127.0.0.1:{port}"]
+        assert main(["key", "new", *there]) == exit_codes.OK
+        assert len(KeyFile(tmp_path / "second" / "api_keys.toml").read()) == 1
+        capsys.readouterr()
+        assert main(["key", "local", *there]) == exit_codes.OK
+        assert capsys.readouterr().out.strip() == token
+        named = tmp_path / "named"
+        monkeypatch.setenv("EXO_MESH_HOME", str(named))
+        assert main(["key", "new"]) == exit_codes.OK
+        assert len(KeyFile(named / "api_keys.toml").read()) == 1, "a home that is named counts"
+        monkeypatch.delenv("EXO_MESH_HOME")
+    assert main(["key", "new", *there]) == exit_codes.USAGE
+    assert f"no node of this user serves http://127.0.0.1:{port}" in capsys.readouterr().err
+    assert main(["key", "new"]) == exit_codes.OK
+    assert len(list((tmp_path / "data").rglob("api_keys.toml"))) == 1, "no node runs: the default home"
