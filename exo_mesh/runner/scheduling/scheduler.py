@@ -38,6 +38,9 @@ EVICTION_TURNS = 64
 """Decode frames between two evictions while some machine is short of memory: seconds, like the readings of memory. Also
 the frames for which a parked sequence keeps its place while others wait for one."""
 
+CHUNK_TURNS = 16
+"""A chunk of prefill counts as so many decode frames between two evictions: it takes about as long."""
+
 EXPECT_TURNS = 8
 """Decode frames between two lookups of what the first waiting sequence would share: a long prompt takes 0.1 ms."""
 
@@ -93,6 +96,8 @@ class Scheduler:
     """Decode frames that go before the next chunk, if that has only texts for vectors: a call has many of them, and a
     stream would otherwise wait for a chunk at each token."""
     _last_eviction: int = -EVICTION_TURNS
+    _age: int = 0
+    """Decode frames so far; a chunk of prefill counts as CHUNK_TURNS."""
     _kept_from: int = 0
     """Stages from this one on hold the positions of `Sequence.held`."""
     pressure: int = 0
@@ -100,6 +105,9 @@ class Scheduler:
     pressed_stage: int = 0
     """The stage with that pressure."""
     _lone: LoneTime = field(default_factory=LoneTime)
+    _untried: list[Sequence] = field(default_factory=list)
+    """New sequences that were taken or begun while nothing ran. How much memory the machines have is in the next
+    report: they end if it is critically little."""
     room: int = 2**31
     """Positions that the stage with the least memory can hold, in the last frame; shared ones count once if all stages
     share them."""
@@ -166,18 +174,36 @@ class Scheduler:
         taken."""
         if self.is_short_of_memory and not sequence.resumed:
             return False
-        return self._queue.push(sequence)
+        if not self._queue.push(sequence):
+            return False
+        if not self._running:
+            self.pressure = 0  # as far as known: the last frame came round some time ago
+        if not sequence.resumed and (self._untried or not self._running):
+            self._untried.append(sequence)
+        return True
 
     @property
     def why_refused(self) -> str:
         if self.is_short_of_memory:
-            return f"the machine of stage {self.pressed_stage} is short of memory, and requests are waiting already"
+            return self.why_short
         return f"{self.limits.max_waiting} requests are waiting already"
 
     @property
+    def why_short(self) -> str:
+        return f"the machine of stage {self.pressed_stage} is short of memory: its ring takes no new requests"
+
+    @property
     def is_short_of_memory(self) -> bool:
-        """Whether new requests are refused because a machine is short of memory."""
-        return self.pressure >= 2 and self.has_waiting
+        """Whether new requests are refused because a machine is critically short of memory."""
+        return self.pressure >= 2 and bool(self._running)
+
+    def take_untried(self) -> list[Sequence]:
+        """The sequences that must end now because they are new and a machine is critically short of memory. Call it
+        with each report."""
+        if not self._untried:
+            return self._untried
+        untried, self._untried = self._untried, []
+        return untried if self.pressure >= 2 else []
 
     def remove(self, sequence_id: int) -> bool:
         """Forget a sequence. True if it was running and stages hold KV of it."""
@@ -206,12 +232,17 @@ class Scheduler:
         time. Also set aside parked sequences whose places others wait for, and flex requests whose places requests that
         are not flex wait for.
 
+        A parked sequence that runs alone gives way too while memory is critically short: nobody reads it.
+
         Yields each evicted sequence: the length of an output is not known at admission. An evicted sequence is computed
         again later: its tokens stay, and a token that is on its way round is still drawn. One sequence always runs.
         """
-        while len(self._running) > 1 and ((outgrown := self._is_outgrown()) or self._must_shrink()):
-            self._last_eviction = self._turn
-            yield self._take_off(max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority)))
+        while self._running and ((outgrown := self._is_outgrown()) or self._must_shrink()):
+            last = max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority))
+            if len(self._running) == 1 and not (last.parked and self.pressure >= 2):
+                break
+            self._last_eviction = self._age
+            yield self._take_off(last)
             self._is_full = outgrown
         if not self._queue:
             return
@@ -281,17 +312,21 @@ class Scheduler:
         return positions
 
     def _must_shrink(self) -> bool:
-        """Whether to evict for memory pressure; the memory freed last must have time to show in a reading."""
-        return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
+        """Whether to evict for memory pressure; the memory freed last must have time to show in a reading. If all are
+        parked, no frame with rows comes to count the time."""
+        if self.pressure < 2:
+            return False
+        return self._age - self._last_eviction >= EVICTION_TURNS or all(one.parked for one in self._running.values())
 
     def memory_freed(self) -> None:
         """Note that memory was freed without an eviction: it must have time to show in a reading."""
-        self._last_eviction = self._turn
+        self._last_eviction = self._age
 
     def lone_at_critical(self, now: float) -> Sequence | None:
-        """The only sequence on the ring, once it has been alone for a while on a machine that is critically short of
-        memory: no other can be evicted. Call it with each frame that came round. now: seconds of any one clock."""
-        is_lone = self.pressure >= 2 and len(self._running) == 1 and not self._aside and not self._queue
+        """The only sequence that runs, once it has been alone for a while on a machine that is critically short of
+        memory: no other can be evicted, because those that wait hold nothing. Call it with each frame that came round.
+        now: seconds of any one clock."""
+        is_lone = self.pressure >= 2 and len(self._running) == 1
         return next(iter(self._running.values())) if self._lone.is_over(is_lone=is_lone, now=now) else None
 
     def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
@@ -314,12 +349,15 @@ class Scheduler:
         self.shared = SharedPositions()  # whatever stages still share counts for each sequence from now on
         self._decodes.clear()
         self.limits, self.pace, self._kept_from = limits, pace, kept_from
+        self.pressure = 0  # that of other machines than before, maybe
         return len(running)
 
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running while they fit; yields each, in the order of the queue."""
         while (sequence := self._queue.first()) is not None and self._fits(sequence):
             self._queue.pop()
+            if self.pressure >= 2 and not sequence.resumed:
+                self._untried.append(sequence)
             self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))
             is_short = len(self._running) > 0 and self._held + len(sequence.tokens) > self.max_tokens
             sequence.expected = self._may_share(sequence) if is_short else 0
@@ -432,6 +470,7 @@ class Scheduler:
                 token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
                 sequence.computed += n
         self._prefills += 1
+        self._age += CHUNK_TURNS
         upto, is_scoring = self._kept_from if catching_up else 0, any(row.num_logits for row in rows)
         return Work(tuple(rows), tuple(token_ids), upto, is_scoring)
 
@@ -483,6 +522,7 @@ class Scheduler:
             chosen = ready[: max(1, min(share, self.limits.max_rows))]
             chosen.sort(key=_forced)  # an engine may want rows of one length side by side
         self._turn += 1
+        self._age += 1
         self._decodes.append(len(chosen))
         rows: list[Row] = []
         token_ids: list[int] = []
