@@ -297,7 +297,7 @@ class Driver:
             text = f"the machine of stage {scheduler.pressed_stage} has no memory left for this request"
             self._end(lone.id, MemoryPressureError(text))
         for sequence in scheduler.take_untried():
-            self._end(sequence.id, MemoryPressureError(scheduler.why_short))
+            self._end(sequence.id, MemoryPressureError(scheduler.why_refused))
         if self.disk is not None:
             self._note_disks(frame, now)
         if not self._knows_stages:

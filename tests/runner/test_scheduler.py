@@ -315,7 +315,8 @@ def test_at_critical_prompts_that_are_computed_give_way_one_after_the_other() ->
     scheduler.pressure = 2
     evicted = list(scheduler.evict())
     for _ in range(4):
-        assert (work := scheduler.next_work()) is not None and work.is_prefill
+        work = scheduler.next_work()
+        assert work is not None and work.is_prefill
         scheduler.came_round(work)
         evicted += scheduler.evict()
     assert evicted == [three, two], "no token is drawn meanwhile"

@@ -81,7 +81,7 @@ def _round(name: str, module: ModuleType, seed: int, first: int, count: int, set
             outcomes, prober = asyncio.run(attack(module, rig, rng, count, settle_s, pause_s))
         took_s = time.monotonic() - began
         after = Reading.of(rig)
-        found = verdict(rig, before, after, prober)
+        found = verdict(rig, before, after, prober, only_nodes=is_content)
         found += _bounds(module, watch) if is_content else []
         for line in [*rig.notes, *found]:
             print(f"  {line}")
@@ -114,7 +114,8 @@ def _line(
         f"{sum(outcomes.values())} messages in {took_s:.0f} s: {ended}; "
         f"MiB {before.rss / MIB:.0f} -> {after.rss / MIB:.0f} (highest {before.peak / MIB:.0f} -> "
         f"{after.peak / MIB:.0f}; a node {watch.node_share:.2f} times its start, "
-        f"a child {watch.child_bytes / MIB:.0f}); {watch.cpu_s:.1f} s of CPU of the nodes; files {before.num_files} -> {after.num_files}; "
+        f"a child {watch.child_bytes / MIB:.0f}); {watch.cpu_s:.1f} s of CPU of the nodes; "
+        f"files {before.num_files} -> {after.num_files}; "
         f"{after.num_lines - before.num_lines} lines of log; "
         f"{len(set(before.pids) - set(after.pids))} processes ended; "
         f"{prober.num_asked} probes, {prober.num_failed} failed, slowest {prober.worst_s:.2f} s{beside}"

@@ -61,6 +61,8 @@ async def ask_all(rig: Rig, bodies: Callable[[str, random.Random], dict[str, Any
     """Asks the first node for each hostile model, one after the other; returns the statuses."""
     statuses = []
     for folder in sorted((rig.directory / "models").iterdir()):
+        if not rig.nodes[0].alive:
+            break
         rng = random.Random(folder.name)
         data = json.dumps({"model": folder.name, "max_tokens": 2, **bodies(folder.name, rng)}).encode()
         statuses.append(await judged_post(rig, "/v1/chat/completions", data, ANSWER_S, folder.name))

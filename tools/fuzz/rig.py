@@ -288,10 +288,11 @@ def _healthz(url: str) -> float | None:
     return time.monotonic() - began
 
 
-def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober) -> list[str]:
-    """Lists the deviations from what must hold."""
+def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober, *, only_nodes: bool = False) -> list[str]:
+    """Lists the deviations from what must hold. only_nodes: children may grow, up to bounds that others check."""
     found = list(rig.harm)
-    both = [after.rss_of[pid] / rss for pid, rss in before.rss_of.items() if pid in after.rss_of]
+    pids = [node.pid for node in rig.nodes] if only_nodes else list(before.rss_of)
+    both = [after.rss_of[pid] / before.rss_of[pid] for pid in pids if pid in after.rss_of]
     growth = max(both, default=1.0)
     if growth > MAX_GROWTH:
         found.append(f"a process has {growth:.2f} times the memory that it had")

@@ -10,7 +10,7 @@ from operator import attrgetter
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.engine.shared_positions import SharedPositions
-from exo_mesh.pictures import whole_row
+from exo_mesh.runner.scheduling.chunk_shares import deal_chunk
 from exo_mesh.runner.scheduling.lone import LoneTime
 from exo_mesh.runner.scheduling.pace import Pace, shares
 from exo_mesh.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
@@ -25,10 +25,6 @@ PREFILL_BUDGET_S = 0.25
 
 PREFILL_ALONE_S = 1.0
 """Longest lap of a chunk while nothing streams: a new request waits for the chunks that are on their way."""
-
-LEAST_PIECE = 16
-"""Fewest tokens with which a prompt begins or continues in a chunk that others fill: engines that compute row by row
-read all weights for each row, which takes as long for 2 tokens as for 16. Of small chunks, a quarter."""
 
 LOGIT_ROWS_BESIDE = 32
 """Most positions of prompts whose logits one frame asks for beside running streams: the driver takes about 1 ms for
@@ -184,13 +180,9 @@ class Scheduler:
 
     @property
     def why_refused(self) -> str:
-        if self.is_short_of_memory:
-            return self.why_short
+        if self.pressure >= 2:
+            return f"the machine of stage {self.pressed_stage} is short of memory: its ring takes no new requests"
         return f"{self.limits.max_waiting} requests are waiting already"
-
-    @property
-    def why_short(self) -> str:
-        return f"the machine of stage {self.pressed_stage} is short of memory: its ring takes no new requests"
 
     @property
     def is_short_of_memory(self) -> bool:
@@ -461,7 +453,7 @@ class Scheduler:
         if beside_streams and not hurries:
             size = self.pace.vector_chunk(size)
         logit_rows = min(self.max_logit_rows, LOGIT_ROWS_BESIDE) if beside_streams else self.max_logit_rows
-        dealt = self._prefill_shares(size, catching_up, logit_rows)
+        dealt = deal_chunk(self._running, size, logit_rows, self.limits.max_rows, catching_up=catching_up)
         rows: list[Row] = []
         token_ids: list[int] = []
         for sequence in self._running.values():
@@ -483,36 +475,6 @@ class Scheduler:
         """Rows of the next decode frame: no more of the larger frames than needed, or the rest would be small."""
         large, num_large = shares(rows, batches)
         return large if sum(size >= large for size in self._decodes) < num_large else max(1, large - 1)
-
-    def _prefill_shares(self, size: int, catching_up: bool, logit_rows: int) -> dict[int, int]:
-        """Tokens of a chunk for each sequence, by id: half of the chunk for the oldest sequence, the rest for those
-        with the least left. So a long prompt does not delay short ones, and they do not delay it. A sequence that must
-        be in one row gets all or nothing, and the oldest one all, however long it is."""
-        wanted: dict[int, int] = {}
-        for sequence in self._running.values():
-            wants = sequence.catch_up_left if catching_up else sequence.chunk_left
-            if wants and sequence.wants_scores and not sequence.embeds:
-                wants = min(wants, logit_rows)
-                logit_rows -= wants
-            if wants:
-                wanted[sequence.id] = wants
-        first, *others = wanted
-        is_whole = self._running[first].is_whole
-        left = size - (wanted[first] if is_whole else min(wanted[first], size - size // 2))
-        dealt: dict[int, int] = {}
-        for sequence_id in sorted(others, key=lambda sequence_id: wanted[sequence_id])[: self.limits.max_rows - 1]:
-            share = min(max(0, left), wanted[sequence_id])
-            is_all = share == wanted[sequence_id]
-            if not is_all and (self._running[sequence_id].is_whole or share < min(LEAST_PIECE, size // 4)):
-                continue
-            dealt[sequence_id] = share
-            left -= share
-        dealt[first] = wanted[first] if is_whole else min(wanted[first], size - sum(dealt.values()))
-        for sequence_id, n in dealt.items():
-            sequence = self._running[sequence_id]
-            if n and sequence.pictures:
-                dealt[sequence_id] = whole_row(sequence.pictures, sequence.computed, n)
-        return dealt
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
         chosen = ready

@@ -23,7 +23,7 @@ _LOOPS = (
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% for t in tools recursive %}{{ loop(tools) }}{% endfor %}",
 )
-_GROWTH = (
+GROWTH = (
     "{% set ns = namespace(a='aaaaaaaa') %}{% for i in range(40) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}",
     "{% set a = tools | tojson %}{% set b %}{% for i in range(99999) %}{{ a }}{% endfor %}{% endset %}{{ b | length }}",
     "{{ tools | tojson(indent=99999999) }}",
@@ -56,7 +56,7 @@ def _with(templates: Sequence[str]) -> Edit:
 
 
 EDITS: dict[str, Edit] = {
-    "loops": _with(_LOOPS), "growth": _with(_GROWTH), "recursion": _with(_RECURSION), "fields": _with(_FIELDS),
+    "loops": _with(_LOOPS), "growth": _with(GROWTH), "recursion": _with(_RECURSION), "fields": _with(_FIELDS),
 }  # fmt: skip
 
 

@@ -65,8 +65,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(one, (*path, key))
 
 
-def case(seed: int, number: int) -> tuple[str, str, bytes]:
-    """Returns a path, a description and a body: one field of a good body replaced by as many values as fit."""
+def case(seed: int, number: int, most: int = MAX_BODY) -> tuple[str, str, bytes]:
+    """Returns a path, a description and a body: one field of a good body replaced by as many values as fit into `most`
+    bytes, or into fewer."""
     rng = random.Random(f"{seed}/{number}")
     path, choices = rng.choice((*bodies.PATHS, *_MORE))
     body = copy.deepcopy(rng.choice(choices))
@@ -81,7 +82,7 @@ def case(seed: int, number: int) -> tuple[str, str, bytes]:
         owner = owner[key]
     owner[place[-1]] = _HOLE
     text = json.dumps(body)
-    filled = text.replace(f'"{_HOLE}"', KINDS[kind](rng, rng.choice((10**6, MAX_BODY)) - len(text)))
+    filled = text.replace(f'"{_HOLE}"', KINDS[kind](rng, rng.choice((most // 16, most)) - len(text)))
     return path, f"case {seed}/{number}: {kind} in {'.'.join(map(str, place))} of {path}", filled.encode()
 
 
