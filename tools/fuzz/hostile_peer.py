@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import tempfile
 import time
@@ -19,7 +18,7 @@ from exo_mesh.client.child_node import ChildNode
 from exo_mesh.errors import MeshError
 from tools.fuzz.calls import judged_post
 from tools.fuzz.models import ANSWER_S, LISTED_S, demo_model, edit_json
-from tools.fuzz.rig import MIB, Prober, Reading, Rig, Watch, beside_hog, limit_memory, running, verdict
+from tools.fuzz.rig import MIB, Prober, Reading, Rig, Watch, beside_hog, running, start_peer, verdict
 from tools.fuzz.targets import headers, templates, tokenizers
 
 MAX_LEFT = 1.2
@@ -79,14 +78,7 @@ def _start_evil(directory: Path, rig: Rig) -> ChildNode:
     folder.mkdir()
     for name, edit in MODELS.items():
         edit(random.Random(name), demo_model(folder / name))
-    flags = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy", "--discovery", "none"]
-    flags += ["--namespace", rig.namespace, "--name", "evil", "--models-dir", str(folder)]
-    flags += ["--bootstrap-peers", rig.ready[0]["grpc_address"]]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
-    evil = ChildNode(flags, directory / "evil.log", {**environ, "EXO_MESH_HOME": str(directory / "evil")})
-    limit_memory(evil.pid)
-    evil.wait_ready(60)
-    return evil
+    return start_peer(rig, folder)
 
 
 def _await_models(rig: Rig, evil: ChildNode) -> None:

@@ -143,6 +143,19 @@ def running(
         yield rig
 
 
+def start_peer(rig: Rig, models: Path, *flags: str) -> ChildNode:
+    """Starts a node that joins the nodes of an open rig and has these models; the caller stops it."""
+    home = models.parent / f"{models.name}-home"
+    own = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy", "--discovery", "none"]
+    own += ["--namespace", rig.namespace, "--name", "evil", "--models-dir", str(models)]
+    own += ["--bootstrap-peers", rig.ready[0]["grpc_address"], *flags]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
+    peer = ChildNode(own, models.parent / f"{models.name}.log", {**environ, "EXO_MESH_HOME": str(home)})
+    limit_memory(peer.pid)
+    peer.wait_ready(60)
+    return peer
+
+
 def _await_all(rig: Rig) -> None:
     end = time.monotonic() + 30
     while len(rig.api.get("/state")["view"]["peers"]) < len(rig.nodes) and time.monotonic() < end:

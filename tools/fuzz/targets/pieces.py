@@ -1,4 +1,4 @@
-"""A hub that sends one wrong byte in a piece of the weights, to two nodes that each fetch their own layers.
+"""A hub, or a peer beside a right hub, that sends one wrong byte of the weights to two nodes that fetch their layers.
 
 An answer may come from right bytes only; from others only while `/health` says that they are not verified.
 """
@@ -9,17 +9,19 @@ import asyncio
 import json
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from exo_mesh.errors import MeshError
 from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
 from tests.support.hub import LoopbackHub
-from tools.fuzz.rig import Rig
+from tools.fuzz.models import LISTED_S
+from tools.fuzz.rig import Rig, start_peer
 
-COUNT, NUM_NODES, CLOSED = 3, 2, False
+COUNT, NUM_NODES, CLOSED = 4, 2, False
 FLAGS = ("--discovery", "none", "--engine", "numpy")
 MAX_NODE_SHARE = 1.6
 PLACE_S = 90.0
@@ -47,14 +49,16 @@ def prepared(directory: Path, seed: int, numbers: Sequence[int]) -> Iterator[dic
     """Writes a checkpoint for each case, and starts the hub that corrupts them."""
     with WrongPieces(seed) as hub:
         for number in numbers:
-            write_checkpoint(directory / "truth" / f"m{number}", _SHAPE)
-            hub.add(f"org/m{number}", _corrupt(hub, directory, number))
+            truth = write_checkpoint(directory / "truth" / f"m{number}", _SHAPE)
+            is_of_peer = number % 2 == 1
+            wrong = _corrupt(hub, directory / ("evil/org" if is_of_peer else "wrong"), truth)
+            hub.add(f"org/m{number}", truth if is_of_peer else wrong)
         yield {**hub.environment, "HF_HOME": str(directory / "hf")}
 
 
-def _corrupt(hub: WrongPieces, directory: Path, number: int) -> Path:
-    """Copies a checkpoint with one wrong byte. The hub goes on to announce the digest of the right file."""
-    truth, wrong = directory / "truth" / f"m{number}", directory / "wrong" / f"m{number}"
+def _corrupt(hub: WrongPieces, folder: Path, truth: Path) -> Path:
+    """Copies a checkpoint with one wrong byte. A hub goes on to announce the digest of the right file."""
+    wrong = folder / truth.name
     wrong.mkdir(parents=True)
     for file in truth.iterdir():
         content = bytearray(file.read_bytes())
@@ -67,11 +71,24 @@ def _corrupt(hub: WrongPieces, directory: Path, number: int) -> Path:
 
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
-    """Places each model over both nodes and asks it, until its bytes have been judged."""
+    """Places each model over both nodes and asks it, until its bytes have been judged. The peer has files, but no
+    memory for layers: what it computes itself could not be checked."""
     outcomes: Counter[str] = Counter()
-    for number in range(rig.first, rig.first + count):
-        outcomes[await asyncio.to_thread(_try, rig, number)] += 1
+    with ExitStack() as stack:
+        if (rig.directory / "evil").exists():
+            peer = await asyncio.to_thread(start_peer, rig, rig.directory / "evil", "--max-memory", "1MB")
+            stack.callback(peer.stop)
+            await asyncio.to_thread(_await_listed, rig, f"m{rig.first | 1}")
+        for number in range(rig.first, rig.first + count):
+            outcomes[await asyncio.to_thread(_try, rig, number)] += 1
     return outcomes
+
+
+def _await_listed(rig: Rig, name: str) -> None:
+    """Waits until the first node knows a model of the peer."""
+    end = time.monotonic() + LISTED_S
+    while name not in json.dumps(rig.api.get("/state")) and time.monotonic() < end:
+        time.sleep(0.2)
 
 
 def _try(rig: Rig, number: int) -> str:
