@@ -101,7 +101,7 @@ def _try(rig: Rig, number: int) -> str:
     is_marked = UNVERIFIED in json.dumps(rig.api.get("/health"))
     differs = _num_wrong(rig, number)
     with suppress(MeshError):
-        rig.api.delete(f"/instance/{name.replace('/', '--')}-1")
+        rig.api.delete(f"/instance/{name.replace('/', '-')}-1")
     if differs and not is_marked:
         rig.harm.append(f"case {rig.seed}/{number}: {name} was served with {differs} wrong bytes, and no word of it")
         return "served wrong"
