@@ -7,6 +7,7 @@ from typing import Any
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.view import InstanceState
+from exo_mesh.errors import PlacementError
 from exo_mesh.inspection.describe import describe_instance, peers_of
 from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.instances.previews import preview, previews, with_peer_ids
@@ -63,5 +64,8 @@ class InstanceDesk:
         placed = instances.of_model(name) or instances.of_model(name, InstanceState.LOADING)
         if placed:  # a request waits for a ring that recovers, and that ring keeps its limit
             return max(instance.plan.context_limit for instance in placed)
-        card = await self._models.catalogue.card(name)
-        return (await self._owning.planner.propose(card, InstanceSpec(name))).context_limit
+        card, spec = await self._models.catalogue.card(name), InstanceSpec(name)
+        try:
+            return (await self._owning.planner.propose(card, spec)).context_limit
+        except PlacementError as exc:
+            raise await self._owning.planner.judge(card, spec, exc) from exc

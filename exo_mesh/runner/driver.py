@@ -111,6 +111,11 @@ class Driver:
     def num_running(self) -> int:
         return self._scheduler.num_running
 
+    @property
+    def holds(self) -> bool:
+        """Whether stages hold sequences that nobody computes: kept for later prompts, or parked. From any thread."""
+        return self.prefix.tokens > 0 or self._scheduler.num_parked > 0
+
     def describe_load(self, beat: Heartbeat) -> None:
         """Write the load of this driver into a heartbeat. From any thread; the numbers may be of slightly different
         moments."""
@@ -159,14 +164,14 @@ class Driver:
         return resumed
 
     def look(self, lap_s: float | None = None) -> None:
-        """Send an empty frame round if none has come for lap_s (by default IDLE_LAP_S) while stages keep sequences: its
-        reports show if some machine needs their memory. Another one leaves if a sequence is to be written to disk, and
-        while one is."""
+        """Send an empty frame round if none has come for lap_s (by default IDLE_LAP_S) while stages hold sequences that
+        nobody computes: its reports show if some machine needs their memory. Another one leaves if a sequence is to be
+        written to disk, and while one is."""
         lap_s = IDLE_LAP_S if lap_s is None else lap_s
         now = time.perf_counter()
         self.beginnings.store_settled(now)
         waits = bool(self._ops) or (self.disk is not None and self.disk.is_writing)
-        if self.prefix.tokens and not self._in_flight and (waits or now - self._returned_at >= lap_s):
+        if self.holds and not self._in_flight and (waits or now - self._returned_at >= lap_s):
             self._start(Work((), ()))
 
     def make_digest(self) -> None:
@@ -292,6 +297,8 @@ class Driver:
         if (lone := scheduler.lone_at_critical(now)) is not None:
             text = f"the machine of stage {scheduler.pressed_stage} has no memory left for this request"
             self._end(lone.id, MemoryPressureError(text))
+        for sequence in scheduler.take_untried():
+            self._end(sequence.id, MemoryPressureError(scheduler.why_refused))
         if self.disk is not None:
             self._note_disks(frame, now)
         if not self._knows_stages:

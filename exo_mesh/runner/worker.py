@@ -206,7 +206,7 @@ class Worker:
         """Let the driver find out whether some machine needs the memory of what is kept, and let it make a digest of
         that if it has changed. From any thread, often."""
         driver, now = self.driver, time.perf_counter()
-        if driver is None or not driver.prefix.tokens:
+        if driver is None or not driver.holds:
             return
         if now - self._looked_at >= (self.idle_lap_s if driver.disk is None else DISK_LOOK_S):
             self._looked_at = now
@@ -221,7 +221,7 @@ class Worker:
 
     def send_lap(self) -> None:
         """Let the driver find out soon whether some machine needs the memory of what is kept; see `look`."""
-        if self.driver is not None and self.driver.prefix.tokens:
+        if self.driver is not None and self.driver.holds:
             self._wake(partial(self.driver.look, 0.0))
 
     def check_alive(self) -> None:

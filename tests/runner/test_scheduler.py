@@ -294,9 +294,58 @@ def test_the_only_request_there_is_ends_where_memory_stays_critically_short() ->
     assert scheduler.lone_at_critical(3.0) is one
     scheduler.pressure = 1
     assert scheduler.lone_at_critical(9.0) is None
-    scheduler.pressure = 2
     assert scheduler.submit(Sequence(2, [0]))
-    assert [scheduler.lone_at_critical(float(n)) for n in range(10, 60)] == [None] * 50, "others can give way"
+    scheduler.pressure = 2
+    assert [n for n in range(10, 60) if scheduler.lone_at_critical(float(n))] == [25, 41, 57], "who waits holds nothing"
+
+
+def test_a_parked_request_that_runs_alone_gives_way_at_critical() -> None:
+    scheduler = scheduler_of(1)
+    (one,) = admitted(scheduler, 3)
+    one.parked = True
+    scheduler.pressure = 2
+    assert list(scheduler.evict()) == [one] and scheduler.num_running == 0 and scheduler.num_parked == 1
+    scheduler.unpark(one)
+    assert list(scheduler.admit()) == [one] and list(scheduler.evict()) == [], "one that is read goes on"
+
+
+def test_at_critical_prompts_that_are_computed_give_way_one_after_the_other() -> None:
+    scheduler = scheduler_of(1, prefill_chunk=4)
+    _, two, three = admitted(scheduler, 99, 99, 99)
+    scheduler.pressure = 2
+    evicted = list(scheduler.evict())
+    for _ in range(4):
+        work = scheduler.next_work()
+        assert work is not None and work.is_prefill
+        scheduler.came_round(work)
+        evicted += scheduler.evict()
+    assert evicted == [three, two], "no token is drawn meanwhile"
+
+
+def test_a_new_request_ends_at_the_first_report_of_critical_memory() -> None:
+    scheduler = scheduler_of(1)
+    scheduler.pressure = 2  # the last report, of an hour ago
+    new = [Sequence(number, [0] * 3) for number in (1, 2)]
+    resumed = Sequence(3, [0] * 3, resumed=True)
+    assert all(map(scheduler.submit, [*new, resumed]))
+    assert list(scheduler.admit()) == [resumed, *new], "nobody knows yet"
+    scheduler.pressure = 2
+    assert scheduler.take_untried() == new and scheduler.take_untried() == []
+    late = Sequence(4, [0])
+    assert not scheduler.submit(late) and "short of memory" in scheduler.why_refused
+    scheduler.pressure = 0
+    assert scheduler.submit(late) and scheduler.take_untried() == []
+
+
+def test_a_request_that_begins_at_critical_after_all_others_ended_is_tried_first() -> None:
+    scheduler = scheduler_of(1, max_running=1)
+    (one,) = admitted(scheduler, 3)
+    assert scheduler.take_untried() == []
+    late = Sequence(9, [0] * 3)
+    assert scheduler.submit(late)
+    scheduler.pressure = 2
+    assert scheduler.take_untried() == [] and scheduler.remove(one.id)
+    assert list(scheduler.admit()) == [late] and scheduler.take_untried() == [late]
 
 
 def test_of_equal_age_the_lowest_priority_is_evicted() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.serving.rings import MODEL, ROOM, Ring
+from exo_mesh.errors import MeshError, OverloadError
+from tests.serving.rings import MODEL, ROOM, SMALL, Ring
 from tests.support.dummy_oracle import dummy_text
 from tests.support.peers import Peer, await_all
 from tests.support.processes import eventually
@@ -115,6 +116,40 @@ async def test_a_lone_request_without_memory_anywhere_ends_with_what_it_has(ring
     ring.say(0, ROOM)
     ring.say(1, ROOM)
     await until(lambda: all(peer.api.get("/memory")["level"] == "ok" for peer in ring.peers))
+
+
+@pytest.mark.extended
+async def test_without_memory_anywhere_a_new_request_is_refused_at_once_and_a_running_one_ends_beside_it(
+    ring: Ring,
+) -> None:
+    def refused(prompt: object, **fields: object) -> tuple[str, float]:
+        with pytest.raises(MeshError) as caught:
+            ring.peers[0].api.post("/v1/completions", {"prompt": prompt, "max_tokens": 4, **fields}, 10)
+        assert isinstance(caught.value, OverloadError)
+        return caught.value.code, caught.value.retry_after_s
+
+    async with aiohttp.ClientSession() as http:
+        running = Reader()
+        task = asyncio.create_task(running.ask(http, ring.peers[0], "question 0", 20 * TOKENS))
+        await until(lambda: running.tokens > 5)
+        for index in (0, 1):
+            ring.say(index, SHORT)
+        await until(lambda: all(peer.api.get("/memory")["level"] == "critical" for peer in ring.peers))
+        busy = [await asyncio.to_thread(refused, "beside it", model=MODEL)]
+        async with asyncio.timeout(30):
+            await task  # although others ask
+        idle = [await asyncio.to_thread(refused, "alone", model=MODEL)]
+        idle += [await asyncio.to_thread(refused, ["one", "two"], model=MODEL, n=2)]
+        idle += [await asyncio.to_thread(refused, "not placed", model=SMALL)]
+    assert running.status == 200 and running.finish == ["length"] and 5 < running.tokens < 20 * TOKENS
+    assert {code for code, _ in busy + idle} == {"memory_pressure"} and min(after for _, after in busy + idle) >= 1
+    for index in (0, 1):
+        ring.say(index, ROOM)
+    await until(lambda: all(peer.api.get("/memory")["level"] == "ok" for peer in ring.peers))
+    async with aiohttp.ClientSession() as http:
+        reader = Reader()
+        await reader.ask(http, ring.peers[0], "question 0", 8)
+    assert reader.text == dummy_text(ring.folder / MODEL, "question 0", 8), "the last report said critical"
 
 
 @pytest.mark.extended

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
 from exo_mesh.proto import control_pb2 as pb
-from tools.fuzz.__main__ import TARGETS, fuzz
+from tools.fuzz import hostile_peer
+from tools.fuzz.__main__ import CONTENT, TARGETS, fuzz
+from tools.fuzz.models import Edit, write_cases
 from tools.fuzz.mutate import mutated, random_message
+from tools.fuzz.targets import headers, templates, values
 from tools.fuzz.targets.http import is_complete, request_bytes
 
 TENTH = {"tls": 1000, "frames": 1000, "files": 400}
@@ -21,6 +26,39 @@ waits before it asks a source again."""
 def test_a_tenth_of_the_messages_does_no_harm(target: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert fuzz(target, 1, TENTH.get(target, 2000), 1.0) == []
     assert f"{target}: seed 1" in capfd.readouterr().out
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("target", CONTENT)
+def test_hostile_content_does_no_harm(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert fuzz(target, 1, {"control": 200, "pieces": 2}.get(target), 1.0) == []
+    assert f"{target}: seed 1, cases from 0" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_peer_with_twelve_hostile_models_does_no_harm() -> None:
+    assert hostile_peer.run(1.0) == []
+
+
+@pytest.mark.parametrize("edits", [headers.EDITS, templates.EDITS])
+def test_a_case_is_the_same_again_by_seed_and_number(tmp_path: Path, edits: dict[str, Edit]) -> None:
+    def made(folder: Path, numbers: range) -> dict[Path, bytes]:
+        write_cases(folder, 7, numbers, edits)
+        return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+    whole = made(tmp_path / "whole", range(4))
+    later = made(tmp_path / "later", range(2, 4))
+    assert {file: whole[file] for file in later} == later and len({file.parent for file in later}) == 2
+
+
+def test_bodies_of_many_values_are_json_that_the_api_takes_and_the_same_again() -> None:
+    for number in range(40):
+        path, what, data = values.case(3, number, 100_000)
+        assert values.case(3, number, 100_000) == (path, what, data) and f"3/{number}" in what
+        assert len(data) <= 100_000
+        if " deep " not in what:
+            json.loads(data)
 
 
 def test_a_seed_makes_the_same_messages_again() -> None:

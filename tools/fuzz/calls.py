@@ -9,8 +9,16 @@ from collections.abc import Awaitable, Callable, Iterator
 import grpc
 import grpc.aio
 
+from tools.fuzz.rig import Rig
+
 AT_ONCE = 32
+NOT_FINITE = "not finite"
+"""The error of a model whose weights make NaN of everything: neither the client nor the node can help it."""
+
+SOFT = ("503", NOT_FINITE, "closed", "ConnectionResetError", "BrokenPipeError")
+"""Right answers besides 2xx and 4xx. The last three: the node refuses a body before it has read all of it."""
 DEADLINE_S = 10.0
+_CUTS = (b'"internal_error"', b'"engine_error"', b'"api_error"', b'{"error":"internal error')
 
 
 async def stream_once(
@@ -51,3 +59,43 @@ async def many(count: int, one: Callable[[int], Awaitable[str]]) -> Counter[str]
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     return outcomes
+
+
+async def post(port: int, path: str, data: bytes) -> str:
+    """Sends a body; returns the status after the whole answer, "cut" for a stream that ends with our error."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        lines = (
+            f"POST {path} HTTP/1.1",
+            "Host: 127.0.0.1",
+            f"Content-Length: {len(data)}",
+            "Connection: close",
+            "",
+            "",
+        )
+        writer.write("\r\n".join(lines).encode() + data)
+        answer = b""
+        while chunk := await reader.read(1 << 16):
+            answer += chunk
+    finally:
+        writer.close()
+    words = answer.split(None, 2)
+    status = words[1].decode("ascii", "replace") if len(words) > 1 else "closed"
+    if b"logits hold" in answer:
+        return NOT_FINITE
+    return "cut" if any(word in answer for word in _CUTS) else status
+
+
+async def judged_post(rig: Rig, path: str, data: bytes, deadline_s: float, what: str, port: int = 0) -> str:
+    """Sends a body to a node, by default the first, and notes harm: no answer in time, an answer of 5xx besides 503, or
+    a stream that ends with our error. what: names the case in the report."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            status = await post(port or rig.api_port, path, data)
+    except TimeoutError:
+        status = "NO ANSWER"
+    except OSError as exc:
+        status = type(exc).__name__
+    if not status.startswith(("2", "4")) and status not in SOFT:
+        rig.harm.append(f"{status} to {what}")
+    return status

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+import subprocess
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import psutil
 
@@ -28,6 +33,11 @@ CHAT = {
     "messages": [{"role": "user", "content": "Count from 7 to 9."}],
 }
 MAX_GROWTH = 1.5
+NODE_LIMIT_BYTES = 3 * 2**30
+"""Address space of a node and of each of its children: one that grows without a bound ends before this machine does."""
+
+WATCH_S = 0.05
+HOG_S = 2.0
 PROBE_S = 10.0
 """An answer of /healthz that takes longer counts as missing."""
 
@@ -36,7 +46,8 @@ PROBE_S = 10.0
 class Rig:
     """Nodes with the demo model over all of them. `secret` is empty in an open mesh.
 
-    notes: what a target prints beside its line. harm: damage to others than the nodes.
+    notes: what a target prints beside its line. harm: damage to others than the nodes. seed, first: the cases of a
+    content target are numbered from `first`; each is drawn from the seed and its number.
     """
 
     homes: list[Path]
@@ -47,6 +58,9 @@ class Rig:
     answer: str = ""
     notes: list[str] = field(default_factory=list)
     harm: list[str] = field(default_factory=list)
+    seed: int = 0
+    first: int = 0
+    directory: Path = Path()
 
     @property
     def api(self) -> ApiClient:
@@ -96,8 +110,15 @@ class Rig:
 
 
 @contextmanager
-def running(directory: Path, num_nodes: int, flags: Sequence[str], *, closed: bool) -> Iterator[Rig]:
-    """Starts nodes that know each other; stops them at the end."""
+def running(
+    directory: Path,
+    num_nodes: int,
+    flags: Sequence[str],
+    *,
+    closed: bool,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Rig]:
+    """Starts nodes that know each other; stops them at the end. environ: further variables for the nodes."""
     secret, namespace = new_secret() if closed else "", f"fuzz-{os.getpid()}"
     base = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy"]
     base += ["--namespace", namespace, *flags]
@@ -105,14 +126,15 @@ def running(directory: Path, num_nodes: int, flags: Sequence[str], *, closed: bo
         write_new(directory / "mesh.secret", secret)
         base += ["--secret-file", str(directory / "mesh.secret")]
     with ExitStack() as stack:
-        rig = Rig([], [], [], secret, namespace)
+        rig = Rig([], [], [], secret, namespace, directory=directory)
         for index in range(num_nodes):
             peers = ["--bootstrap-peers", rig.ready[0]["grpc_address"]] if rig.ready else []
-            environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
+            kept = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
             rig.homes.append(directory / f"n{index}")
-            environ["EXO_MESH_HOME"] = str(rig.homes[-1])
-            node = ChildNode([*base, "--name", f"n{index}", *peers], directory / f"n{index}.log", environ)
+            own = {**kept, **environ, "EXO_MESH_HOME": str(rig.homes[-1])}
+            node = ChildNode([*base, "--name", f"n{index}", *peers], directory / f"n{index}.log", own)
             stack.callback(node.stop)
+            limit_memory(node.pid)
             rig.nodes.append(node)
             rig.ready.append(node.wait_ready(60))
         _await_all(rig)
@@ -121,10 +143,29 @@ def running(directory: Path, num_nodes: int, flags: Sequence[str], *, closed: bo
         yield rig
 
 
+def start_peer(rig: Rig, models: Path, *flags: str) -> ChildNode:
+    """Starts a node that joins the nodes of an open rig and has these models; the caller stops it."""
+    home = models.parent / f"{models.name}-home"
+    own = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy", "--discovery", "none"]
+    own += ["--namespace", rig.namespace, "--name", "evil", "--models-dir", str(models)]
+    own += ["--bootstrap-peers", rig.ready[0]["grpc_address"], *flags]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
+    peer = ChildNode(own, models.parent / f"{models.name}.log", {**environ, "EXO_MESH_HOME": str(home)})
+    limit_memory(peer.pid)
+    peer.wait_ready(60)
+    return peer
+
+
 def _await_all(rig: Rig) -> None:
     end = time.monotonic() + 30
     while len(rig.api.get("/state")["view"]["peers"]) < len(rig.nodes) and time.monotonic() < end:
         time.sleep(0.1)
+
+
+def limit_memory(pid: int) -> None:
+    """Limits the address space of a process that has just started, and of its children. Only Linux can."""
+    if sys.platform == "linux":
+        resource.prlimit(pid, resource.RLIMIT_AS, (NODE_LIMIT_BYTES, NODE_LIMIT_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +203,64 @@ def _peak(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
-class Prober:
-    """Requests /healthz of every node once a second, and keeps the slowest time."""
+class Watch:
+    """Reads the memory of the nodes and of their children all the time, in a thread of its own.
+
+    node_share: the most that a node had, as a share of what it had at the start. child_bytes: the most that one of its
+    children had.
+    """
 
     def __init__(self, rig: Rig) -> None:
+        self._nodes = [psutil.Process(node.pid) for node in rig.nodes]
+        self._idle = [process.memory_info().rss for process in self._nodes]
+        self._cpu_before_s = sum(map(_cpu_s, self._nodes))
+        self.node_share = 1.0
+        self.child_bytes = 0
+        self.cpu_s = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(WATCH_S):
+            for process, idle in zip(self._nodes, self._idle, strict=True):
+                with suppress(psutil.Error):
+                    self.node_share = max(self.node_share, process.memory_info().rss / idle)
+                    for child in process.children(recursive=True):
+                        self.child_bytes = max(self.child_bytes, child.memory_info().rss)
+            self.cpu_s = max(self.cpu_s, sum(map(_cpu_s, self._nodes)) - self._cpu_before_s)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+class Prober:
+    """Requests /healthz of every node all the time, with a pause of pause_s, and keeps the times."""
+
+    def __init__(self, rig: Rig, pause_s: float = 1.0) -> None:
         self._urls = [ready["api_url"] for ready in rig.ready]
+        self._pause_s = pause_s
         self.num_asked = self.num_failed = 0
-        self.worst_s = 0.0
+        self.took_s: list[float] = []
+
+    @property
+    def worst_s(self) -> float:
+        return max(self.took_s, default=0.0)
+
+    @property
+    def p99_s(self) -> float:
+        return sorted(self.took_s)[int(0.99 * len(self.took_s))] if self.took_s else 0.0
 
     async def run(self) -> None:
         while True:
@@ -176,8 +268,27 @@ class Prober:
                 took_s = await asyncio.to_thread(_healthz, url)
                 self.num_asked += 1
                 self.num_failed += took_s is None
-                self.worst_s = max(self.worst_s, took_s or 0.0)
-            await asyncio.sleep(1.0)
+                self.took_s.append(PROBE_S if took_s is None else took_s)
+            await asyncio.sleep(self._pause_s)
+
+
+def _start_hog() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+
+async def beside_hog(rig: Rig) -> float:
+    """Returns the 99th percentile of /healthz, in seconds, while one other process computes: what the times during an
+    attack are compared with, because machines differ."""
+    hog = _start_hog()
+    prober = Prober(rig, 0.02)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HOG_S):
+                await prober.run()
+    finally:
+        hog.kill()
+        hog.wait()
+    return prober.p99_s
 
 
 def _healthz(url: str) -> float | None:
@@ -190,15 +301,19 @@ def _healthz(url: str) -> float | None:
     return time.monotonic() - began
 
 
-def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober) -> list[str]:
-    """Lists the deviations from what must hold."""
+def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober, *, only_nodes: bool = False) -> list[str]:
+    """Lists the deviations from what must hold. only_nodes: children may grow, up to bounds that others check."""
     found = list(rig.harm)
-    growth = max(after.rss_of[pid] / rss for pid, rss in before.rss_of.items() if pid in after.rss_of)
+    pids = [node.pid for node in rig.nodes] if only_nodes else list(before.rss_of)
+    both = [after.rss_of[pid] / before.rss_of[pid] for pid in pids if pid in after.rss_of]
+    growth = max(both, default=1.0)
     if growth > MAX_GROWTH:
         found.append(f"a process has {growth:.2f} times the memory that it had")
     if prober.num_failed:
         found.append(f"{prober.num_failed} of {prober.num_asked} /healthz without an answer")
     found += [f"node {index} has ended" for index, node in enumerate(rig.nodes) if not node.alive]
+    if not all(node.alive for node in rig.nodes):
+        return found
     logs = "\n".join(node.log_path.read_text(errors="replace") for node in rig.nodes)
     if "Traceback" in logs:
         found.append(f"{logs.count('Traceback')} tracebacks in the log, the first in: {_around(logs, 'Traceback')}")

@@ -10,7 +10,7 @@ from operator import attrgetter
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.engine.shared_positions import SharedPositions
-from exo_mesh.pictures import whole_row
+from exo_mesh.runner.scheduling.chunk_shares import deal_chunk
 from exo_mesh.runner.scheduling.lone import LoneTime
 from exo_mesh.runner.scheduling.pace import Pace, shares
 from exo_mesh.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
@@ -26,10 +26,6 @@ PREFILL_BUDGET_S = 0.25
 PREFILL_ALONE_S = 1.0
 """Longest lap of a chunk while nothing streams: a new request waits for the chunks that are on their way."""
 
-LEAST_PIECE = 16
-"""Fewest tokens with which a prompt begins or continues in a chunk that others fill: engines that compute row by row
-read all weights for each row, which takes as long for 2 tokens as for 16. Of small chunks, a quarter."""
-
 LOGIT_ROWS_BESIDE = 32
 """Most positions of prompts whose logits one frame asks for beside running streams: the driver takes about 1 ms for
 each with a vocabulary of 152,000 tokens, and draws nothing meanwhile."""
@@ -37,6 +33,9 @@ each with a vocabulary of 152,000 tokens, and draws nothing meanwhile."""
 EVICTION_TURNS = 64
 """Decode frames between two evictions while some machine is short of memory: seconds, like the readings of memory. Also
 the frames for which a parked sequence keeps its place while others wait for one."""
+
+CHUNK_TURNS = 16
+"""A chunk of prefill counts as so many decode frames between two evictions: it takes about as long."""
 
 EXPECT_TURNS = 8
 """Decode frames between two lookups of what the first waiting sequence would share: a long prompt takes 0.1 ms."""
@@ -93,6 +92,8 @@ class Scheduler:
     """Decode frames that go before the next chunk, if that has only texts for vectors: a call has many of them, and a
     stream would otherwise wait for a chunk at each token."""
     _last_eviction: int = -EVICTION_TURNS
+    _age: int = 0
+    """Decode frames so far; a chunk of prefill counts as CHUNK_TURNS."""
     _kept_from: int = 0
     """Stages from this one on hold the positions of `Sequence.held`."""
     pressure: int = 0
@@ -100,6 +101,9 @@ class Scheduler:
     pressed_stage: int = 0
     """The stage with that pressure."""
     _lone: LoneTime = field(default_factory=LoneTime)
+    _untried: list[Sequence] = field(default_factory=list)
+    """New sequences that were taken or begun while nothing ran. How much memory the machines have is in the next
+    report: they end if it is critically little."""
     room: int = 2**31
     """Positions that the stage with the least memory can hold, in the last frame; shared ones count once if all stages
     share them."""
@@ -166,18 +170,32 @@ class Scheduler:
         taken."""
         if self.is_short_of_memory and not sequence.resumed:
             return False
-        return self._queue.push(sequence)
+        if not self._queue.push(sequence):
+            return False
+        if not self._running:
+            self.pressure = 0  # as far as known: the last frame came round some time ago
+        if not sequence.resumed and (self._untried or not self._running):
+            self._untried.append(sequence)
+        return True
 
     @property
     def why_refused(self) -> str:
-        if self.is_short_of_memory:
-            return f"the machine of stage {self.pressed_stage} is short of memory, and requests are waiting already"
+        if self.pressure >= 2:
+            return f"the machine of stage {self.pressed_stage} is short of memory: its ring takes no new requests"
         return f"{self.limits.max_waiting} requests are waiting already"
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether new requests are refused because a machine is short of memory."""
-        return self.pressure >= 2 and self.has_waiting
+        """Whether new requests are refused because a machine is critically short of memory."""
+        return self.pressure >= 2 and bool(self._running)
+
+    def take_untried(self) -> list[Sequence]:
+        """The sequences that must end now because they are new and a machine is critically short of memory. Call it
+        with each report."""
+        if not self._untried:
+            return self._untried
+        untried, self._untried = self._untried, []
+        return untried if self.pressure >= 2 else []
 
     def remove(self, sequence_id: int) -> bool:
         """Forget a sequence. True if it was running and stages hold KV of it."""
@@ -206,12 +224,17 @@ class Scheduler:
         time. Also set aside parked sequences whose places others wait for, and flex requests whose places requests that
         are not flex wait for.
 
+        A parked sequence that runs alone gives way too while memory is critically short: nobody reads it.
+
         Yields each evicted sequence: the length of an output is not known at admission. An evicted sequence is computed
         again later: its tokens stay, and a token that is on its way round is still drawn. One sequence always runs.
         """
-        while len(self._running) > 1 and ((outgrown := self._is_outgrown()) or self._must_shrink()):
-            self._last_eviction = self._turn
-            yield self._take_off(max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority)))
+        while self._running and ((outgrown := self._is_outgrown()) or self._must_shrink()):
+            last = max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority))
+            if len(self._running) == 1 and not (last.parked and self.pressure >= 2):
+                break
+            self._last_eviction = self._age
+            yield self._take_off(last)
             self._is_full = outgrown
         if not self._queue:
             return
@@ -281,17 +304,21 @@ class Scheduler:
         return positions
 
     def _must_shrink(self) -> bool:
-        """Whether to evict for memory pressure; the memory freed last must have time to show in a reading."""
-        return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
+        """Whether to evict for memory pressure; the memory freed last must have time to show in a reading. If all are
+        parked, no frame with rows comes to count the time."""
+        if self.pressure < 2:
+            return False
+        return self._age - self._last_eviction >= EVICTION_TURNS or all(one.parked for one in self._running.values())
 
     def memory_freed(self) -> None:
         """Note that memory was freed without an eviction: it must have time to show in a reading."""
-        self._last_eviction = self._turn
+        self._last_eviction = self._age
 
     def lone_at_critical(self, now: float) -> Sequence | None:
-        """The only sequence on the ring, once it has been alone for a while on a machine that is critically short of
-        memory: no other can be evicted. Call it with each frame that came round. now: seconds of any one clock."""
-        is_lone = self.pressure >= 2 and len(self._running) == 1 and not self._aside and not self._queue
+        """The only sequence that runs, once it has been alone for a while on a machine that is critically short of
+        memory: no other can be evicted, because those that wait hold nothing. Call it with each frame that came round.
+        now: seconds of any one clock."""
+        is_lone = self.pressure >= 2 and len(self._running) == 1
         return next(iter(self._running.values())) if self._lone.is_over(is_lone=is_lone, now=now) else None
 
     def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
@@ -314,12 +341,15 @@ class Scheduler:
         self.shared = SharedPositions()  # whatever stages still share counts for each sequence from now on
         self._decodes.clear()
         self.limits, self.pace, self._kept_from = limits, pace, kept_from
+        self.pressure = 0  # that of other machines than before, maybe
         return len(running)
 
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running while they fit; yields each, in the order of the queue."""
         while (sequence := self._queue.first()) is not None and self._fits(sequence):
             self._queue.pop()
+            if self.pressure >= 2 and not sequence.resumed:
+                self._untried.append(sequence)
             self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))
             is_short = len(self._running) > 0 and self._held + len(sequence.tokens) > self.max_tokens
             sequence.expected = self._may_share(sequence) if is_short else 0
@@ -423,7 +453,7 @@ class Scheduler:
         if beside_streams and not hurries:
             size = self.pace.vector_chunk(size)
         logit_rows = min(self.max_logit_rows, LOGIT_ROWS_BESIDE) if beside_streams else self.max_logit_rows
-        dealt = self._prefill_shares(size, catching_up, logit_rows)
+        dealt = deal_chunk(self._running, size, logit_rows, self.limits.max_rows, catching_up=catching_up)
         rows: list[Row] = []
         token_ids: list[int] = []
         for sequence in self._running.values():
@@ -432,6 +462,7 @@ class Scheduler:
                 token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
                 sequence.computed += n
         self._prefills += 1
+        self._age += CHUNK_TURNS
         upto, is_scoring = self._kept_from if catching_up else 0, any(row.num_logits for row in rows)
         return Work(tuple(rows), tuple(token_ids), upto, is_scoring)
 
@@ -445,36 +476,6 @@ class Scheduler:
         large, num_large = shares(rows, batches)
         return large if sum(size >= large for size in self._decodes) < num_large else max(1, large - 1)
 
-    def _prefill_shares(self, size: int, catching_up: bool, logit_rows: int) -> dict[int, int]:
-        """Tokens of a chunk for each sequence, by id: half of the chunk for the oldest sequence, the rest for those
-        with the least left. So a long prompt does not delay short ones, and they do not delay it. A sequence that must
-        be in one row gets all or nothing, and the oldest one all, however long it is."""
-        wanted: dict[int, int] = {}
-        for sequence in self._running.values():
-            wants = sequence.catch_up_left if catching_up else sequence.chunk_left
-            if wants and sequence.wants_scores and not sequence.embeds:
-                wants = min(wants, logit_rows)
-                logit_rows -= wants
-            if wants:
-                wanted[sequence.id] = wants
-        first, *others = wanted
-        is_whole = self._running[first].is_whole
-        left = size - (wanted[first] if is_whole else min(wanted[first], size - size // 2))
-        dealt: dict[int, int] = {}
-        for sequence_id in sorted(others, key=lambda sequence_id: wanted[sequence_id])[: self.limits.max_rows - 1]:
-            share = min(max(0, left), wanted[sequence_id])
-            is_all = share == wanted[sequence_id]
-            if not is_all and (self._running[sequence_id].is_whole or share < min(LEAST_PIECE, size // 4)):
-                continue
-            dealt[sequence_id] = share
-            left -= share
-        dealt[first] = wanted[first] if is_whole else min(wanted[first], size - sum(dealt.values()))
-        for sequence_id, n in dealt.items():
-            sequence = self._running[sequence_id]
-            if n and sequence.pictures:
-                dealt[sequence_id] = whole_row(sequence.pictures, sequence.computed, n)
-        return dealt
-
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
         chosen = ready
         if len(ready) > 1:
@@ -483,6 +484,7 @@ class Scheduler:
             chosen = ready[: max(1, min(share, self.limits.max_rows))]
             chosen.sort(key=_forced)  # an engine may want rows of one length side by side
         self._turn += 1
+        self._age += 1
         self._decodes.append(len(chosen))
         rows: list[Row] = []
         token_ids: list[int] = []
