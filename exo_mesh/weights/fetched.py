@@ -44,13 +44,21 @@ class FetchedFile(msgspec.Struct):
 
     A file that a source only lists is a files.listing.FileInfo. size: in bytes, of the whole file. sha256: of the whole
     file, "" if unknown. present: bytes that are on disk, merged. is_checked: the file is whole and its digest was
-    right; peers do not report that of their files.
+    right. verified: bytes that belonged to a file with the right digest when they were checked, merged; of a file that
+    is not whole. Peers report neither of their files.
     """
 
     size: _Size
     sha256: str = ""
     present: list[Span] = []
     is_checked: bool = False
+    verified: list[Span] = []
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether the digest is known, bytes are here, and some of them were not checked."""
+        is_checked = self.is_checked or covers(tuple(self.verified), tuple(self.present))
+        return bool(self.sha256) and not is_checked
 
     @property
     def is_whole(self) -> bool:

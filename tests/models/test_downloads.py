@@ -93,6 +93,9 @@ class MarkingFetcher:
         on_progress(total, total, {"": total})
         return {"": total}
 
+    async def verify(self, model_dir: Path, files: Sequence[str], *rest: Any, **more: Any) -> tuple[str, ...]:
+        return ()
+
     async def search(self, query: str, limit: int) -> Sequence[Any]:
         return ()
 
