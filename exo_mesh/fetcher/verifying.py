@@ -68,7 +68,7 @@ class FileCheck:
 
     def run(self, on_wrong: OnWrong) -> str:
         """Returns RIGHT, UNKNOWN or REPAIRED. Raises FetchError if no source has a file with the right digest; then the
-        bytes here are dropped."""
+        bytes here are dropped, unless there was no source to compare with."""
         try:
             if self._digest() == self._file.sha256:
                 self._writer.note_verified(self._name, self._here)
@@ -101,9 +101,12 @@ class FileCheck:
             if found.as_sent == self._file.sha256:
                 self._replace(found.other, source, on_wrong)
                 return REPAIRED
-        if not num_read:
-            return UNKNOWN
         on_wrong(self._name)
+        if not num_read:
+            raise FetchError(
+                f"{self._name} does not match its sha256, and no second source tells which of its bytes are wrong",
+                remedy="delete the model at each peer and fetch it again, or connect a peer that has the whole file",
+            )
         self._writer.drop(self._name, ((0, self._file.size),))
         raise FetchError(
             f"{self._name} does not match its sha256 at any source",

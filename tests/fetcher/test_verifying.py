@@ -162,6 +162,7 @@ def test_what_no_peer_has_is_read_from_the_hub_within_limits(
     assert found.verified == (HERE if outcome == RIGHT else ())
 
 
-def test_a_wrong_byte_without_a_second_source_stays_unknown(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+def test_a_wrong_byte_without_a_second_source_is_an_error(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     found = check(tmp_path / "m", executor, [Holder("a", REST)], [20_000])
-    assert (found.outcome, found.told, found.verified) == (UNKNOWN, [], ())
+    assert "no second source tells which of its bytes are wrong" in found.outcome
+    assert (found.told, found.verified, found.present) == ([FILE], (), HERE)

@@ -91,8 +91,7 @@ class FileChecks:
                     return
             except FetchError as exc:
                 _log.error("the files of %s: %s", model, exc)
-                if exc.is_final:
-                    raise
+                raise  # the next stage that needs them tries again
             except (MeshError, OSError) as exc:
                 _log.info("the files of %s are not checked: %s", model, exc)
                 self._note(model, is_unverified=False)
