@@ -382,10 +382,6 @@ def new_manifest(name: str, repo: str, revision: str, files: Mapping[str, tuple[
     return Manifest(name, repo, revision, {file: FetchedFile(size, sha) for file, (size, sha) in files.items()})
 
 
-def sha256_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def _take_name(model_dir: Path, name: str) -> None:
     part_of(model_dir, name).replace(model_dir / name)
     sync_directory(model_dir)

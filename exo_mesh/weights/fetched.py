@@ -71,7 +71,8 @@ class Manifest(msgspec.Struct):
     name: the name in requests. repo, revision: its source, a hub id and a commit; "" for a model that is only in the
     mesh. files: checkpoint files by name; config and tokenizer files are always whole and not listed. made: text files
     that are on no hub: a fetcher made them from others (tokenizer.json from vocab.json and merges.txt). Peers copy them
-    as they are, so that all have the same tokenizer, whatever versions of libraries they have.
+    as they are, so that all have the same tokenizer, whatever versions of libraries they have. git_ids: of text files,
+    as the hub lists them, by name; a peer that copies a text file compares it with its id.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Manifest(msgspec.Struct):
     revision: str = ""
     files: dict[str, FetchedFile] = {}
     made: list[str] = []
+    git_ids: dict[str, str] = {}
 
     @property
     def is_whole(self) -> bool:
