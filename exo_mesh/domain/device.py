@@ -124,6 +124,7 @@ class PeerInfo:
     role: one of ROLES; "full" from a peer of an older version. served: what the model servers beside it serve.
     engine_speeds: how fast its engines run some models, where it has measured them. on_disk: by model digest (its first
     DIGEST_CHARS characters), the layers of which it has KV, or the weights although it has not all files.
+    unverified: models that it has parts of and may run, but has not yet compared with the digests of the files.
     """
 
     id: str
@@ -149,6 +150,7 @@ class PeerInfo:
     served: tuple[ServedModel, ...] = ()
     engine_speeds: ModelSpeeds = ()
     on_disk: tuple[tuple[str, tuple[KeptLayers, ...]], ...] = ()
+    unverified: tuple[str, ...] = ()
 
     @property
     def protocols(self) -> ProtocolRange:

@@ -28,7 +28,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
@@ -78,8 +78,7 @@ class HubFiles:
                                               timeout=ASK_LIMIT_S), self.repo, self.revision)  # fmt: skip
         self.revision = info.sha or self.revision
         files = {
-            str(sibling.rfilename): FileInfo(sibling.size or 0, str(field_of(sibling.lfs, "sha256") or ""))
-            for sibling in info.siblings or []
+            str(sibling.rfilename): FileInfo(sibling.size or 0, *_digests(sibling)) for sibling in info.siblings or []
         }
         with self._lock:
             self._folders = {path.rpartition("/")[2]: path for path in files if path.endswith(".gguf")}
@@ -167,6 +166,13 @@ class HubFiles:
             self._has_ranges = False
             raise NoRangesError(f"the hub sends {file} only as a whole")
         return start
+
+
+def _digests(sibling: RepoSibling) -> tuple[str, str]:
+    """Returns (sha256, id in git). Of a large file, git has only a pointer, whose id says nothing of the content."""
+    if sibling.lfs is not None:
+        return str(field_of(sibling.lfs, "sha256") or ""), ""
+    return "", str(sibling.blob_id or "")
 
 
 def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> None:

@@ -23,6 +23,7 @@ _MAX_NAME = 500
 _REPO = re.compile(rf"(?:{_PART}/)?{_PART}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w.\-/]{0,199}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_GIT_ID = re.compile(r"[0-9a-f]{40}")
 
 
 def checked(listing: Listing) -> Listing:
@@ -65,4 +66,5 @@ def _is_name(name: Any) -> bool:
 def _checked_file(name: str, info: FileInfo) -> FileInfo:
     if not isinstance(info.size, int) or not 0 <= info.size <= MAX_FILE_BYTES:
         raise FetchError(f"the source gave {name} an impossible size: {shown(info.size)}", is_final=True)
-    return info if _SHA256.fullmatch(str(info.sha256)) else FileInfo(info.size)
+    sha256 = info.sha256 if _SHA256.fullmatch(str(info.sha256)) else ""
+    return FileInfo(info.size, sha256, info.git_id if _GIT_ID.fullmatch(str(info.git_id)) else "")

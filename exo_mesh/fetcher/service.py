@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from exo_mesh.domain.spans import num_bytes
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
 from exo_mesh.fetcher.cache_source import CacheFiles
 from exo_mesh.fetcher.download import MAX_AT_ONCE, Context, Download, UsedSource
@@ -20,6 +21,7 @@ from exo_mesh.fetcher.hub_source import HubFiles, search_hub, use_token
 from exo_mesh.fetcher.listings import checked
 from exo_mesh.fetcher.skeleton import SkeletonOrder, fetch_headers, has_header, is_made, make_skeleton
 from exo_mesh.fetcher.source import ModelFiles, SourceError
+from exo_mesh.fetcher.verifying import UNKNOWN, FileCheck, HubBudget
 from exo_mesh.fetcher.wire import (
     FILES_ONLY,
     Answer,
@@ -37,6 +39,9 @@ from exo_mesh.fetcher.wire import (
     Setup,
     Source,
     Tls,
+    Verified,
+    Verify,
+    WrongBytes,
 )
 from exo_mesh.fetcher.writing import Writers
 from exo_mesh.files.listing import Listing
@@ -126,7 +131,7 @@ class FetcherService:
                 target=self._run, args=(request, context), name=f"request {request.id}", daemon=True
             ).start()
 
-    def _run(self, request: Resolve | Fetch | Search, context: Context) -> None:
+    def _run(self, request: Resolve | Fetch | Verify | Search, context: Context) -> None:
         try:
             answer: Answer = self._answer(request, context)
         except CancelledRequestError as exc:
@@ -142,7 +147,7 @@ class FetcherService:
             del self._running[request.id]
         self._send(answer)
 
-    def _answer(self, request: Resolve | Fetch | Search, context: Context) -> Answer:
+    def _answer(self, request: Resolve | Fetch | Verify | Search, context: Context) -> Answer:
         if isinstance(request, Search):
             return SearchResult(request.id, search_hub(request.query, request.limit))
         if isinstance(request, Resolve):
@@ -151,6 +156,8 @@ class FetcherService:
             with turn:
                 self._resolve(request, context)
             return Resolved(request.id, dict(context.received))
+        if isinstance(request, Verify):
+            return Verified(request.id, self._verify(request, context), dict(context.received))
         self._fetch(request, context)
         return Fetched(request.id, dict(context.received))
 
@@ -206,6 +213,27 @@ class FetcherService:
                 if headless:  # a corrupt file was dropped
                     fetch_headers(writer, headless, every, context)
                 Download(writer, wanted, context).run()
+            finally:
+                sources.close()
+
+    def _verify(self, request: Verify, context: Context) -> tuple[str, ...]:
+        """Returns the files that could not be checked. Raises FetchError if a file is wrong at all sources."""
+        with self._writers.opened(Path(request.model_dir)) as writer:
+            manifest = writer.manifest
+            digest = _digest(writer.model_dir, manifest.name)
+            sources = _Sources(self._open_peer, self._tls, manifest.name, manifest.repo, manifest.revision, digest)
+            known = [(name, file) for name, file in manifest.files.items() if name in request.files]
+            names = [name for name, file in known if file.is_unverified and not file.is_whole]
+            here_bytes = sum(num_bytes(manifest.files[name].present) for name in names)
+            budget = HubBudget(here_bytes if request.uses_hub else 0)
+            try:
+                used = [sources.used(source) for source in request.sources]
+                unknown = []
+                for name in names:
+                    check = FileCheck(writer, name, used, context, budget)
+                    if check.run(lambda file: self._send(WrongBytes(request.id, file))) == UNKNOWN:
+                        unknown.append(name)
+                return tuple(unknown)
             finally:
                 sources.close()
 

@@ -36,7 +36,6 @@ from exo_mesh.fetcher.writing import (
     lock_directory,
     make_part,
     new_manifest,
-    sha256_of,
     sync_directory,
 )
 from exo_mesh.files.listing import FileInfo, Listing
@@ -228,7 +227,7 @@ def _fetch_texts(scratch: Path, order: SkeletonOrder, chosen: Mapping[str, FileI
 
 def _fetch_text(scratch: Path, name: str, info: FileInfo, order: SkeletonOrder, context: Context) -> None:
     problem: MeshError | None = None
-    for source in order.sources:
+    for source in (*order.sources, *order.sources[-1:]):  # wrong bytes may come once
         try:
             content = read_whole(source, name, info.size, context)
         except CancelledRequestError:
@@ -236,10 +235,11 @@ def _fetch_text(scratch: Path, name: str, info: FileInfo, order: SkeletonOrder, 
         except MeshError as exc:
             problem = exc
             continue
-        if not info.sha256 or sha256_of(content) == info.sha256:
+        if info.has_content(content):
             (scratch / FOLDER_FILES.get(name, name)).write_bytes(content)
             return
-        problem = FetchError(f"{name} of {order.name} does not match its sha256")
+        where = f"peer {source.peer}" if source.peer else "the hub"
+        problem = FetchError(f"{name} of {order.name} has wrong bytes at {where}: they do not match its digest")
     raise problem or FetchError(f"no source has {name} of {order.name}")
 
 
@@ -262,6 +262,11 @@ def _lay_out(scratch: Path, order: SkeletonOrder, weights: Mapping[str, FileInfo
         make_part(part_of(scratch, name), info.size)
     files = {name: (info.size, info.sha256) for name, info in weights.items()}
     manifest = new_manifest(order.name, listing.repo, listing.revision, files)
+    manifest.git_ids = {
+        FOLDER_FILES.get(name, name): info.git_id
+        for name, info in listing.files.items()
+        if info.git_id and (scratch / FOLDER_FILES.get(name, name)).exists()
+    }
     manifest.made = [name for name in (*listing.made, *made) if (scratch / name).exists()]
     write_manifest(scratch, manifest)
 

@@ -1,7 +1,7 @@
 """The messages between a node and its fetcher: one JSON object per line, requests in, answers out.
 
 A request has an id that its answers repeat; several requests run at once. The last answer to a request is Resolved,
-Fetched, SearchResult or FetchFailed.
+Fetched, Verified, SearchResult or FetchFailed.
 """
 
 from __future__ import annotations
@@ -76,6 +76,19 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     shares: tuple[Share, ...]
 
 
+class Verify(msgspec.Struct, frozen=True, tag="verify"):
+    """Asks to compare those of these files of which only parts are here with the digests of the whole files, with the
+    help of these sources. Wrong bytes are dropped, and replaced if a source has the right ones. uses_hub: bytes that no
+    peer has may be read from the hub only to check, at most as many as are here; else a hub among the sources is only
+    for the comparison after a wrong digest."""
+
+    id: int
+    model_dir: str
+    files: tuple[str, ...]
+    sources: tuple[Source, ...]
+    uses_hub: bool
+
+
 class Search(msgspec.Struct, frozen=True, tag="search"):
     id: int
     query: str
@@ -94,7 +107,7 @@ class FetchPace(msgspec.Struct, frozen=True, tag="pace"):
     is_busy: bool
 
 
-Request = Setup | Resolve | Fetch | Search | CancelFetch | FetchPace
+Request = Setup | Resolve | Fetch | Verify | Search | CancelFetch | FetchPace
 
 
 class Resolved(msgspec.Struct, frozen=True, tag="resolved"):
@@ -118,6 +131,22 @@ class FetchProgress(msgspec.Struct, frozen=True, tag="progress"):
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     id: int
+    num_bytes: dict[str, int] = {}
+
+
+class WrongBytes(msgspec.Struct, frozen=True, tag="wrong"):
+    """Wrong bytes of this file were here, and are dropped; sent before they are replaced."""
+
+    id: int
+    file: str
+
+
+class Verified(msgspec.Struct, frozen=True, tag="verified"):
+    """The files were checked. unknown: those that could not be, because no source has the rest of them. num_bytes: as
+    in Fetched."""
+
+    id: int
+    unknown: tuple[str, ...] = ()
     num_bytes: dict[str, int] = {}
 
 
@@ -150,4 +179,4 @@ class FetchFailed(msgspec.Struct, frozen=True, tag="failed"):
     is_final: bool = False
 
 
-Answer = Resolved | FetchProgress | Fetched | SearchResult | FetchFailed
+Answer = Resolved | FetchProgress | Fetched | WrongBytes | Verified | SearchResult | FetchFailed

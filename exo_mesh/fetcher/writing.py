@@ -181,6 +181,30 @@ class ModelWriter:
             self.manifest.made = sorted({*self.manifest.made, *names})
             write_manifest(self.model_dir, self.manifest)
 
+    def note_verified(self, name: str, spans: Spans) -> None:
+        """Notes bytes that belong to a file with the right digest. Raises DiskError."""
+        self._change_file(name, lambda file: setattr(file, "verified", list(merged((*file.verified, *spans)))))
+
+    def drop(self, name: str, spans: Spans) -> None:
+        """Forgets bytes that are wrong: they count as missing from now on. Raises DiskError."""
+        self.sync()
+
+        def forget(file: FetchedFile) -> None:
+            file.present = list(minus(tuple(file.present), spans))
+            file.verified = list(minus(tuple(file.verified), spans))
+            file.is_checked = False
+
+        self._change_file(name, forget)
+
+    def _change_file(self, name: str, change: Callable[[FetchedFile], None]) -> None:
+        with self._syncing:
+            try:
+                with self._changed:
+                    change(self.manifest.files[name])
+                write_manifest(self.model_dir, self.manifest)
+            except OSError as exc:
+                raise self._refused(exc) from exc
+
     def is_whole(self, name: str) -> bool:
         with self._changed:
             return not self._missing(name, ((0, self.manifest.files[name].size),))
@@ -282,7 +306,7 @@ class ModelWriter:
             part.unlink(missing_ok=True)
             file.present = [(0, file.size)] if file.size else []
         elif not part.exists() or part.stat().st_size != file.size:
-            file.present, file.is_checked = [], False
+            file.present, file.is_checked, file.verified = [], False, []
             make_part(part, file.size)
         elif file.is_whole and (file.is_checked or not file.sha256):
             _take_name(self.model_dir, name)
@@ -356,10 +380,6 @@ def sync_directory(directory: Path) -> None:
 def new_manifest(name: str, repo: str, revision: str, files: Mapping[str, tuple[int, str]]) -> Manifest:
     """Creates the manifest of a model without any bytes. files: {name: (size, sha256)}."""
     return Manifest(name, repo, revision, {file: FetchedFile(size, sha) for file, (size, sha) in files.items()})
-
-
-def sha256_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _take_name(model_dir: Path, name: str) -> None:

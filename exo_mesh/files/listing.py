@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 
 class FileInfo(msgspec.Struct, frozen=True):
     """A complete file, even if the source has only a part of it. sha256: "" if unknown; hubs know it for weights.
 
-    For the bytes of a file that a machine has, see weights.fetched.FetchedFile.
+    git_id: the id of the content in the hub's git repository, "" if unknown; hubs know it for small files, which they
+    keep in git itself. For the bytes of a file that a machine has, see weights.fetched.FetchedFile.
     """
 
     size: int
     sha256: str = ""
+    git_id: str = ""
+
+    def has_content(self, content: bytes) -> bool:
+        """Whether this is the content of the file, as far as a digest is known."""
+        if self.sha256 and hashlib.sha256(content).hexdigest() != self.sha256:
+            return False
+        return not self.git_id or git_id_of(content) == self.git_id
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -28,3 +38,8 @@ class Listing(msgspec.Struct, frozen=True):
     files: dict[str, FileInfo]
     digest: str = ""
     made: tuple[str, ...] = ()
+
+
+def git_id_of(content: bytes) -> str:
+    """The id that git gives to a file with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -95,8 +95,12 @@ class OfferedModel:
                     break
         names.update(FOLDER_FILES.values())
         found = {name: file for name in sorted(names) if (file := self.file(name))}
-        listed = {name: FileInfo(file.size, file.sha256) for name, file in found.items()}
         made = tuple(self.manifest.made) if self.manifest else ()
+        git_ids = self.manifest.git_ids if self.manifest else {}
+        listed = {
+            name: FileInfo(file.size, file.sha256, "" if name in made else git_ids.get(name, ""))
+            for name, file in found.items()
+        }
         repo, revision = self._origin()
         return Listing(repo, revision, listed, self.digest, made)
 

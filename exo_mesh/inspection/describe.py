@@ -96,6 +96,7 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
         "engine_versions": {info.name: info.version for device in peer.devices for info in device.details},
         "models": list(peer.models),
         "partial_models": list(peer.partial_models),
+        "unverified": list(peer.unverified),
         "fetches": peer.fetches,
         "model_engines": {model: list(engines) for model, engines in peer.model_engines},
         "rdma_ports": [asdict(port) for port in peer.rdma_ports],

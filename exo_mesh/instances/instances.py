@@ -12,7 +12,8 @@ from weakref import WeakValueDictionary
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.plan import Ballot, StagePlan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import (
     DeadlineError,
@@ -66,6 +67,12 @@ async def _ignore_failure(call: Awaitable[bool]) -> None:
 def _log_failure(placement: asyncio.Task[InstanceInfo]) -> None:
     if not placement.cancelled() and (error := placement.exception()) is not None:
         _log.info("%s failed: %s", placement.get_name(), error)
+
+
+def _pin(stage: StagePlan) -> Pin:
+    """A wish for a stage as it is in a plan."""
+    group = stage.peers if stage.group is not None else ()
+    return Pin(stage.peers[0], stage.shard.start, stage.shard.stop, stage.engine, group=group)
 
 
 class Instances:
@@ -278,6 +285,20 @@ class Instances:
                 self._tasks.start(_ignore_failure(call), f"delete {instance_id}")
         await asyncio.gather(self.delete_own(instance_id), *waited, return_exceptions=True)
         return True  # answers do not matter: the fence spreads by gossip too
+
+    async def place_again(self, model: str, *, only_ready: bool) -> None:
+        """Deletes the instances of a model that have a stage on this node, which ends their requests with an error, and
+        places those again that somebody asked for. only_ready: leave those that are loading."""
+        own_id = self._membership.own.id
+        for _, one in self.all():
+            plan = one.plan
+            is_meant = one.state is InstanceState.READY or not only_ready
+            if plan.model == model and own_id in plan.member_ids and is_meant:
+                _log.error("deleting %s: its weights had wrong bytes on this machine", plan.instance_id)
+                await self.delete(plan.instance_id)
+                if not one.is_auto:
+                    pins = tuple(map(_pin, plan.stages))
+                    self.place_soon(InstanceSpec(model, context_limit=plan.context_limit, pins=pins))
 
     async def delete_own(self, instance_id: str) -> bool:
         """End an instance that this node owns; False if this node owns no instance with the id."""

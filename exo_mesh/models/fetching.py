@@ -38,6 +38,9 @@ from exo_mesh.fetcher.wire import (
     Share,
     Source,
     Tls,
+    Verified,
+    Verify,
+    WrongBytes,
 )
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.tasks import TaskOwner
@@ -73,10 +76,11 @@ _log = logging.getLogger(__name__)
 class _Asked:
     """A running request. starts: number of children that it was sent to."""
 
-    request: Resolve | Fetch | Search
+    request: Resolve | Fetch | Verify | Search
     answer: asyncio.Future[Answer]
     on_progress: OnBytes | None = None
     starts: int = 0
+    on_wrong: Callable[[str], None] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -182,6 +186,27 @@ class Fetcher:
         fetch = Fetch(next(self._ids), str(model_dir), allowed)
         answer = await self._ask(_Asked(fetch, asyncio.get_running_loop().create_future(), on_progress))
         return answer.num_bytes if isinstance(answer, Fetched) else {}
+
+    async def verify(
+        self,
+        model_dir: Path,
+        files: Sequence[str],
+        sources: Sequence[Source],
+        on_wrong: Callable[[str], None],
+        *,
+        uses_hub: bool,
+    ) -> tuple[str, ...]:
+        """Compares those of the files of which only parts are here with the digests of the whole files; returns those
+        that could not be checked. on_wrong: called with the name of a file whose wrong bytes were dropped,
+        before they are replaced. uses_hub: see Verify.
+
+        Raises FetchError, also if no source has the right bytes.
+        """
+        allowed = self._allowed(model_dir.name, tuple(sources))
+        verify = Verify(next(self._ids), str(model_dir), tuple(files), allowed, uses_hub)
+        asked = _Asked(verify, asyncio.get_running_loop().create_future(), on_wrong=on_wrong)
+        answer = await self._ask(asked)
+        return answer.unknown if isinstance(answer, Verified) else ()
 
     async def search(self, query: str, limit: int) -> tuple[HubModel, ...]:
         """Searches models on the hub. Raises FetchError."""
@@ -310,6 +335,9 @@ class Fetcher:
         if isinstance(answer, FetchProgress):
             if asked.on_progress is not None:
                 asked.on_progress(answer.done, answer.total, answer.num_bytes)
+        elif isinstance(answer, WrongBytes):
+            if asked.on_wrong is not None:
+                asked.on_wrong(answer.file)
         elif not asked.answer.done():
             asked.answer.set_result(answer)
 

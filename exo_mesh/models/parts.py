@@ -14,6 +14,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.downloads.checks import OnWrong
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.engine_speeds import EngineSpeeds
@@ -91,8 +92,9 @@ class ModelParts:
         credentials: CredentialSource | None,
         on_change: Callable[[], Awaitable[None]],
         on_reports: OnReports,
+        on_wrong: OnWrong,
     ) -> ModelParts:
-        """on_change: publishes which models are here now. on_reports: see ServedModels."""
+        """on_change: publishes which models are here now. on_reports: see ServedModels. on_wrong: see FileChecks."""
         home, options = settings.home, settings.engine_options
         directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
         shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)
@@ -113,7 +115,7 @@ class ModelParts:
             "http" if credentials is None else "https",
             store,
         )
-        downloads = Downloads(membership, catalogue, files, exchange.fetcher, disk, rules, on_change)
+        downloads = Downloads(membership, catalogue, files, exchange.fetcher, disk, rules, on_change, on_wrong)
         surveys = Surveys(registry, catalogue, membership, home / "surveys", disk=disk, options=options)
         self_tests = SelfTests(registry, catalogue, options, home / "scratch", disk=disk, bring=downloads.bring)
         texts = TextCache(home / "text", catalogue, membership, disk)

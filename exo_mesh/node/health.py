@@ -305,6 +305,10 @@ class Health:
             yield Reason("failed", HealthLevel.FAILED, instance.reason or "the instance has failed", remedy)
         elif instance.state is InstanceState.LOADING:
             yield Reason("loading", HealthLevel.OK, "the instance is loading", "")
+        if names := self._unverified(instance):
+            text = f"the weights at {', '.join(names[:MAX_NAMED])} are not compared with the digests of the files yet"
+            remedy = "nothing to do while the check runs; it needs the rest of the files, at other peers or the hub"
+            yield Reason("unverified", HealthLevel.OK, text, remedy)
         for index, _, peer_id in instance.plan.seats:
             own = peer_id == self._membership.own.id
             reported = self.problems() if own else readings[peer_id].reasons if peer_id in readings else ()
@@ -312,6 +316,12 @@ class Health:
                 if reason.code in ("memory_pressure", "slow_link"):
                     text = f"stage {index} is on a peer where {reason.message}"
                     yield Reason(reason.code, HealthLevel.DEGRADED, text, reason.remedy)
+
+    def _unverified(self, instance: InstanceInfo) -> list[str]:
+        """The names of peers that compute an instance from files that they have not checked."""
+        members, model = set(instance.plan.member_ids), instance.plan.model
+        peers = [self._membership.own, *(peer.info for peer in self._membership.peers)]
+        return sorted(peer.name for peer in peers if peer.id in members and model in peer.unverified)
 
 
 def _described(peer_id: str, name: str, reasons: Iterable[Reason]) -> dict[str, Any]:

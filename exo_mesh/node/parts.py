@@ -152,6 +152,7 @@ class NodeParts:
             self.credentials,
             self._announce_models,
             shown_in(self.metrics.rkllm),
+            self._wrong_bytes,
         )
 
     def _new_hosting(self, limits: HostLimits) -> HostingParts:
@@ -273,6 +274,9 @@ class NodeParts:
 
     async def _announce_models(self) -> None:
         await announce_models(self.models.catalogue, self.membership, self.engines.of_local_models, is_sure=True)
+
+    async def _wrong_bytes(self, model: str, loading_waits: bool) -> None:
+        await self.owning.instances.place_again(model, only_ready=loading_waits)
 
     def _read_telemetry(self) -> Telemetry:
         self._sequence += 1

@@ -120,7 +120,7 @@ class ModelSpeeds(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[EngineSpeed, _Mapping]]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "macs", "newest_protocol", "role", "served", "engine_speeds", "on_disk")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "macs", "newest_protocol", "role", "served", "engine_speeds", "on_disk", "unverified")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class PeerInfo(_message.Message):
     SERVED_FIELD_NUMBER: _ClassVar[int]
     ENGINE_SPEEDS_FIELD_NUMBER: _ClassVar[int]
     ON_DISK_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -167,7 +168,8 @@ class PeerInfo(_message.Message):
     served: _containers.RepeatedCompositeFieldContainer[_plan_pb2.ServedModel]
     engine_speeds: _containers.RepeatedCompositeFieldContainer[ModelSpeeds]
     on_disk: _containers.RepeatedCompositeFieldContainer[ModelOnDisk]
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., macs: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ..., role: _Optional[str] = ..., served: _Optional[_Iterable[_Union[_plan_pb2.ServedModel, _Mapping]]] = ..., engine_speeds: _Optional[_Iterable[_Union[ModelSpeeds, _Mapping]]] = ..., on_disk: _Optional[_Iterable[_Union[ModelOnDisk, _Mapping]]] = ...) -> None: ...
+    unverified: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., macs: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ..., role: _Optional[str] = ..., served: _Optional[_Iterable[_Union[_plan_pb2.ServedModel, _Mapping]]] = ..., engine_speeds: _Optional[_Iterable[_Union[ModelSpeeds, _Mapping]]] = ..., on_disk: _Optional[_Iterable[_Union[ModelOnDisk, _Mapping]]] = ..., unverified: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelOnDisk(_message.Message):
     __slots__ = ("digest", "layers")

@@ -127,6 +127,7 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
             pb.ModelOnDisk(digest=digest, layers=[kept_to_proto(one) for one in kept[:MAX_KEPT]])
             for digest, kept in peer.on_disk[:MAX_MODELS]
         ],
+        unverified=peer.unverified[: _num_within(peer.unverified)],
     )
 
 
@@ -167,6 +168,7 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         on_disk=tuple(
             (printable(one.digest, DIGEST_CHARS), kept_from_proto(one.layers)) for one in message.on_disk[:MAX_MODELS]
         ),
+        unverified=tuple(message.unverified[:MAX_ITEMS]),
     )
 
 

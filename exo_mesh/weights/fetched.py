@@ -44,13 +44,21 @@ class FetchedFile(msgspec.Struct):
 
     A file that a source only lists is a files.listing.FileInfo. size: in bytes, of the whole file. sha256: of the whole
     file, "" if unknown. present: bytes that are on disk, merged. is_checked: the file is whole and its digest was
-    right; peers do not report that of their files.
+    right. verified: bytes that belonged to a file with the right digest when they were checked, merged; of a file that
+    is not whole. Peers report neither of their files.
     """
 
     size: _Size
     sha256: str = ""
     present: list[Span] = []
     is_checked: bool = False
+    verified: list[Span] = []
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether the digest is known, bytes are here, and some of them were not checked."""
+        is_checked = self.is_checked or covers(tuple(self.verified), tuple(self.present))
+        return bool(self.sha256) and not is_checked
 
     @property
     def is_whole(self) -> bool:
@@ -63,7 +71,8 @@ class Manifest(msgspec.Struct):
     name: the name in requests. repo, revision: its source, a hub id and a commit; "" for a model that is only in the
     mesh. files: checkpoint files by name; config and tokenizer files are always whole and not listed. made: text files
     that are on no hub: a fetcher made them from others (tokenizer.json from vocab.json and merges.txt). Peers copy them
-    as they are, so that all have the same tokenizer, whatever versions of libraries they have.
+    as they are, so that all have the same tokenizer, whatever versions of libraries they have. git_ids: of text files,
+    as the hub lists them, by name; a peer that copies a text file compares it with its id.
     """
 
     name: str
@@ -71,6 +80,7 @@ class Manifest(msgspec.Struct):
     revision: str = ""
     files: dict[str, FetchedFile] = {}
     made: list[str] = []
+    git_ids: dict[str, str] = {}
 
     @property
     def is_whole(self) -> bool:

@@ -316,3 +316,10 @@ def test_facts_of_a_model() -> None:
     assert facts.previewed_fit([refused]) == "no: too large"
     assert facts.previewed_fit([refused, {"width": 2, "context_limit": 64}]) == "yes: 2 peers, context 64 tokens"
     assert [facts.ago(then, 200_000) for then in (None, 199_999, 0)] == ["-", "1 s ago", "2 d ago"]
+
+
+def test_show_names_the_peers_that_have_not_checked_their_parts() -> None:
+    state = {"view": {"peers": [{"id": "1", "unverified": ["org/m"]}, {"id": "2", "unverified": []}, {"id": "3"}]}}
+    (text,) = facts.unverified({"id": "org/m"}, state, {"1": "alice"})
+    assert text == "on alice: not yet compared with the digests of the files"
+    assert facts.unverified({"id": "other"}, state, {}) == []

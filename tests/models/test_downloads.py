@@ -93,6 +93,9 @@ class MarkingFetcher:
         on_progress(total, total, {"": total})
         return {"": total}
 
+    async def verify(self, model_dir: Path, files: Sequence[str], *rest: Any, **more: Any) -> tuple[str, ...]:
+        return ()
+
     async def search(self, query: str, limit: int) -> Sequence[Any]:
         return ()
 
@@ -123,8 +126,11 @@ class Bench:
         async def on_change() -> None:
             pass
 
+        async def on_wrong(model: str, loading_waits: bool) -> None:
+            pass
+
         self.downloads = Downloads(
-            membership, self.catalogue, self.files, self.fetcher, self.disk, FetchRules(**rules), on_change
+            membership, self.catalogue, self.files, self.fetcher, self.disk, FetchRules(**rules), on_change, on_wrong
         )
 
     async def reboot(self) -> None:

@@ -236,3 +236,14 @@ def test_macs_that_are_bridged_in_a_loop_are_named_and_a_line_of_them_is_well() 
     assert reason["level"] == "degraded" and "a, b, c in a loop" in reason["message"] and reason["remedy"]
     line = World(peers=[mac("a", "b"), mac("b", "a", "c"), mac("c", "b")]).shown()
     assert not [reason for reason in line["reasons"] if reason["code"] == "thunderbolt_bridge_cycle"]
+
+
+def test_an_instance_says_which_of_its_peers_have_not_checked_their_weights() -> None:
+    peers = [a_peer(name) for name in ("a", "b", "c")]
+    for peer in peers[:2]:
+        peer.info = replace(peer.info, unverified=("m", "other") if peer.id == "a" else ("other",))
+    peers[2].info = replace(peers[2].info, unverified=("m",))
+    shown = World(peers=peers, instances=[ring("a", "b")]).health().describe("ok")
+    (reason,) = shown["instance_health"][0]["reasons"]
+    assert (reason["code"], reason["level"], shown["status"]) == ("unverified", "ok", "ok")
+    assert reason["message"].startswith("the weights at a are not compared"), "c has no stage of it"

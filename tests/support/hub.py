@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from exo_mesh.files.listing import git_id_of
+
 LFS_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt")
 BLOCK_BYTES = 64 * 2**10
 
@@ -251,12 +253,13 @@ class _Handler(BaseHTTPRequestHandler):
         }  # fmt: skip
 
     def _entry(self, repo: HubRepo, file: Path) -> dict[str, Any]:
-        content_oid = self.server.hub.sha256(file)
         size = file.stat().st_size
         entry: dict[str, Any] = {"type": "file", "path": str(file.relative_to(repo.directory)), "size": size}
-        entry["oid"] = content_oid[:40]
         if file.suffix in LFS_SUFFIXES:
-            entry["lfs"] = {"oid": content_oid, "size": size, "pointerSize": 134}
+            sha256 = self.server.hub.sha256(file)
+            entry |= {"oid": sha256[:40], "lfs": {"oid": sha256, "size": size, "pointerSize": 134}}
+        else:
+            entry["oid"] = git_id_of(file.read_bytes())
         return entry
 
     def _resolve(self, parts: list[str], token: str) -> None:

@@ -41,6 +41,13 @@ def holders(model: Mapping[str, Any], names: Mapping[str, str]) -> str:
     return ", ".join(names.get(peer, peer[:8]) for peer in model["peers"]) or "-"
 
 
+def unverified(model: Mapping[str, Any], state: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """The peers that have parts of a model which they have not compared with its digests, as one text; or nothing."""
+    ids = [peer["id"] for peer in state["view"]["peers"] if model["id"] in peer.get("unverified", ())]
+    peers = ", ".join(sorted(names.get(peer_id, peer_id[:8]) for peer_id in ids))
+    return [f"on {peers}: not yet compared with the digests of the files"] if peers else []
+
+
 def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: Iterable[Mapping[str, Any]]) -> str:
     """The layers that peers have: `all`, or if some have only a part, `alpha 0-13, beta all`."""
     names = peer_names(dict(state))

@@ -67,6 +67,7 @@ def _lines(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[st
         ("context", f"{facts.context_text(model)} tokens"),
         ("peers", facts.holders(model, names)),
         ("layers", facts.held_layers(model, state, downloads)),
+        *[("unverified", text) for text in facts.unverified(model, state, names)],
         *[("loaded", ring) for ring in rings],
         ("last used", facts.ago(model["used_at"], time.time())),
         ("fits", model["fits"]),

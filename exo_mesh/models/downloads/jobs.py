@@ -14,6 +14,7 @@ from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.fetcher.wire import Share
 from exo_mesh.membership.service import Membership
+from exo_mesh.models.downloads.checks import FileChecks
 from exo_mesh.models.downloads.job import FetchJob, FetchMeter, either
 from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
@@ -52,6 +53,7 @@ class FetchJobs:
         room: ModelRoom,
         use: ModelUse,
         records: DownloadRecords,
+        checks: FileChecks,
         tasks: TaskOwner,
         on_change: Callable[[], Awaitable[None]],
     ) -> None:
@@ -63,6 +65,7 @@ class FetchJobs:
         self._room = room
         self._use = use
         self._records = records
+        self._checks = checks
         self._tasks = tasks
         self._on_change = on_change
         self._jobs: dict[tuple[str, Layers], FetchJob] = {}
@@ -130,7 +133,10 @@ class FetchJobs:
         try:
             async with self._use.turn(job.model):
                 self._sources.rules.require(from_hub=False)
+                began = asyncio.get_running_loop().time()
                 await self._fetch(job)
+                took_s = asyncio.get_running_loop().time() - began
+            await self._checks.check(job.model, job.need.layers, took_s)
         except FetchError as exc:
             self._records.tally.failed[exc.code] += 1
             self._records.tally.ended["failed"] += 1

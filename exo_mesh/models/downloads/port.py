@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,19 @@ class FileFetcher(Protocol):
         self, model_dir: Path, shares: Sequence[Share], on_progress: OnBytes | None = None
     ) -> Mapping[str, int]:
         """Fetches bytes into a directory that `resolve` created. Returns the bytes by source; cancelling ends it."""
+
+    async def verify(
+        self,
+        model_dir: Path,
+        files: Sequence[str],
+        sources: Sequence[Source],
+        on_wrong: Callable[[str], None],
+        *,
+        uses_hub: bool,
+    ) -> tuple[str, ...]:
+        """Compares files with their digests; returns those that could not be checked. on_wrong: called with the name of
+        a file whose wrong bytes were dropped, before they are replaced. uses_hub: bytes that no peer has may be read
+        from the hub only to check."""
 
     async def search(self, query: str, limit: int) -> Sequence[HubModel]:
         """Searches models on the hub."""

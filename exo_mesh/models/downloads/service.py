@@ -15,6 +15,7 @@ from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.downloads.checks import FileChecks, OnWrong
 from exo_mesh.models.downloads.introductions import Introductions
 from exo_mesh.models.downloads.jobs import FetchJobs, new_info
 from exo_mesh.models.downloads.port import FileFetcher
@@ -47,8 +48,9 @@ class Downloads:
         disk: Disk,
         rules: FetchRules,
         on_change: Callable[[], Awaitable[None]],
+        on_wrong: OnWrong,
     ) -> None:
-        """on_change: publishes which models are here now."""
+        """on_change: publishes which models are here now. on_wrong: see FileChecks."""
         self._membership = membership
         self._files = files
         self._fetcher = fetcher
@@ -61,7 +63,10 @@ class Downloads:
         sources = ModelSources(membership, files, rules, store)
         self.room = ModelRoom(files, disk, rules, store, use, records, on_change)
         self._introductions = Introductions(catalogue, files, fetcher, sources, use, records, on_change)
-        self.jobs = FetchJobs(membership, files, fetcher, sources, self.room, use, records, self._tasks, on_change)
+        self._checks = checks = FileChecks(membership, files, fetcher, sources, self._tasks, on_wrong)
+        self.jobs = FetchJobs(
+            membership, files, fetcher, sources, self.room, use, records, checks, self._tasks, on_change
+        )
 
     async def close(self) -> None:
         """Ends all fetches, keeping the fetched bytes."""
@@ -127,6 +132,7 @@ class Downloads:
         """Like of_stage, for any layers; equal requests share one fetch."""
         await asyncio.to_thread(self._files.touch, model)
         if not await asyncio.to_thread(self._files.missing, model, layers):
+            await self._checks.check(model, layers, 0.0)
             return
         job = self.jobs.start(FetchNeed(model, layers, wants or {self._membership.own.id: layers}))
         async with aclosing(self.jobs.steps(job)) as steps:

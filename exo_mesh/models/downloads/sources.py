@@ -68,6 +68,14 @@ class ModelSources:
                 found.append((peer, holding_from_proto(reply)))
         return found
 
+    def hub(self, own: Holding) -> list[Source]:
+        """The hub, if the model is from there and this node may use it."""
+        return [Source()] if own.repo and self._membership.own.id in self._hub_users() else []
+
+    def is_fetched_elsewhere(self, model: str) -> bool:
+        """Whether another peer fetches the model now."""
+        return bool(self.fetched_elsewhere(FetchNeed(model, None, {})))
+
     def fetched_elsewhere(self, need: FetchNeed) -> OtherFetches:
         """Returns what other peers fetch of the model now, without fetches for the same reason as this one."""
         return frozenset(

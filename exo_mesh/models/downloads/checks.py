@@ -1,0 +1,133 @@
+"""Checks fetched parts of model files against the digests of the whole files, and says which are not checked yet.
+
+A file that is whole is checked as it is completed. Of a file that is fetched in parts, no node has all bytes; each node
+hashes its own and reads the others' from the peers that have them. A stage waits for that as long as its download took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from exo_mesh.errors import FetchError, MeshError
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.downloads.port import FileFetcher
+from exo_mesh.models.downloads.sources import ModelSources
+from exo_mesh.models.local_files import Layers, LocalFiles
+from exo_mesh.tasks import TaskOwner
+
+LEAST_WAIT_S = 2.0
+"""A stage waits at least this long for the check of its files, however quick the download was."""
+
+FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
+"""Time until a check is tried again that found no source for some bytes; it doubles each time."""
+
+_log = logging.getLogger(__name__)
+
+
+OnWrong = Callable[[str, bool], Awaitable[None]]
+"""Called when wrong bytes of a model were found and dropped: (model, whether stages that load now still wait for the
+check)."""
+
+
+class FileChecks:
+    """One check per model at a time. tasks: owns them."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        files: LocalFiles,
+        fetcher: FileFetcher,
+        sources: ModelSources,
+        tasks: TaskOwner,
+        on_wrong: OnWrong,
+    ) -> None:
+        self._membership = membership
+        self._files = files
+        self._fetcher = fetcher
+        self._sources = sources
+        self._tasks = tasks
+        self._on_wrong = on_wrong
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._layers: dict[str, set[Layers]] = {}
+        self._waiting: Counter[str] = Counter()
+
+    async def check(self, model: str, layers: Layers, wait_s: float) -> None:
+        """Starts a check of these layers of a model, unless they are checked, and waits for it at most wait_s. Raises
+        FetchError if wrong bytes were found within that time that no source has right."""
+        if not await asyncio.to_thread(self._files.unverified, model, layers):
+            return
+        self._note(model, is_unverified=True)
+        self._layers.setdefault(model, set()).add(layers)
+        task = self._running.get(model)
+        if task is None:
+            task = self._running[model] = self._tasks.start(self._run(model), f"check the files of {model}")
+            task.add_done_callback(lambda _: self._ended(model))
+        self._waiting[model] += 1
+        try:
+            await asyncio.wait((task,), timeout=max(LEAST_WAIT_S, wait_s))
+        finally:
+            self._waiting[model] -= 1
+            self._waiting += Counter()  # drops zero counts
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+    def _ended(self, model: str) -> None:
+        del self._running[model], self._layers[model]
+
+    async def _run(self, model: str) -> None:
+        """Checks a model until nothing of it is unknown or it is gone. Raises FetchError if no source has right
+        bytes."""
+        pause_s, uses_hub = FIRST_RETRY_S, False
+        while True:
+            while self._sources.is_fetched_elsewhere(model):
+                await self._membership.changed.wait(LAST_RETRY_S)
+            try:
+                if not await self._check_once(model, uses_hub=uses_hub):
+                    self._note(model, is_unverified=False)
+                    return
+            except FetchError as exc:
+                _log.error("the files of %s: %s", model, exc)
+                raise  # the next stage that needs them tries again
+            except (MeshError, OSError) as exc:
+                _log.info("the files of %s are not checked: %s", model, exc)
+                self._note(model, is_unverified=False)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s, uses_hub = min(2 * pause_s, LAST_RETRY_S), True
+
+    async def _check_once(self, model: str, *, uses_hub: bool) -> tuple[str, ...]:
+        """Returns the files that are still unknown. uses_hub: not at the first time, because peers may just begin to
+        fetch what is missing. Raises MeshError and OSError."""
+        found = [await asyncio.to_thread(self._files.unverified, model, one) for one in tuple(self._layers[model])]
+        files = sorted({file for one in found for file in one})
+        own = await asyncio.to_thread(self._files.holding, model)
+        others = [peer for peer, one in await self._sources.holdings(model) if one.digest == own.digest]
+        used = [*map(self._sources.source, others), *self._sources.hub(own)]
+        if not used or not files:
+            return tuple(files)
+        wrong: list[str] = []
+
+        def on_wrong(file: str) -> None:
+            _log.error("%s of %s had wrong bytes here, which are dropped", file, model)
+            wrong.append(file)
+            if len(wrong) == 1:
+                call = self._on_wrong(model, bool(self._waiting[model]))
+                self._tasks.start(_awaited(call), f"replace the instances of {model}")
+
+        model_dir = await asyncio.to_thread(self._files.model_dir, model)
+        return await self._fetcher.verify(model_dir, files, used, on_wrong, uses_hub=uses_hub)
+
+    def _note(self, model: str, *, is_unverified: bool) -> None:
+        """Publishes whether some files of a model are not checked."""
+        before = self._membership.own.unverified
+        now = tuple(sorted({*before, model} if is_unverified else {*before} - {model}))
+        if now != before:
+            self._membership.describe(replace(self._membership.own, unverified=now))
+
+
+async def _awaited(call: Awaitable[None]) -> None:
+    await call
