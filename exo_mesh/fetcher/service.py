@@ -223,7 +223,7 @@ class FetcherService:
             digest = _digest(writer.model_dir, manifest.name)
             sources = _Sources(self._open_peer, self._tls, manifest.name, manifest.repo, manifest.revision, digest)
             known = [(name, file) for name, file in manifest.files.items() if name in request.files]
-            names = [name for name, file in known if file.is_unverified and not file.is_whole]
+            names = [name for name, file in known if file.is_unverified]
             here_bytes = sum(num_bytes(manifest.files[name].present) for name in names)
             budget = HubBudget(here_bytes if request.uses_hub else 0)
             try:

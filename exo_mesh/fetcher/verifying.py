@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.fetcher.download import CHUNK_BYTES, TRIES_BEFORE_OTHERS, Context, UsedSource, read_persistently
 from exo_mesh.fetcher.source import NoRangesError
 from exo_mesh.fetcher.writing import ModelWriter
-from exo_mesh.weights.fetched import part_of
+from exo_mesh.weights.safetensors import on_disk
 
 RIGHT, UNKNOWN, REPAIRED = "right", "unknown", "repaired"
 """What a check found: all bytes here belong to a file with the right digest; no source has the rest of the file now;
@@ -25,6 +26,8 @@ wrong bytes were here and are replaced."""
 
 PIECE_BYTES = 2**20
 """Wrong bytes are found, dropped and fetched again in pieces of this size."""
+
+SOURCES_WITHOUT_DIGEST = 2
 
 OnWrong = Callable[[str], None]
 """Called with the name of a file as soon as wrong bytes of it are known, before they are replaced."""
@@ -36,6 +39,9 @@ class HubBudget:
     line. The comparison after a wrong digest is not limited."""
 
     left_bytes: int
+
+
+_log = logging.getLogger(__name__)
 
 
 class _NoSourceError(FetchError):
@@ -69,6 +75,8 @@ class FileCheck:
     def run(self, on_wrong: OnWrong) -> str:
         """Returns RIGHT, UNKNOWN or REPAIRED. Raises FetchError if no source has a file with the right digest; then the
         bytes here are dropped, unless there was no source to compare with."""
+        if not self._file.sha256:
+            return self._compare_copies()
         try:
             if self._digest() == self._file.sha256:
                 self._writer.note_verified(self._name, self._here)
@@ -85,6 +93,25 @@ class FileCheck:
                 sha.update(self._own(piece) if is_here else self._read_from_any(piece))
                 self._context.go_on()
         return sha.hexdigest()
+
+    def _compare_copies(self) -> str:
+        """Without a digest, bytes count as right if they are those of two sources: one of them may be where they came
+        from. If they differ, nobody knows which are right."""
+        for piece in cut(self._here, PIECE_BYTES):
+            mine, num_equal = self._own(piece), 0
+            for source in reversed(self._sources):
+                with contextlib.suppress(_NoSourceError, NoRangesError):
+                    if self._read(source, piece) != mine:
+                        _log.warning("%s has other bytes at %s than here", self._name, source.peer or "the hub")
+                        return UNKNOWN
+                    num_equal += 1
+                if num_equal == SOURCES_WITHOUT_DIGEST:
+                    break
+            else:
+                return UNKNOWN
+            self._context.go_on()
+        self._writer.note_verified(self._name, self._here)
+        return RIGHT
 
     def _find_wrong(self, on_wrong: OnWrong) -> str:
         """Compares with one whole source after the other: the hub first, then peers."""
@@ -145,7 +172,7 @@ class FileCheck:
         self._writer.note_verified(self._name, self._here)
 
     def _own(self, span: Span) -> bytes:
-        with part_of(self._writer.model_dir, self._name).open("rb") as stream:
+        with on_disk(self._writer.model_dir / self._name).open("rb") as stream:
             stream.seek(span[0])
             content = stream.read(span[1] - span[0])
         if len(content) != span[1] - span[0]:

@@ -185,14 +185,14 @@ class LocalFiles:
         missing = {file: minus(merged(spans), _present(manifest, file)) for file, spans in wanted.items()}
         return {file: spans for file, spans in missing.items() if spans}
 
-    def unverified(self, name: str, layers: Layers) -> list[str]:
-        """Returns the files with bytes for these layers that are here in parts, and whose digest is known and was not
-        compared with all that is here. Raises as `pieces`."""
+    def unverified(self, name: str, layers: Layers) -> dict[str, bool]:
+        """Returns the fetched files with bytes for these layers of which not all that is here was checked, and whether
+        their digests are known. Raises as `pieces`."""
         manifest = _manifest_of(name, self.model_dir(name))
-        if manifest is None or manifest.is_whole:
-            return []
+        if manifest is None:
+            return {}
         found = {file: manifest.files[file] for file in self.pieces(name, layers) if file in manifest.files}
-        return [file for file, one in found.items() if one.is_unverified and not one.is_whole]
+        return {file: bool(one.sha256) for file, one in found.items() if one.is_unverified}
 
     def whole_layers(self, name: str) -> list[range]:
         """Returns the ranges of layers that a stage could load here although the model has not all files; none if it

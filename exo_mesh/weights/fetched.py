@@ -56,9 +56,8 @@ class FetchedFile(msgspec.Struct):
 
     @property
     def is_unverified(self) -> bool:
-        """Whether the digest is known, bytes are here, and some of them were not checked."""
-        is_checked = self.is_checked or covers(tuple(self.verified), tuple(self.present))
-        return bool(self.sha256) and not is_checked
+        """Whether bytes are here that were not compared with the digest; without a digest, with two other sources."""
+        return not (self.is_checked or covers(tuple(self.verified), tuple(self.present)))
 
     @property
     def is_whole(self) -> bool:

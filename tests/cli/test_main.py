@@ -298,7 +298,7 @@ def test_the_documentation_says_which_verbs_ask_a_node_and_which_print_json() ->
     asking = re.search(r"^The verbs that ask a node \(([^)]*)\)", text, re.MULTILINE)
     printing = re.search(r"^((?:`[\w ]+`(?:,| and)\s)+`\w+`)\stake `--json`", text, re.MULTILINE)
     assert asking is not None and printing is not None
-    assert ASKING.keys() | {"doctor"} == verbs_with("--api-url"), "add the verb to ASKING"
+    assert ASKING.keys() | {"doctor", "key"} == verbs_with("--api-url"), "add the verb to ASKING"
     assert set(re.findall(r"`([\w-]+)", asking[1])) == verbs_with("--api-url"), "cli.md: the verbs that ask a node"
     assert set(re.findall(r"`(\w+)", printing[1])) == verbs_with("--json"), "cli.md: the verbs that take --json"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.spans import merged
 from exo_mesh.errors import FetchError, InputError, ModelError
@@ -37,7 +38,7 @@ class Alone:
     """The membership of a node without peers. told: its records of downloads, in order. elsewhere: those of others."""
 
     def __init__(self) -> None:
-        self.own = SimpleNamespace(id="own", name="own")
+        self.own = PeerInfo("own", 1, "own", "", 1, "", ())
         self.peers: list[Any] = []
         self.changed = ChangeSignal()
         self.told: list[tuple[str, DownloadInfo | None]] = []
@@ -46,7 +47,10 @@ class Alone:
         self.view = self
 
     def records_of_instances(self) -> list[Any]:
-        return [("own", SimpleNamespace(plan=SimpleNamespace(model=name))) for name in self.used]
+        return [("own", SimpleNamespace(plan=SimpleNamespace(model=name, member_ids=()))) for name in self.used]
+
+    def describe(self, own: PeerInfo) -> None:
+        self.own = own
 
     def downloads(self) -> list[tuple[str, DownloadInfo]]:
         return self.elsewhere

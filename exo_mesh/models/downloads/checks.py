@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from exo_mesh.errors import FetchError, MeshError
+from exo_mesh.errors import FetchError, MeshError, UnknownModelError
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.sources import ModelSources
@@ -31,6 +31,10 @@ _log = logging.getLogger(__name__)
 OnWrong = Callable[[str, bool], Awaitable[None]]
 """Called when wrong bytes of a model were found and dropped: (model, whether stages that load now still wait for the
 check)."""
+
+
+class WrongBytesError(FetchError):
+    """The files here have wrong bytes, and no source has the right ones."""
 
 
 class FileChecks:
@@ -58,7 +62,8 @@ class FileChecks:
     async def check(self, model: str, layers: Layers, wait_s: float) -> None:
         """Starts a check of these layers of a model, unless they are checked, and waits for it at most wait_s. Raises
         FetchError if wrong bytes were found within that time that no source has right."""
-        if not await asyncio.to_thread(self._files.unverified, model, layers):
+        files = await asyncio.to_thread(self._files.unverified, model, layers)
+        if not files:
             return
         self._note(model, is_unverified=True)
         self._layers.setdefault(model, set()).add(layers)
@@ -66,6 +71,8 @@ class FileChecks:
         if task is None:
             task = self._running[model] = self._tasks.start(self._run(model), f"check the files of {model}")
             task.add_done_callback(lambda _: self._ended(model))
+        if not any(files.values()):
+            return  # without a digest, a check needs more sources than there usually are
         self._waiting[model] += 1
         try:
             await asyncio.wait((task,), timeout=max(LEAST_WAIT_S, wait_s))
@@ -89,13 +96,14 @@ class FileChecks:
                 if not await self._check_once(model, uses_hub=uses_hub):
                     self._note(model, is_unverified=False)
                     return
-            except FetchError as exc:
+            except WrongBytesError as exc:
                 _log.error("the files of %s: %s", model, exc)
                 raise  # the next stage that needs them tries again
-            except (MeshError, OSError) as exc:
-                _log.info("the files of %s are not checked: %s", model, exc)
+            except UnknownModelError:
                 self._note(model, is_unverified=False)
                 return
+            except (MeshError, OSError) as exc:
+                _log.info("the files of %s cannot be checked now: %s", model, exc)
             await asyncio.sleep(pause_s)
             pause_s, uses_hub = min(2 * pause_s, LAST_RETRY_S), True
 
@@ -106,6 +114,8 @@ class FileChecks:
         files = sorted({file for one in found for file in one})
         own = await asyncio.to_thread(self._files.holding, model)
         others = [peer for peer, one in await self._sources.holdings(model) if one.digest == own.digest]
+        members = self._members(model)
+        others.sort(key=lambda peer: peer.id not in members)
         used = [*map(self._sources.source, others), *self._sources.hub(own)]
         if not used or not files:
             return tuple(files)
@@ -119,7 +129,18 @@ class FileChecks:
                 self._tasks.start(_awaited(call), f"replace the instances of {model}")
 
         model_dir = await asyncio.to_thread(self._files.model_dir, model)
-        return await self._fetcher.verify(model_dir, files, used, on_wrong, uses_hub=uses_hub)
+        try:
+            return await self._fetcher.verify(model_dir, files, used, on_wrong, uses_hub=uses_hub)
+        except FetchError as exc:
+            if wrong:
+                raise WrongBytesError(str(exc), remedy=exc.remedy, is_final=exc.is_final) from exc
+            raise
+
+    def _members(self, model: str) -> set[str]:
+        """The peers with stages of the model. Their bytes are compared first: a stranger who holds other bytes must not
+        make a ring look wrong."""
+        records = self._membership.view.records_of_instances()
+        return {peer for _, one in records if one.plan.model == model for peer in one.plan.member_ids}
 
     def _note(self, model: str, *, is_unverified: bool) -> None:
         """Publishes whether some files of a model are not checked."""

@@ -70,7 +70,7 @@ class ModelSources:
 
     def hub(self, own: Holding) -> list[Source]:
         """The hub, if the model is from there and this node may use it."""
-        return [Source()] if own.repo and self._membership.own.id in self._hub_users() else []
+        return [Source()] if own.repo and self._membership.own.id in self._hub_users(FetchNeed("", None, {})) else []
 
     def is_fetched_elsewhere(self, model: str) -> bool:
         """Whether another peer fetches the model now."""
