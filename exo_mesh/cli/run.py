@@ -146,7 +146,8 @@ def _node(args: argparse.Namespace, what: str) -> Iterator[ApiClient]:
 @contextlib.contextmanager
 def own_node(flags: dict[str, list[str]], model: str, own: Settings, what: str) -> Iterator[ApiClient]:
     """A client of a node that is started with these flags and stopped at the end. model: gets a short time to be found
-    at a peer. own: what the flags mean, with the other settings. what: the node is for, for people who wait."""
+    at a peer. own: what the flags mean, with the other settings. what: names the use of the node, such as "this
+    question", in the line that people read while they wait."""
     from exo_mesh.client.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]

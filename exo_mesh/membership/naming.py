@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
-from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import InputError
 from exo_mesh.printable import quoted
+
+
+class Named(Protocol):
+    """A peer's record, of which only the names count here."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+P = TypeVar("P", bound=Named)
 
 MIN_DIGITS = 4
 """Fewer leading digits of an id would match by chance what was meant as a name."""
@@ -26,7 +39,7 @@ def told_apart(peers: Iterable[tuple[str, str]]) -> dict[str, str]:
     }
 
 
-def peer_called(name: str, peers: Iterable[PeerInfo], param: str = "node_id") -> PeerInfo | None:
+def peer_called(name: str, peers: Iterable[P], param: str = "node_id") -> P | None:
     """Returns the peer with this id, else with this name, else whose id begins with these digits; None if there is
     none. Raises InputError if several peers match."""
     known = list(peers)

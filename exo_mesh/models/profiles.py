@@ -12,7 +12,7 @@ from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, reso
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.text_cache import TextCache
-from exo_mesh.text.template import find_template
+from exo_mesh.text.template import ChatTemplate, find_template
 
 
 class Profiles:
@@ -23,6 +23,7 @@ class Profiles:
         self._shelf = shelf
         self._texts = texts
         self._facts: dict[str, TemplateFacts | None] = {}
+        self._tried: set[str] = set()
         self._resolved: dict[str, tuple[tuple[str, ...], CapabilityProfile]] = {}
         self._resolved_from: tuple[object, object] = (None, None)
 
@@ -41,15 +42,26 @@ class Profiles:
         aliases = () if written is None or written.id != card.name else written.aliases
         return aliases, resolve_profile(card.architecture, written, self._facts.get(card.text_digest))
 
+    def note_tried(self, name: str, template: ChatTemplate) -> None:
+        """Takes what a renderer has found about a model's template, in place of what its text suggests."""
+        try:
+            digest = self._catalogue.known_card(name).text_digest
+        except UnknownModelError:  # its last peer has left meanwhile
+            return
+        if template.is_tried and digest not in self._tried:
+            self._tried.add(digest)
+            self._facts = {**self._facts, digest: TemplateFacts.tried(template)}
+
     async def learn(self) -> None:
         """Reads the templates of new models."""
         cards = [self._catalogue.known_card(name) for name in self._catalogue.names()]
         digests = {card.text_digest for card in cards}
         if not self._facts.keys() <= digests:
             self._facts = {digest: facts for digest, facts in self._facts.items() if digest in digests}
+            self._tried &= digests
         new = [card for card in cards if card.text_digest not in self._facts]
         if new and (found := await asyncio.to_thread(self._read, new)):
-            self._facts = {**self._facts, **found}
+            self._facts = {**found, **self._facts}  # a template may have been tried meanwhile
 
     def _read(self, cards: list[ModelCard]) -> dict[str, TemplateFacts | None]:
         """Blocking. Returns the templates' facts by text digest."""

@@ -43,6 +43,7 @@ from exo_mesh.serving.kept_desk import KeptDesk
 from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
 from exo_mesh.telemetry.start_phases import StartPhases
+from exo_mesh.text.template import ChatTemplate
 
 _log = logging.getLogger(__name__)
 
@@ -256,6 +257,9 @@ class Node:
 
     async def text_files(self, name: str) -> Path:
         return await self._models.texts.directory(name)
+
+    def note_template(self, name: str, template: ChatTemplate) -> None:
+        self._models.profiles.note_tried(name, template)
 
     async def context_limit(self, name: str) -> int:
         return await self._placing.context_limit(name)

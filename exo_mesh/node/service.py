@@ -19,6 +19,7 @@ from exo_mesh.models.entry import ModelEntry
 from exo_mesh.serving.explanations import Explanation
 from exo_mesh.serving.kept_answers import KeptService
 from exo_mesh.serving.streams import StreamService
+from exo_mesh.text.template import ChatTemplate
 
 
 class MeshObservation(Protocol):
@@ -173,6 +174,9 @@ class MeshService(Protocol):
     async def text_files(self, name: str) -> Path:
         """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs, copied
         from a peer if this one does not have the model."""
+
+    def note_template(self, name: str, template: ChatTemplate) -> None:
+        """Takes what a renderer has found about a model's chat template, for the list of models."""
 
     async def context_limit(self, name: str) -> int:
         """Most tokens of prompt + output of a request for this model, as it is placed or would be placed."""

@@ -86,6 +86,7 @@ class ScriptedMesh:
     tasks: tuple[str, ...] = DECODER_TASKS
     loaded: tuple[str, ...] = ()
     """The instances of each model that are ready."""
+    noted_templates: dict[str, ChatTemplate] = field(default_factory=dict)
     kept: dict[str, float] = field(default_factory=dict)
     """How long each instance may be unused, as clients set it."""
     live: LiveStreams = field(default_factory=LiveStreams)
@@ -184,6 +185,9 @@ class ScriptedMesh:
 
     async def text_files(self, name: str) -> Path:
         return self.directory
+
+    def note_template(self, name: str, template: ChatTemplate) -> None:
+        self.noted_templates[name] = template
 
     async def context_limit(self, name: str) -> int:
         return self.limit

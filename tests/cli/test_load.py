@@ -156,6 +156,7 @@ def test_load_prints_the_stages(say: Say) -> None:
         (["--peers", "3"], InstanceSpec(MODEL, min_peers=3)),
         (["--min-peers", "3", "--policy", "latency"], InstanceSpec(MODEL, min_peers=3, policy="latency")),
         (["--on", "alpha, id-gamma"], InstanceSpec(MODEL, min_peers=2, exclude_peers=("id-beta",))),
+        (["--on", "id-g"], InstanceSpec(MODEL, min_peers=1, exclude_peers=("id-alpha", "id-beta"))),
         (["--layers", "alpha=0-3, beta=4"], InstanceSpec(MODEL, pins=(Pin("alpha", 0, 4), Pin("beta", 4, 5)))),
         (
             ["--exclude", "alpha,beta", "--engine", "mlx", "--context-limit", "99"],

@@ -74,14 +74,22 @@ def shown(data: LiveData, look: Look | None = None, width: int = 120, height: in
 
 
 def test_everything_that_is_known_is_shown() -> None:
-    link = {"from": "id-alpha", "to": "id-beta", "rtt_ms": 0.421, "mb_per_s": 88.5, "paths": [{"kind": "ethernet"}]}
+    link = {
+        "from": "id-alpha",
+        "to": "id-beta",
+        "rtt_ms": 0.421,
+        "mb_per_s": 88.5,
+        "mb_per_s_at": 40.0,
+        "paths": [{"kind": "ethernet"}],
+    }
     download = {
         "model": "org/new", "peer": "id-beta", "state": "ongoing", "done_bytes": GB, "total_bytes": 4 * GB,
         "bytes_per_s": 5e7, "eta_s": 60.0,
     }  # fmt: skip
     text = shown(a_view(links={"x": link}, downloads={"y": download, "z": {**download, "state": "completed"}}))
     for part in (
-        "alpha → beta  ethernet     0.42 ms  88 MB/s", "org/new   beta  ongoing  25 %  4.0 GB  50.0 MB/s  60 s",
+        "alpha → beta  ethernet     0.42 ms  88 MB/s, 60 s ago",
+        "org/new   beta  ongoing  25 %  4.0 GB  50.0 MB/s  60 s",
         "alpha  peers: 2  degraded  live", "3 running, 1/32 waiting", "12.5 % errors", "17.2 tokens/s", "p50 1.50 s",
         "p95 20 s", "42 % used, 9.0 GB of 16.0 GB free", "beta: the disk is full -> delete a model", "alpha *",
         "8.0 GB", "org/model  ready", "alpha 0-3 → beta 4-7", "stop",

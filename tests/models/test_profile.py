@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from exo_mesh.api.core.texts import TextModels
 from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard, ToolingSection
 from exo_mesh.models.profiles import facts_in
+from exo_mesh.node.node import Node
+from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.template import ChatTemplate
+from tests.api.scripted_mesh import TemplatesRenderedHere
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.nodes import Machine, make_node, until
 from tests.text.text_models import write_text_model
 
 QWEN_TEMPLATE = "{% if tools %}…{% endif %}{% if enable_thinking is defined %}<think>{% endif %}"
@@ -68,6 +76,52 @@ def test_a_template_for_tools_says_that_a_model_takes_tools(tmp_path: Path) -> N
     for number, template in enumerate((PLAIN, named)):
         facts = facts_in(write_text_model(tmp_path / str(number), template))
         assert facts is not None and facts.tools == bool(number)
+
+
+def tried(source: str, tool_use: str | None = None) -> TemplateFacts:
+    def run(text: str) -> ChatTemplate:
+        compiled = CompiledTemplate.compile(text, "test")
+        made = ChatTemplate(text, "test", "0")
+        return replace(made, variables=compiled.variables, traits=compiled.traits({}), is_tried=True)
+
+    return TemplateFacts.tried(replace(run(source), tool_use=None if tool_use is None else run(tool_use)))
+
+
+def test_what_a_template_did_counts_more_than_the_words_in_it() -> None:
+    comment = PLAIN + "{# tools, enable_thinking and thinking_budget are not supported #}"
+    refuses = PLAIN + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"
+    hides = PLAIN + "{% if tools %} {% endif %}"
+    for source in (comment, refuses, hides):
+        assert TemplateFacts.of(source).tools and not tried(source).tools, source
+    assert tried(comment) == tried(PLAIN) == TemplateFacts()
+    shows = PLAIN + "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    assert tried(shows).tools and tried(PLAIN, shows).tools and not tried(shows, refuses).tools
+    assert tried(PLAIN + "{% if enable_thinking is defined %}<think>{% endif %}").toggle
+    assert tried(PLAIN + "{{ '' if '</think>' in messages[0].content }}").thinks, "it only removes thoughts"
+
+
+async def test_the_list_takes_what_a_renderer_has_found_and_keeps_it(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "tiny"
+    write_checkpoint(model, TinyModel(layers=2))
+    (model / "chat_template.jinja").write_text(PLAIN + "{# tools are not supported #}")
+    node = make_node(tmp_path / "a", "alone", Machine(), models_dirs=(tmp_path / "models",), context_limit=256)
+    texts = TextModels(TemplatesRenderedHere())
+    await node.start()
+    try:
+        await until(lambda: takes_tools(node))  # the words of the template
+        await texts.of(node, await node.model("tiny"))
+        assert not takes_tools(node)
+        await node._models.profiles.learn()
+        assert not takes_tools(node), "reading the disk again brings no guess back"
+        node.note_template("gone", ChatTemplate("", "", "", is_tried=True))
+    finally:
+        await texts.close()
+        await node.stop()
+
+
+def takes_tools(node: Node) -> bool:
+    profiles = [entry.profile for entry in node.models() if entry.name == "tiny"]
+    return any(profile is not None and profile.supports_tool_calling for profile in profiles)
 
 
 def test_a_section_of_the_card_wins_over_the_template_and_the_template_over_the_list() -> None:

@@ -71,7 +71,10 @@ class TextModels:
         and the errors of MeshService.text_files."""
         if entry.served is not None:
             return TextModel.without_vocabulary(entry.name)
-        return await self.get(await service.text_files(entry.name))
+        text = await self.get(await service.text_files(entry.name))
+        if text.template is not None:
+            service.note_template(entry.name, text.template)
+        return text
 
     async def render(
         self,

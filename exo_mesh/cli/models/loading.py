@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.models.waiting import WaitingScreen
@@ -22,6 +22,7 @@ from exo_mesh.cli.tables import layers_text, peer_names, print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError
+from exo_mesh.membership.naming import peer_called
 from exo_mesh.printable import counted, printable, quoted
 from exo_mesh.telemetry.tables import columns
 
@@ -29,6 +30,11 @@ _READY_S = 6 * 3600.0
 """The peers may first download the model, which takes hours over a slow line."""
 
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+class _Peer(NamedTuple):
+    id: str
+    name: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,19 +143,16 @@ def _planned(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]:
 
 def _only_on(wanted: Sequence[str], peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of the body that place a model on exactly these peers. Raises InputError for an unknown one."""
+    known = [_Peer(str(peer["id"]), str(peer["name"])) for peer in peers]
     chosen: set[str] = set()
     for name in wanted:
-        found = [str(peer["id"]) for peer in peers if name in (peer["id"], peer["name"])]
-        if len(found) > 1:
-            ids = ", ".join(found)
-            raise InputError(f"{len(found)} peers are called {quoted(name)}: use an id ({ids})", param="on")
-        if not found:
-            known = ", ".join(sorted(printable(peer["name"]) for peer in peers))
-            raise InputError(f"no peer is called {quoted(name)}; known peers: {known}", param="on")
-        chosen.update(found)
+        if (found := peer_called(name, known, "on")) is None:
+            names = ", ".join(sorted(printable(peer.name) for peer in known))
+            raise InputError(f"no peer is called {quoted(name)}; known peers: {names}", param="on")
+        chosen.add(found.id)
     if not chosen:
         raise InputError("--on names no peer", param="on")
-    return {"exclude_peers": sorted({str(peer["id"]) for peer in peers} - chosen), "min_peers": len(chosen)}
+    return {"exclude_peers": sorted({peer.id for peer in known} - chosen), "min_peers": len(chosen)}
 
 
 def pins_of(text: str) -> dict[str, list[int]]:

@@ -73,7 +73,7 @@ def sections(data: LiveData, width: int) -> list[Section]:
     names = peer_names({"view": {"peers": list(document["peers"].values())}})
     made = [_peers(document, names, width), _models(document, names, data.rates)]
     if links := list(document.get("links", {}).values()):
-        made.append(_links(links, names))
+        made.append(_links(links, names, document.get("time")))
     if downloads := [one for one in document["downloads"].values() if one["state"] != "completed"]:
         made.append(_downloads(downloads, names))
     return [*made, _requests(data.requests)]
@@ -175,7 +175,7 @@ def _ring(stages: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> str:
     return " → ".join(parts)
 
 
-def _links(links: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> Section:
+def _links(links: Iterable[Mapping[str, Any]], names: Mapping[str, str], now: float | None) -> Section:
     columns = (
         Column("LINK", may_shrink=True), Column("KIND", 1, may_shrink=True), Column("ROUND TRIP", right=True),
         Column("GOODPUT", right=True),
@@ -186,7 +186,7 @@ def _links(links: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> Sect
         kinds = ", ".join(dict.fromkeys(path["kind"] for path in one.get("paths") or () if path.get("kind"))) or "-"
         rtt, goodput = one.get("rtt_ms"), one.get("mb_per_s")
         cells = (
-            ends, kinds, "?" if rtt is None else f"{rtt:.2f} ms", goodput_text(one),
+            ends, kinds, "?" if rtt is None else f"{rtt:.2f} ms", goodput_text(one, now),
         )  # fmt: skip
         rows.append(TableRow(cells, (ends, kinds, rtt or 0.0, goodput or 0.0)))
     return Section("LINKS", columns, sorted(rows, key=lambda row: row.ranks[0]))

@@ -17,6 +17,7 @@ from exo_mesh.models.cards.toml_card import (
     ToolCallFormat,
     ToolingSection,
 )
+from exo_mesh.text.template import ChatTemplate
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ _THINKS = re.compile(r"</?think>|\[/?THINK\]|<\|channel\|>|\breasoning_content\b
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What the text of a chat template shows about a model, found without running the template."""
+    """What a chat template shows about a model."""
 
     tools: bool = False
     thinks: bool = False
@@ -36,11 +37,25 @@ class TemplateFacts:
 
     @classmethod
     def of(cls, source: str) -> TemplateFacts:
+        """Guess from the text of a template, without running it; `tried` knows better."""
         words = set(_WORD.findall(source))
         toggle = bool(words & {"enable_thinking", "thinking"})
         effort, budget = "reasoning_effort" in words, "thinking_budget" in words
         thinks = toggle or effort or budget or _THINKS.search(source) is not None
         return cls("tools" in words, thinks, toggle, budget, effort)
+
+    @classmethod
+    def tried(cls, template: ChatTemplate) -> TemplateFacts:
+        """The variables that a tried template reads, and whether it shows tools.
+
+        Whether the model thinks is still read from the text: some templates only remove thoughts, so they write none.
+        """
+        tools = template.tool_use or template
+        read = template.variables | tools.variables
+        toggle = bool(read & {"enable_thinking", "thinking"})
+        effort, budget = "reasoning_effort" in read, "thinking_budget" in read
+        thinks = toggle or effort or budget or _THINKS.search(template.sources) is not None
+        return cls("tools" in tools.variables and tools.traits.shows_tools, thinks, toggle, budget, effort)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ function Links({ live }) {
   return html`<section class="card"><h2>${t("links.title")}</h2><div class="scroll" tabindex="0" role="region" aria-label=${t("links.title")}><table>
     <thead><tr><th>${t("links.between")}</th><th>${t("links.kind")}</th><th class="n">${t("links.rtt")}</th><th class="n">${t("links.speed")}</th></tr></thead>
     <tbody>${links.map((link) => html`<tr key=${`${link.from} ${link.to}`}><td>${name(link.from)} → ${name(link.to)}</td><td>${kinds(link)}</td>
-      <td class="n">${link.rtt_ms ? `${number(link.rtt_ms, 2)} ms` : "–"}</td><td class="n">${link.mb_per_s ? `${number(link.mb_per_s)} MB/s` : "–"}</td></tr>`)}
+      <td class="n">${link.rtt_ms ? `${number(link.rtt_ms, 2)} ms` : "–"}</td><td class="n">${link.mb_per_s ? `${number(link.mb_per_s)} MB/s${link.mb_per_s_at ? `, ${clock(link.mb_per_s_at)}` : ""}` : "–"}</td></tr>`)}
       ${cables.map((cable, index) => html`<tr key=${index}><td>${cable.ends.map((end) => `${name(end.peer)} ${end.device}`).join(" – ")}</td>
         <td>${cable.transport === "rdma" ? "Thunderbolt, RDMA" : "Thunderbolt"}</td><td class="n">–</td><td class="n">${cable.speed || "–"}</td></tr>`)}</tbody>
   </table></div></section>`;
