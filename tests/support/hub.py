@@ -61,7 +61,8 @@ class Faults:
 
     refusals: in order, the first that fits a request is used. has_ranges: False means that it sends whole files.
     cut_bytes: it cuts a connection after so many bytes of a file. corrupt: so many times for a file, by its name, one
-    byte in the middle of it is wrong. pause_s: before each block of BLOCK_BYTES. hold: while set, no file goes on.
+    byte in the middle of it is wrong. wrong_at: by a file's name, the position of a byte that is wrong when it is first
+    sent. pause_s: before each block of BLOCK_BYTES. hold: while set, no file goes on.
     lists: makes what the API says of a repository out of what is true. has_ends: False means that every answer goes on
     with blanks until the client hangs up.
     """
@@ -70,6 +71,7 @@ class Faults:
     has_ranges: bool = True
     cut_bytes: int = 0
     corrupt: dict[str, int] = field(default_factory=dict)
+    wrong_at: dict[str, int] = field(default_factory=dict)
     pause_s: float = 0.0
     hold: threading.Event = field(default_factory=threading.Event)
     lists: Callable[[dict[str, Any]], Any] = lambda info: info
@@ -329,6 +331,10 @@ class _Handler(BaseHTTPRequestHandler):
                     block[middle - start] ^= 0xFF
                 with hub.lock:
                     hub.sent[key] += len(block)
+                    wrong_at = faults.wrong_at.get(file.name, -1)
+                    if start <= wrong_at < start + len(block):
+                        block[wrong_at - start] ^= 0xFF
+                        del faults.wrong_at[file.name]
                 yield bytes(block)
                 start, sent = start + len(block), sent + len(block)
 
