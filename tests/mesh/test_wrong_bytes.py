@@ -32,7 +32,7 @@ async def ready(nodes: list[Node]) -> None:
     await until(lambda: any(one["state"] == "ready" for one in instances(nodes[0])), 30)
 
 
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("tenth", [pytest.param(one, marks=[pytest.mark.slow] if one % 3 else []) for one in range(10)])
 async def test_a_wrong_byte_at_any_tenth_from_the_hub_is_never_served_once_it_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tenth: int
 ) -> None:
