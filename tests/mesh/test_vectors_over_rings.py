@@ -114,7 +114,11 @@ def test_a_language_model_gives_the_scores_of_its_logits(three: list[Peer], mode
 
 
 def test_a_call_survives_the_kill_of_a_stage(three: list[Peer], models: Path) -> None:
+    for instance in three[0].state()["view"]["instances"]:
+        if instance["model"] != NAME:
+            three[0].api.delete(f"/instance/{instance['id']}", 15)
     three[0].place(model=NAME, min_peers=3)
+    assert eventually(lambda: len(three[1].runners()) == 1, 20), "the runner that is killed is a stage of this model"
     texts = [f"{text} {number}" for number in range(60) for text in TEXTS]
     found: list[list[np.ndarray]] = []
     is_enough = threading.Event()
