@@ -36,7 +36,8 @@ MAX_ADDED_LENGTH = 1024
 """Most characters of an added token; the longest known has some 200 (a row of spaces)."""
 
 MAX_ADDED_GROWN = 1 << 21
-"""Most characters of all added tokens that the normalizer changes, when it has changed them."""
+"""Most characters of all added tokens, and of those that the normalizer changes, when it has changed them. The library
+searches for all at once, and builds a machine whose size is a multiple of theirs."""
 
 MAX_PART_BYTES = 4 << 20
 """Largest normalizer, pre-tokenizer, post-processor or decoder; a table of characters of SentencePiece has 0.5 MB."""
@@ -363,7 +364,10 @@ def _check_added(tokens: Sequence[TokenPart], further: Iterable[str], growth: in
     others = list(further)
     if len(tokens) + len(others) > MAX_ADDED:
         raise ModelError(f"it has {len(tokens) + len(others)} added tokens; at most {MAX_ADDED} are allowed")
-    longest = max((len(text) for text in [*(token.content for token in tokens), *others]), default=0)
+    lengths = [len(text) for text in [*(token.content for token in tokens), *others]]
+    if sum(lengths) > MAX_ADDED_GROWN:
+        raise ModelError(f"its added tokens have {sum(lengths)} characters; at most {MAX_ADDED_GROWN} are allowed")
+    longest = max(lengths, default=0)
     if longest > MAX_ADDED_LENGTH:
         raise ModelError(f"an added token has {longest} characters; at most {MAX_ADDED_LENGTH} are allowed")
     total = sum(len(token.content) for token in tokens if token.normalized) + sum(map(len, others))

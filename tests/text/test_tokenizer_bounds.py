@@ -113,6 +113,10 @@ GROWING: dict[str, tuple[dict[str, Any], str]] = {
         {"post_processor": row("processors", *[template(TEXT, TEXT)] * 2)},
         "writes the text 4 times",
     ),
+    "long added tokens together": (
+        {"added_tokens": lambda old: [*old, *(token(f"{number:04}" + "x" * 500) for number in range(5000))]},
+        "characters; at most 2097152",
+    ),
     "a long added token": ({"added_tokens": lambda old: [*old, token("x" * 1025)]}, "has 1025 characters"),
     "added tokens that grow": (
         {
