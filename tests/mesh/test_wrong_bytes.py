@@ -1,4 +1,4 @@
-"""A wrong byte of a file that each node fetches only a part of: found, never served after that, and repaired."""
+"""A wrong byte of a file of which each node fetches only a part: found, never served after that, and repaired."""
 
 from __future__ import annotations
 
