@@ -21,6 +21,7 @@ from exo_mesh.api.core.child_processes import WAIT_LIMIT_S, ChildMemory, ChildPr
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
+from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.template_wire import (
     Answer,
     GivenText,
@@ -56,12 +57,6 @@ PART_CHARACTERS = 1 << 18
 LONG_TEXT = 1 << 20
 """A text of more characters is at fault itself if a tokenizer exceeds its limits with it."""
 
-REFUSED_S = 60.0
-"""How long a tokenizer is refused that exceeded its limits with a shorter text."""
-
-MAX_REFUSED = 64
-"""Most tokenizers that are remembered as refused."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -71,11 +66,10 @@ class FarTokenizers:
     def __init__(self, limit_s: float = LIMIT_S, *, memory: ChildMemory = MEMORY, clock: Clock = monotonic) -> None:
         """limit_s: time limit for a short text."""
         self._limit_s = limit_s
-        self._clock = clock
         self._children = ChildProcesses("long texts and unusual tokenizers", memory, clock)
         self._loop_thread = 0
         self._calls: set[Future[Any]] = set()
-        self._refused: dict[str, tuple[float, str]] = {}  # by key: until when, and why
+        self._failures = RecentFailures(clock)  # of tokenizers that exceeded their limits with a text that is not long
 
     @property
     def pids(self) -> set[int]:
@@ -129,10 +123,10 @@ class FarTokenizers:
     async def _ask(self, name: str, opening: OpenTokenizer, question: UseTokenizer, text: str) -> list[Answer]:
         """The answer of a process, in parts. Raises ModelError for a tokenizer that exceeds the limits, and InputError
         if a long text may be the reason."""
-        self._check_refused(question.key)
+        self._failures.recall(question.key.encode())
         try:
             async with self._children.lend(question.key) as process:
-                self._check_refused(question.key)  # it may have failed while this request waited
+                self._failures.recall(question.key.encode())  # it may have failed while this request waited
                 answers = await self._ask_process(process, question, text)
                 if isinstance(answers[-1], TemplateUnknown):
                     opened = await process.ask(frame(opening), OPEN_LIMIT_S + 1)
@@ -144,9 +138,9 @@ class FarTokenizers:
             if len(text) > LONG_TEXT:
                 message = f"the tokenizer of {name} {exc} with this text of {len(text)} characters; shorten the text"
                 raise InputError(message) from exc
-            why = f"the tokenizer of {name} {exc} with a text of {len(text)} characters"
-            self._refuse(question.key, why)
-            raise ModelError(why) from exc
+            error = ModelError(f"the tokenizer of {name} {exc} with a text of {len(text)} characters")
+            self._failures.note(question.key.encode(), error)
+            raise error from exc
         return answers
 
     async def _ask_process(self, process: RendererProcess, question: UseTokenizer, text: str) -> list[Answer]:
@@ -154,16 +148,6 @@ class FarTokenizers:
             return await process.ask_in_parts(_framed(question, text), question.limit_s + 1)
         except UnicodeEncodeError as exc:
             raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)") from exc
-
-    def _check_refused(self, key: str) -> None:
-        until, why = self._refused.get(key, (0.0, ""))
-        if self._clock() < until:
-            raise ModelError(why)
-
-    def _refuse(self, key: str, why: str) -> None:
-        if len(self._refused) >= MAX_REFUSED:
-            del self._refused[next(iter(self._refused))]
-        self._refused[key] = (self._clock() + REFUSED_S, why)
 
 
 def _framed(question: UseTokenizer, text: str) -> Iterator[bytes]:

@@ -17,9 +17,10 @@ from tokenizers import Tokenizer
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.child_processes import NUM_PROCESSES, ChildMemory
 from exo_mesh.api.core.texts import TextModels
-from exo_mesh.api.core.tokenizers import LONG_TEXT, REFUSED_S, FarTokenizers
+from exo_mesh.api.core.tokenizers import LONG_TEXT, FarTokenizers
 from exo_mesh.errors import ContextLengthError, InputError, ModelError, NotReadyError
 from exo_mesh.text.control_text import ChatPrompt
+from exo_mesh.text.recent_failures import KEPT_S, RecentFailures
 from exo_mesh.text.tokenizer import TextModel
 from tests.api.scripted_mesh import ScriptedMesh, TemplatesRenderedHere, served
 from tests.discovery.waiting import until
@@ -115,7 +116,7 @@ async def test_a_short_text_starts_no_process_and_a_long_one_does(texts: TextMod
 
 async def test_a_tokenizer_that_grows_ends_its_process_only(far: FarTokenizers, tmp_path: Path) -> None:
     now = [100.0]
-    far._clock = lambda: now[0]
+    far._failures = RecentFailures(lambda: now[0])
     bad = far.attached(TextModel.open(growing(tmp_path / "bad")), tmp_path / "bad", 1)
     good = unlisted(far.attached(TextModel.open(write_text_model(tmp_path / "good")), tmp_path / "good", 1))
     before = psutil.Process().memory_info().rss
@@ -128,7 +129,7 @@ async def test_a_tokenizer_that_grows_ends_its_process_only(far: FarTokenizers, 
     assert not far.pids, "it is refused without a process for a minute"
     assert psutil.Process().memory_info().rss < before + (32 << 20)
     assert await asyncio.to_thread(good.encode_text, "Hello")
-    now[0] += REFUSED_S
+    now[0] += KEPT_S + 1
     assert await asyncio.to_thread(bad.encode_text, "ꙮ" * 8)
 
 
