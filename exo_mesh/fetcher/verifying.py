@@ -28,9 +28,12 @@ PIECE_BYTES = 2**20
 """Wrong bytes are found, dropped and fetched again in pieces of this size."""
 
 SOURCES_WITHOUT_DIGEST = 2
+"""How many sources must hold the same bytes as this node if the digest of a file is not known."""
 
 OnWrong = Callable[[str], None]
-"""Called with the name of a file as soon as wrong bytes of it are known, before they are replaced."""
+"""Called with the name of a file as soon as it is known that wrong bytes of it are here, before they are replaced."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -39,9 +42,6 @@ class HubBudget:
     line. The comparison after a wrong digest is not limited."""
 
     left_bytes: int
-
-
-_log = logging.getLogger(__name__)
 
 
 class _NoSourceError(FetchError):

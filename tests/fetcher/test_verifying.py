@@ -73,7 +73,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 class Checked:
     outcome: str
     here: bytes
-    told: list[str]
+    named: list[str]
     verified: Spans
     present: Spans
 
@@ -91,19 +91,19 @@ def check(
         for start, stop in HERE:
             stream.seek(start)
             stream.write(altered(CONTENT, wrong)[start:stop])
-    told: list[str] = []
+    named: list[str] = []
     used = [UsedSource(one.peer, lambda one=one: one) for one in sources]  # type: ignore[misc]
     with Writers().opened(directory) as writer:
         context = Context(executor, DutyCycle())
         try:
-            outcome = FileCheck(writer, FILE, used, context, HubBudget(budget)).run(told.append)
+            outcome = FileCheck(writer, FILE, used, context, HubBudget(budget)).run(named.append)
         except FetchError as exc:
             outcome = str(exc)
     after = read_manifest(directory)
     assert after is not None
     file = after.files[FILE]
     here = part_of(directory, FILE).read_bytes()
-    return Checked(outcome, here, told, tuple(file.verified), tuple(file.present))
+    return Checked(outcome, here, named, tuple(file.verified), tuple(file.present))
 
 
 REST = minus(((0, SIZE),), HERE)
@@ -112,14 +112,14 @@ REST = minus(((0, SIZE),), HERE)
 def test_what_is_right_is_noted_with_the_peers_bytes_between(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     first, second, hub = Holder("a", REST[:1]), Holder("b", REST[1:]), Holder("")
     found = check(tmp_path / "m", executor, [first, second, hub])
-    assert (found.outcome, found.told, found.verified) == (RIGHT, [], HERE)
+    assert (found.outcome, found.named, found.verified) == (RIGHT, [], HERE)
     assert not hub.reads, "each byte comes from the hub once"
 
 
 @pytest.mark.parametrize("position", [0, 899, 10_000, 17_123, 29_999, 30_499])
 def test_a_wrong_byte_here_is_said_and_replaced(tmp_path: Path, executor: ThreadPoolExecutor, position: int) -> None:
     found = check(tmp_path / "m", executor, [Holder("a", REST), Holder("")], [position])
-    assert (found.outcome, found.told, found.verified, found.present) == (REPAIRED, [FILE], HERE, HERE)
+    assert (found.outcome, found.named, found.verified, found.present) == (REPAIRED, [FILE], HERE, HERE)
     assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
 
 
@@ -127,21 +127,21 @@ def test_a_wrong_byte_of_another_peer_is_not_held_against_this_one(
     tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
     found = check(tmp_path / "m", executor, [Holder("a", REST, wrong=(5000,)), Holder("")])
-    assert (found.outcome, found.told, found.verified) == (RIGHT, [], HERE)
+    assert (found.outcome, found.named, found.verified) == (RIGHT, [], HERE)
 
 
 def test_where_the_hub_is_wrong_a_peer_with_the_whole_file_is_right(
     tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
     found = check(tmp_path / "m", executor, [Holder("a"), Holder("", wrong=(12_000,))], [12_000])
-    assert (found.outcome, found.told, found.verified) == (REPAIRED, [FILE], HERE)
+    assert (found.outcome, found.named, found.verified) == (REPAIRED, [FILE], HERE)
     assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
 
 
 def test_bytes_that_no_source_has_right_are_dropped(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     found = check(tmp_path / "m", executor, [Holder("a", REST), Holder("", wrong=(12_000,))], [12_000])
     assert "does not match its sha256 at any source" in found.outcome
-    assert (found.told, found.verified, found.present) == ([FILE], (), ())
+    assert (found.named, found.verified, found.present) == ([FILE], (), ())
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_what_no_peer_has_is_read_from_the_hub_within_limits(
     tmp_path: Path, executor: ThreadPoolExecutor, sources: list[Holder], budget: int, outcome: str
 ) -> None:
     found = check(tmp_path / "m", executor, sources, budget=budget)
-    assert (found.outcome, found.told, found.present) == (outcome, [], HERE)
+    assert (found.outcome, found.named, found.present) == (outcome, [], HERE)
     assert found.verified == (HERE if outcome == RIGHT else ())
 
 
 def test_a_wrong_byte_without_a_second_source_is_an_error(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     found = check(tmp_path / "m", executor, [Holder("a", REST)], [20_000])
     assert "no second source tells which of its bytes are wrong" in found.outcome
-    assert (found.told, found.verified, found.present) == ([FILE], (), HERE)
+    assert (found.named, found.verified, found.present) == ([FILE], (), HERE)

@@ -7,10 +7,12 @@ hashes its own and reads the others' from the peers that have them. A stage wait
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
 from exo_mesh.membership.service import Membership
@@ -27,9 +29,8 @@ FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
 
 _log = logging.getLogger(__name__)
 
-
-OnWrong = Callable[[str, bool], Awaitable[None]]
-"""Called when wrong bytes of a model were found and dropped: (model, whether stages that load now still wait for the
+OnWrong = Callable[[str, bool], Coroutine[Any, Any, None]]
+"""Called when a file of a model turned out to have wrong bytes: (model, whether stages that load now still wait for the
 check)."""
 
 
@@ -90,8 +91,7 @@ class FileChecks:
         bytes."""
         pause_s, uses_hub = FIRST_RETRY_S, False
         while True:
-            while self._sources.is_fetched_elsewhere(model):
-                await self._membership.changed.wait(LAST_RETRY_S)
+            await self._await_fetches(model)
             try:
                 if not await self._check_once(model, uses_hub=uses_hub):
                     self._note(model, is_unverified=False)
@@ -106,6 +106,14 @@ class FileChecks:
                 _log.info("the files of %s cannot be checked now: %s", model, exc)
             await asyncio.sleep(pause_s)
             pause_s, uses_hub = min(2 * pause_s, LAST_RETRY_S), True
+
+    async def _await_fetches(self, model: str) -> None:
+        """Waits until no other peer fetches the model: what is missing is then there. At most LAST_RETRY_S, because a
+        stranger may claim to fetch for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_RETRY_S):
+                while self._sources.is_fetched_elsewhere(model):
+                    await self._membership.changed.wait(LAST_RETRY_S)
 
     async def _check_once(self, model: str, *, uses_hub: bool) -> tuple[str, ...]:
         """Returns the files that are still unknown. uses_hub: not at the first time, because peers may just begin to
@@ -122,11 +130,11 @@ class FileChecks:
         wrong: list[str] = []
 
         def on_wrong(file: str) -> None:
-            _log.error("%s of %s had wrong bytes here, which are dropped", file, model)
+            _log.error("%s of %s does not match its digest: its wrong bytes are looked for and replaced", file, model)
             wrong.append(file)
             if len(wrong) == 1:
                 call = self._on_wrong(model, bool(self._waiting[model]))
-                self._tasks.start(_awaited(call), f"replace the instances of {model}")
+                self._tasks.start(call, f"replace the instances of {model}")
 
         model_dir = await asyncio.to_thread(self._files.model_dir, model)
         try:
@@ -148,7 +156,3 @@ class FileChecks:
         now = tuple(sorted({*before, model} if is_unverified else {*before} - {model}))
         if now != before:
             self._membership.describe(replace(self._membership.own, unverified=now))
-
-
-async def _awaited(call: Awaitable[None]) -> None:
-    await call
