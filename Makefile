@@ -79,7 +79,7 @@ lint: ## check lint, format, types, import rules and shell scripts
 	PYTHONPATH=.:engines lint-imports
 	shellcheck scripts/*.sh
 
-proto: ## generate exo_mesh/proto from protos
+proto: ## generate exo_mesh/wire/proto from protos
 	python -m tools.generate_protos
 
 hostfiles: ## check the example hostfiles

@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.settings.config import Settings
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.tokenizer import TextModel

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.local_mesh import local_mesh
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.local_mesh import local_mesh
 from exo_mesh.errors import MeshError
 
 DEMO = "exo-mesh-demo"

@@ -18,8 +18,8 @@ from zlib import crc32
 import hypothesis
 import pytest
 
-from exo_mesh.membership.paths import PathKeeper
-from exo_mesh.transport.channels import keep_poller
+from exo_mesh.mesh.membership.paths import PathKeeper
+from exo_mesh.wire.channels import keep_poller
 from tests.support import warm
 
 if TYPE_CHECKING:

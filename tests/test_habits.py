@@ -152,7 +152,7 @@ def copies_into_kept_messages(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
-COPIES_ONCE = {"exo_mesh/hosting/supervisor.py": 1}
+COPIES_ONCE = {"exo_mesh/rings/hosting/supervisor.py": 1}
 """New credentials, into a message that is sent a moment later."""
 
 

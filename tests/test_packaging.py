@@ -46,7 +46,7 @@ def test_it_has_every_module_and_no_tests_or_tools(wheel: zipfile.ZipFile) -> No
     packages = {str(path.relative_to(ROOT)) for path in (ROOT / "exo_mesh").rglob("*.py")}
     engines = {str(path.relative_to(ROOT / "engines")) for path in (ROOT / "engines").rglob("*.py")}
     assert modules == packages | engines
-    assert {"exo_mesh/proto/control_pb2.py", "exo_mesh/proto/control_pb2.pyi", "exo_mesh/py.typed"} <= set(
+    assert {"exo_mesh/wire/proto/control_pb2.py", "exo_mesh/wire/proto/control_pb2.pyi", "exo_mesh/py.typed"} <= set(
         wheel.namelist()
     )
 
@@ -66,7 +66,7 @@ def test_it_has_the_command_and_the_engines(wheel: zipfile.ZipFile) -> None:
 
 
 def test_it_has_the_templates_of_the_service(wheel: zipfile.ZipFile) -> None:
-    folder = "exo_mesh/services/units"
+    folder = "exo_mesh/cli/services/units"
     there = {name for name in wheel.namelist() if name.startswith(folder)}
     assert there == {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir()}
 

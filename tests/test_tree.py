@@ -29,7 +29,7 @@ PACKAGES = {
 MODULES = {
     "__init__.py",
     "errors.py",
-    "few_collections.py",
+    "gc_pauses.py",
     "beat.py",
     "clock.py",
     "model_files.py",

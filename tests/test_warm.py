@@ -145,7 +145,7 @@ async def test_a_fork_is_a_child_with_its_command_that_can_be_killed() -> None:
 
 
 def test_a_command_that_a_fork_cannot_show_needs_a_new_interpreter() -> None:
-    command = [sys.executable, "-m", "exo_mesh.runner"]
+    command = [sys.executable, "-m", "exo_mesh.rings.runner"]
     assert warm._can_be_warm(command)
     assert not warm._can_be_warm([*command, "two words"])
     assert not warm._can_be_warm([sys.executable, "-c", "pass"])

@@ -1,4 +1,4 @@
-"""Regenerates exo_mesh/proto from protos/. Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
+"""Regenerates exo_mesh/wire/proto from protos/. Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
 
 python -m tools.generate_protos          write
 python -m tools.generate_protos --check  exit 1 if what is checked in differs
@@ -14,11 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "protos"
-TARGET = ROOT / "exo_mesh" / "proto"
+TARGET = ROOT / "exo_mesh" / "wire" / "proto"
 
 
 def generate(target: Path) -> list[Path]:
-    """Writes the Python modules of all protos under `target` (as target/exo_mesh/proto) and returns them."""
+    """Writes the Python modules of all protos under `target` (as target/exo_mesh/wire/proto) and returns them."""
     from grpc_tools import protoc
 
     includes = resources.files("grpc_tools") / "_proto"
@@ -29,7 +29,7 @@ def generate(target: Path) -> list[Path]:
     for path in target.rglob("*_pb2_grpc.py"):
         if "Stub(object)" not in path.read_text():
             path.unlink()  # a proto without a service
-    return sorted((target / "exo_mesh" / "proto").glob("*_pb2*"))
+    return sorted((target / "exo_mesh" / "wire" / "proto").glob("*_pb2*"))
 
 
 def main() -> int:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_mesh.base.telemetry.hardware_metrics import HardwareMetrics
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.power.readings import HardwareReading
 from exo_mesh.machine.power.meter import READ_EVERY_S, HardwareMeter
 from exo_mesh.machine.power.nvidia import NvidiaReader
 from exo_mesh.machine.power.samples import hardware_samples
-from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
-from exo_mesh.transport.control_codec import telemetry_to_proto
+from exo_mesh.wire.control_codec import telemetry_to_proto
 
 OWN_READINGS_PER_S, METRIC_ROUNDS_PER_S = 2.0, 1.0
 """How often a node encodes its own reading for its peers, and refreshes its metrics."""

@@ -20,7 +20,7 @@ import psutil
 from exo_mesh.machine.memory import read_memory
 
 NEED_BYTES = 5 * 10**9
-"""What the heaviest slow test needs: tests/mesh/test_recovery.py, with 1.6 GB of weights that NumPy holds as 3.2 GB."""
+"""What the heaviest slow test needs: meshes/test_recovery.py, with 1.6 GB of weights that NumPy holds as 3.2 GB."""
 
 LEAKED_WIRED_BYTES = 5 * 10**9
 """macOS may keep the wired memory of a process that died inside Metal until the machine restarts. More wired memory
@@ -28,7 +28,7 @@ than this without an exo-mesh process is such a leak: an idle Mac has 2 to 4 GB.
 
 FORCE = "PREFLIGHT_FORCE"
 
-MODULES = ("exo_mesh.runner", "exo_mesh.cli.main")
+MODULES = ("exo_mesh.rings.runner", "exo_mesh.cli.main")
 """Parts of the command lines of nodes and runners."""
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.text import Text
 
-from exo_mesh.cli import demo, exit_codes
+from exo_mesh.cli import exit_codes
 from exo_mesh.cli.demo_screen import DemoScreen
+from exo_mesh.cli.verbs import demo
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "demo.svg"

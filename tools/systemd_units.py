@@ -1,6 +1,6 @@
 """`python -m tools.systemd_units [--check]` writes systemd/ from the templates of `exo-mesh service install`.
 
-The templates in exo_mesh/services/units are the one source; systemd/ has them for people who read or copy units.
+The templates in exo_mesh/cli/services/units are the one source; systemd/ has them for people who read or copy units.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from exo_mesh.services.systemd_plan import system_plan, template
+from exo_mesh.cli.services.systemd_plan import system_plan, template
 from tools.checked_in import ROOT, keep_up_to_date
 
 FOLDER = ROOT / "systemd"

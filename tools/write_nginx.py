@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
+from exo_mesh.cli.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from tools.checked_in import ROOT, keep_up_to_date
 
 FOLDER = ROOT / "nginx"

@@ -11,7 +11,7 @@ import numpy as np
 
 from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import read_json_if_there, read_tokenizer_text
+from exo_mesh.weights.model_files import read_json_if_there, read_tokenizer_text
 
 PSEUDO_VOCAB = 256
 PSEUDO_HIDDEN = 128

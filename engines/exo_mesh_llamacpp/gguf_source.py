@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import named
 from exo_mesh.weights.gguf import BLOCKS, GgufArray, GgufHeader
 from exo_mesh.weights.gguf_table import file_table, read_headers
+from exo_mesh.weights.model_files import named
 from exo_mesh.weights.safetensors import TensorInfo, on_disk
 from exo_mesh_llamacpp.container import Metadata, Value
 from exo_mesh_llamacpp.gguf_rules import RULES, ArchRules

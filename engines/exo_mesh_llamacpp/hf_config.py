@@ -11,7 +11,7 @@ from typing import Any
 
 from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import read_json
+from exo_mesh.weights.model_files import read_json
 from exo_mesh_llamacpp.container import Value
 from exo_mesh_llamacpp.families import FAMILIES, HfFamily
 

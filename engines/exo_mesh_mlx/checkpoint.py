@@ -12,8 +12,8 @@ from typing import Any
 
 from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import exists, read_json
 from exo_mesh.weights.card import layer_of
+from exo_mesh.weights.model_files import exists, read_json
 from exo_mesh.weights.safetensors import (
     INDEX_FILE,
     PART,

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import read_json
 from exo_mesh.weights.gguf_blocks import READABLE
 from exo_mesh.weights.gguf_config import QUANT_METHOD
 from exo_mesh.weights.gguf_lines import needs_conversion
 from exo_mesh.weights.lines import LineReader, line_reader
+from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.packed.tensors import PackedTensor, is_packed_config, is_spare_bias, read_packed_table
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
 from exo_mesh.weights.tensors import read_tensor_table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import read_json
+from exo_mesh.weights.model_files import read_json
 from exo_mesh_numpy.families import FAMILIES, Family, Presence
 from exo_mesh_numpy.rope import RopeSettings, read_rope
 

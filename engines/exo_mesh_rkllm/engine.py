@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.request import FinishReason
 from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.engine.contract import LoadProgress

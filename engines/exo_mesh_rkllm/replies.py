@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exo_mesh.base.printable import printable
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError, OverloadError
-from exo_mesh.printable import printable
 from exo_mesh_rkllm.tool_calls import arguments_text
 
 MAX_CALLS = 64

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
+from exo_mesh.base.printable import printable
 from exo_mesh.errors import EngineError, ModelError, StageLostError
-from exo_mesh.printable import printable
 from exo_mesh_rkllm.dialects import Dialect
 from exo_mesh_rkllm.exchange import connection_lost
 from exo_mesh_rkllm.options import MOST_MODELS

@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from exo_mesh.domain.embedding.tasks import is_classifier
 from exo_mesh.errors import MeshError, ModelError
-from exo_mesh.model_files import read_json
+from exo_mesh.weights.model_files import read_json
 from exo_mesh_torch.caches import StageCache
 from exo_mesh_torch.calls import get_hidden, put_hidden
 from exo_mesh_torch.errors import one_line

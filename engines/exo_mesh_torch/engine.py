@@ -13,6 +13,7 @@ import torch
 
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
+from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
@@ -32,8 +33,7 @@ from exo_mesh.engine.contract import (
 from exo_mesh.engine.free_cores import ThreadsByLoad
 from exo_mesh.engine.warm_up import run_first_passes
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
-from exo_mesh.model_files import read_json
-from exo_mesh.pictures import PictureSpec
+from exo_mesh.weights.model_files import read_json
 from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.caches import StageCache

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exo_mesh.pictures import PictureSpec
+from exo_mesh.domain.images import PictureSpec
 from exo_mesh_torch.calls import find_cache_argument
 from exo_mesh_torch.vision import ImageRows
 

@@ -14,8 +14,8 @@ import torch
 
 from exo_mesh.engine.contract import KvKind
 from exo_mesh.errors import MeshError, ModelError
-from exo_mesh.model_files import read_json
 from exo_mesh.weights.gguf import BLOCK_SIZES
+from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh_torch.batches import Batch
 from exo_mesh_torch.caches import CachePlan, StageCache

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import read_json
+from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.packed.tensors import read_packed_table
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh.weights.tensors import read_tensor_table

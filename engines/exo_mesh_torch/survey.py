@@ -12,7 +12,7 @@ import torch
 from exo_mesh.domain.embedding.tasks import is_encoder
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import read_json
+from exo_mesh.weights.model_files import read_json
 from exo_mesh_torch.devices import choose_device, choose_dtype
 from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder

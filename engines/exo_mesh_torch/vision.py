@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, initialization
 
+from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import EngineError, ModelError
-from exo_mesh.pictures import PictureSpec
 from exo_mesh_torch.errors import one_line
 from exo_mesh_torch.families import GRID_POSITIONS, VISION_FAMILIES
 from exo_mesh_torch.loading import ParameterLoader

@@ -58,10 +58,10 @@ from exo_mesh.api.tracing import TRACE, trace_headers
 from exo_mesh.api.web.live_routes import LiveRoutes
 from exo_mesh.api.web.page_routes import PageRoutes
 from exo_mesh.api.webtools.handlers import WebToolRoutes
+from exo_mesh.base.random_hex import random_hex
+from exo_mesh.base.tasks import Watchdog
+from exo_mesh.base.telemetry.logs import current_request, current_trace
 from exo_mesh.node.service import MeshService
-from exo_mesh.random_hex import random_hex
-from exo_mesh.tasks import Watchdog
-from exo_mesh.telemetry.logs import current_request, current_trace
 
 _log = logging.getLogger(__name__)
 _server_log = logging.getLogger("exo_mesh.api.server")

@@ -21,7 +21,7 @@ from exo_mesh.api.access import CALLER
 from exo_mesh.api.bodies.room import FREE_BYTES, BodyHold, BodyRooms
 from exo_mesh.api.bodies.values import check_values
 from exo_mesh.api.quoting import quoted
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import InputError
 
 T = TypeVar("T")

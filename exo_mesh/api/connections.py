@@ -22,9 +22,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from exo_mesh.api.body import take_expectations
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.tasks import TaskOwner, Turns
 from exo_mesh.security.api_tls import ApiTls
-from exo_mesh.tasks import TaskOwner, Turns
 
 HEAD_S = 15.0
 """Time limit for the head of a request, which is a few kilobytes; nginx allows 60 s and Apache 20 s."""

@@ -15,14 +15,14 @@ from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.webtools.options import WebToolOptions
+from exo_mesh.base.tasks import Watchdog
+from exo_mesh.base.telemetry.families import Counters
+from exo_mesh.base.telemetry.node_logs import LogDesk, LoneLogs
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.node.service import MeshService
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.settings.config import default_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, SettingsDesk
-from exo_mesh.tasks import Watchdog
-from exo_mesh.telemetry.families import Counters
-from exo_mesh.telemetry.node_logs import LogDesk, LoneLogs
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -18,7 +18,7 @@ from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
-from exo_mesh.inspection.diagnostics import MAX_TIMELINE
+from exo_mesh.node.inspection.diagnostics import MAX_TIMELINE
 
 NDJSON = "application/x-ndjson"
 

@@ -18,7 +18,7 @@ from exo_mesh.api.model_routes import peer_names
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream, comment_frame, data_frame
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.errors import InputError
 

@@ -109,7 +109,10 @@ class OpsRoutes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics, for Prometheus."""
-        from exo_mesh.telemetry.exposition import CONTENT_TYPE, exposition  # slow; not needed before the first scrape
+        from exo_mesh.base.telemetry.exposition import (  # slow; not needed before the first scrape
+            CONTENT_TYPE,
+            exposition,
+        )
 
         text = exposition(self._registry(), with_names=request[CALLER] != STRANGER) if self._registry else b""
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})

@@ -10,8 +10,8 @@ from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, Route, RouteTable
+from exo_mesh.base.telemetry.log_ring import MAX_RECORDS
 from exo_mesh.errors import InputError
-from exo_mesh.telemetry.log_ring import MAX_RECORDS
 
 
 class PeerRoutes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exo_mesh import printable
+from exo_mesh.base import printable
 
 MAX_QUOTED_CHARS = 80
 

@@ -8,8 +8,8 @@ import logging
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from exo_mesh.clock import monotonic
-from exo_mesh.telemetry.families import Counters
+from exo_mesh.base.clock import monotonic
+from exo_mesh.base.telemetry.families import Counters
 
 _log = logging.getLogger(__name__)
 

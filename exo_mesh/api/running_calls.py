@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.access import CALLER, AccessPolicy
 from exo_mesh.api.context import REQUEST_ID
-from exo_mesh.tasks import TaskOwner, Watchdog
+from exo_mesh.base.tasks import TaskOwner, Watchdog
 
 LOOK_EVERY_S = 1.0
 """How often the keys of running calls are checked. A call first has its requests cancelled, so that a stream ends with

@@ -20,7 +20,7 @@ from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import errors_name, instance_spec
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError
-from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.rings.placing.spec import InstanceSpec
 
 _PLACING = (400, 403, 404, 408, 409, 413, 429, 500, 503, 504)
 _BACKENDS: Final[Mapping[str, Literal["ring", "jaccl"]]] = {"MlxRing": "ring", "MlxJaccl": "jaccl", "MlxIbv": "jaccl"}

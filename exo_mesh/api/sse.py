@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 
 from exo_mesh.api.core.failure import Failure
-from exo_mesh.clock import monotonic
-from exo_mesh.tasks import Watchdog
+from exo_mesh.base.clock import monotonic
+from exo_mesh.base.tasks import Watchdog
 
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"

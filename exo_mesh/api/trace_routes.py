@@ -12,9 +12,9 @@ from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
-from exo_mesh.inspection.trace_formats import chrome_trace, trace_stats
+from exo_mesh.node.inspection.trace_formats import chrome_trace, trace_stats
+from exo_mesh.rings.serving.traces import MAX_TRACES, RequestTrace
 from exo_mesh.security.api_keys import Role
-from exo_mesh.serving.traces import MAX_TRACES, RequestTrace
 from exo_mesh.settings.effective import shared_text
 
 SHARE = "trace_sample"

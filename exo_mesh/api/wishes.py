@@ -17,7 +17,7 @@ from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.rings import MIXING
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError, MeshError, PlacementError
-from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.rings.placing.spec import InstanceSpec
 
 MAX_PREFERENCES = 16
 MAX_REPLICAS = 64

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from exo_mesh.cli.chat.answer import ask
+from exo_mesh.base.printable import counted
+from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION, curl_line
 from exo_mesh.cli.tables import layers_text, peer_names
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.printable import counted
+from exo_mesh.cli.verbs.chat.answer import ask
 
 _MAX_TOKENS = 256
 """A bound for engines that compute nonsense; the demo model itself stops much earlier."""

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from exo_mesh.base.telemetry.logs import setup_logging
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
@@ -15,7 +16,6 @@ from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.settings.spelling import did_you_mean
-from exo_mesh.telemetry.logs import setup_logging
 
 VERBS = {
     "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
@@ -50,7 +50,7 @@ VERBS = {
     "completion": "print a completion script for bash, zsh or fish",
     "version": "versions of the package, the protocol and the libraries",
 }
-"""Help by verb. The module of a verb is exo_mesh.cli.<verb>, with _ for -; MODEL_VERBS are in exo_mesh.cli.models."""
+"""Help by verb. The module of a verb is exo_mesh.cli.verbs.<verb>, with _ for -; MODEL_VERBS are in `models` there."""
 
 
 VERB_GROUPS = {

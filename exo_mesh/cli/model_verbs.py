@@ -11,7 +11,7 @@ MODEL_VERBS = {
     "rm": ("remove", "delete the files of a model"),
     "search": ("search", "search the hub for models, and see whether each fits"),
 }
-"""(module in exo_mesh.cli.models, help) of each verb."""
+"""(module in exo_mesh.cli.verbs.models, help) of each verb."""
 
 _ALIASES = {"chat": "run"}
 """Other names of verbs."""
@@ -20,7 +20,7 @@ _ALIASES = {"chat": "run"}
 def module_of(verb: str) -> str:
     """The name of the module that runs a verb of the command line."""
     return (
-        f"exo_mesh.cli.models.{MODEL_VERBS[verb][0]}"
+        f"exo_mesh.cli.verbs.models.{MODEL_VERBS[verb][0]}"
         if verb in MODEL_VERBS
-        else f"exo_mesh.cli.{_ALIASES.get(verb, verb).replace('-', '_')}"
+        else f"exo_mesh.cli.verbs.{_ALIASES.get(verb, verb).replace('-', '_')}"
     )

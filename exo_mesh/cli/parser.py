@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from exo_mesh.printable import quoted, typed
+from exo_mesh.base.printable import quoted, typed
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign import FLAGS
 from exo_mesh.settings.places import DEFAULT_API_URL

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
+from exo_mesh.base.printable import printable
+from exo_mesh.base.telemetry.tables import human_bytes
 from exo_mesh.domain.device import API, EDGE, FULL
-from exo_mesh.printable import printable
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.namespace import fingerprint
 from exo_mesh.settings.config import home_of
 from exo_mesh.settings.places import DEFAULT_API_URL
-from exo_mesh.telemetry.tables import human_bytes
 
 DEMO_MODEL = "exo-mesh-demo"
 FIRST_QUESTION = "Count from 7 to 20."

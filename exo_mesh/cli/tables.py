@@ -13,9 +13,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from exo_mesh.membership.naming import told_apart
-from exo_mesh.printable import escaped_json, printable
-from exo_mesh.telemetry.tables import columns
+from exo_mesh.base.printable import escaped_json, printable
+from exo_mesh.base.telemetry.tables import columns
+from exo_mesh.mesh.membership.naming import told_apart
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exo_mesh.cli.models.facts import ago
+from exo_mesh.base.printable import counted
+from exo_mesh.base.telemetry.tables import human_bytes
 from exo_mesh.cli.tables import layers_text, peer_names
-from exo_mesh.printable import counted
-from exo_mesh.telemetry.tables import human_bytes
+from exo_mesh.cli.verbs.models.facts import ago
 
 BAR_CELLS = 24
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")

@@ -22,6 +22,9 @@ from exo_mesh.api.listening import bound_socket
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.webtools.options import WebToolOptions
+from exo_mesh.base.printable import counted
+from exo_mesh.base.telemetry.node_logs import LoneLogs, NodeLogs
+from exo_mesh.base.telemetry.start_phases import StartPhases
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.contract import ChecksOptions
 from exo_mesh.engine.floors import OTHER_ENGINES, mlx_obstacle_here, too_old, upgrade
@@ -31,7 +34,6 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.models.server_options import server_options
 from exo_mesh.node.node import Node
-from exo_mesh.printable import counted
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.invitations import Invitations
@@ -42,8 +44,6 @@ from exo_mesh.security.secret import exposure
 from exo_mesh.security.sessions import PageSessions
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
 from exo_mesh.settings.places import models_dirs, own_nodes_dir
-from exo_mesh.telemetry.node_logs import LoneLogs, NodeLogs
-from exo_mesh.telemetry.start_phases import StartPhases
 
 API_PORT_TRIES = 50
 _log = logging.getLogger(__name__)

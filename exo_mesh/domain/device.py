@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from exo_mesh.base.versions import ProtocolRange
 from exo_mesh.domain.health import Reason
 from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
 from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, ModelSpeeds
 from exo_mesh.domain.whole.served import ServedModel
-from exo_mesh.protocol import ProtocolRange
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 ACTIVATION_FORMAT = "act:v1"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
-from exo_mesh.pictures import PictureSpec
 
 HIDDEN = "hidden"
 """Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""

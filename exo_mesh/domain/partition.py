@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
 
+from exo_mesh.base.printable import counted
 from exo_mesh.errors import PlacementError
-from exo_mesh.printable import counted
 
 
 def split_layers(num_layers: int, memory_bytes: Sequence[int]) -> list[range]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from exo_mesh.base.printable import counted
 from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import gigabytes, pools_to_pin, pools_to_try, roomiest_pool, stage_bytes
 from exo_mesh.domain.grouping import WishedBackend
@@ -15,7 +16,6 @@ from exo_mesh.domain.placement import make_plan, members_of, stage_parts
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError
-from exo_mesh.printable import counted
 
 PINNED = "pinned"
 """The policy of a plan whose layers a user assigned by hand."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from exo_mesh.base.printable import counted
 from exo_mesh.domain.fitting import (
     Goal,
     StepTimes,
@@ -39,7 +40,6 @@ from exo_mesh.domain.rings import (
 )
 from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.errors import PlacementError
-from exo_mesh.printable import counted
 
 MIN_USEFUL_CONTEXT = 512
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.images import Picture, pictures_defect
 from exo_mesh.domain.whole.text_pieces import Respelling, TextInput, TextPiece, TextUsage
-from exo_mesh.pictures import Picture, pictures_defect
 
 
 class FinishReason(StrEnum):
@@ -75,7 +75,7 @@ class TextBridge(Protocol):
 
 
 class Tally(Protocol):
-    """Sums up the ends of the requests of one call; see serving/call_tally.py."""
+    """Sums up the ends of the requests of one call; see rings/serving/call_tally.py."""
 
     def add(self, ended: Any, entered_at: float, record: Callable[[Any], None]) -> None:
         """Add the end of a request. record: takes the sum once the call ends."""
@@ -122,7 +122,7 @@ class GenerateRequest:
     """Other ids of the request that the client saw (the id of the reply, the x-request-id), by which it can be
     cancelled and its trace found. Only the entry peer knows them."""
     share_id: str = ""
-    """Not empty: running requests with the same share_id compute an equal prompt once (serving/choices.py)."""
+    """Not empty: running requests with the same share_id compute an equal prompt once (rings/serving/choices.py)."""
     prompt_logprobs: int | None = None
     """None: not wanted. Else the log-probability of every prompt token but the first comes before the first output
     token, each with this many of the likeliest alternatives (0 to 20)."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from exo_mesh.domain.frame import Fault, Row
+from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.pictures import PictureSpec
 
 if TYPE_CHECKING:  # a node does not import NumPy: it would take a sixth of its start
     import numpy as np

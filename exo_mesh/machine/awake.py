@@ -15,8 +15,8 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exo_mesh.beat import next_beat
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.wakeups import next_beat
 
 LOOK_EVERY_S = 1.0
 LINGER_S = 30.0

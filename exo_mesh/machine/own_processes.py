@@ -15,7 +15,7 @@ KILL_WAIT_S = 5.0
 """A killed process is gone at once, unless it is stuck in a driver."""
 
 _NODE_MODULE = "exo_mesh.cli.main"
-_CHILD_MODULES = ("exo_mesh.runner", "exo_mesh.text.", "exo_mesh.fetcher")
+_CHILD_MODULES = ("exo_mesh.rings.runner", "exo_mesh.text.", "exo_mesh.models.fetcher")
 _NODE_VERBS = ("serve", "demo")
 
 
@@ -47,7 +47,7 @@ def kind_of(cmdline: Sequence[str]) -> str:
     if target == "-m" and rest:
         target, *rest = rest
         if target.startswith(_CHILD_MODULES):
-            return "runner" if target == "exo_mesh.runner" else "helper"
+            return "runner" if target == "exo_mesh.rings.runner" else "helper"
         return _node_kind(rest) if target == _NODE_MODULE else ""
     return _node_kind(rest) if Path(target).name == "exo-mesh" else ""
 

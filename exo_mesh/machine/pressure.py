@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from exo_mesh.beat import next_beat
+from exo_mesh.base.wakeups import next_beat
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, headroom
 from exo_mesh.machine.wired_leak import WiredLeak
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.machine.memory import MemoryReader, MemoryReading
 
 RECENT_S = 0.2

@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
 
-from exo_mesh.beat import next_beat
+from exo_mesh.base.wakeups import next_beat
 
 STATUS_EVERY_S = 5.0
 """How old the line in `systemctl status` may become."""

@@ -6,13 +6,13 @@ import os
 import platform
 from collections.abc import Callable, Collection
 
-from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.domain.addresses import LINK_WORDS, advertised
 from exo_mesh.domain.device import Device, EngineInfo
 from exo_mesh.engine.contract import Availability, Compute
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.accelerators import Accelerator
+from exo_mesh.machine.interfaces import read_interfaces
 
 _DEVICE_NODES = {
     "cuda": ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg"),

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import msgspec
 
+from exo_mesh.base.printable import printable_values, quoted
+from exo_mesh.base.tasks import SharedCalls
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
-from exo_mesh.membership.service import Membership
-from exo_mesh.model_files import one_line
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
 from exo_mesh.models.served import ServedModels, served_card
-from exo_mesh.printable import printable_values, quoted
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.tasks import SharedCalls
 from exo_mesh.weights.fetched import read_manifest
+from exo_mesh.weights.model_files import one_line
 from exo_mesh.weights.store import ModelStore
+from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_REMOTE_CARDS = 1024
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from exo_mesh.beat import next_beat
+from exo_mesh.base.tasks import TaskOwner
+from exo_mesh.base.wakeups import next_beat
 from exo_mesh.domain.device import Device
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, EngineSpeed, ModelSpeeds, fastest_first
@@ -26,9 +27,8 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
 from exo_mesh.models.surveys import write_kept
-from exo_mesh.tasks import TaskOwner
 
-SPEED_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.layer_speed", "--tied")
+SPEED_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.layer_speed", "--tied")
 
 MEASURE_S = 120.0
 """Deadline of one measurement: importing a library, loading a few layers three times, and some seconds of work."""

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import msgspec
 
+from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError, error_from_code
-from exo_mesh.fetcher.wire import (
+from exo_mesh.models.fetcher.wire import (
     MAX_LINE_BYTES,
     Answer,
     CancelFetch,
@@ -43,7 +44,6 @@ from exo_mesh.fetcher.wire import (
     WrongBytes,
 )
 from exo_mesh.settings.config import SECRET_VARIABLE
-from exo_mesh.tasks import TaskOwner
 
 HUB_SOURCE = Source()
 
@@ -294,7 +294,7 @@ class Fetcher:
         environment |= {"HF_HUB_OFFLINE": "1"} if self._is_offline else {}
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "exo_mesh.fetcher"),
+                *(sys.executable, "-m", "exo_mesh.models.fetcher"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from exo_mesh.domain.spans import Spans, common, merged
 from exo_mesh.errors import InputError
-from exo_mesh.membership.peers import MAX_PEERS
+from exo_mesh.mesh.membership.peers import MAX_PEERS
 from exo_mesh.models.local_files import Holding, Layers, Wants
-from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.fetched import FetchedFile
+from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_SPANS = 1024
 """Most spans of one file. A stage of 80 layers has about this many; the fetch plan cuts the file at each of them."""

@@ -7,17 +7,17 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from exo_mesh.beat import next_beat
+from exo_mesh.base.tasks import TaskOwner
+from exo_mesh.base.wakeups import next_beat
 from exo_mesh.errors import ModelError, UnknownModelError
-from exo_mesh.fetcher.wire import Tls
-from exo_mesh.files.server import FileServer
 from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.fetcher.wire import Tls
 from exo_mesh.models.fetching import Fetcher
+from exo_mesh.models.file_server.server import FileServer
 from exo_mesh.models.hub_token import FILE_NAME, HubToken
 from exo_mesh.models.local_files import gguf_dir
 from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.settings.config import Settings
-from exo_mesh.tasks import TaskOwner
 
 PACE_EVERY_S = 0.5
 

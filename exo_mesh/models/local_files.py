@@ -14,13 +14,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from exo_mesh.base.printable import quoted
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.model_settings import text_config
 from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.model_files import read_json
-from exo_mesh.printable import quoted
 from exo_mesh.weights.fetched import (
     MANIFEST_FILE,
     SCRATCH_PREFIX,
@@ -30,6 +29,7 @@ from exo_mesh.weights.fetched import (
     read_manifest,
     with_remedy,
 )
+from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.names import is_model_name
 from exo_mesh.weights.tensors import read_stage_tensors, read_tensor_table
 

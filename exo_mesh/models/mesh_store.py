@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError
-from exo_mesh.membership.peers import Peer
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.peers import Peer
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.settings.config import ConfigError, Settings
 
 GIB = 2**30

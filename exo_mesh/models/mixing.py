@@ -28,11 +28,11 @@ from exo_mesh.domain.rings import Candidate
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.selftests import MAX_RANGES, SelfTests
 from exo_mesh.models.surveys import Surveys, write_kept
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import plan_pb2
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto import plan_pb2
 
 MAX_KEPT = 512
 """Most verdicts on disk and in memory; the oldest are deleted first."""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from exo_mesh.base.printable import quoted
 from exo_mesh.errors import UnknownModelError
-from exo_mesh.printable import quoted
 from exo_mesh.weights.names import MAX_NAME, PART
 
 NUM_NEAR = 3

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from exo_mesh.beat import next_beat
+from exo_mesh.base.wakeups import next_beat
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.catalogue import Catalogue

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError, UnknownModelError
-from exo_mesh.model_files import read_json_if_there
 from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.text.template import ChatTemplate, find_template
+from exo_mesh.weights.model_files import read_json_if_there
 
 
 class Profiles:

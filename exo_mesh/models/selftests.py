@@ -17,11 +17,11 @@ from exo_mesh.errors import EngineError, InputError, ModelError, error_from_code
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import plan_pb2
-from exo_mesh.transport.control_client import SELF_TEST_S
+from exo_mesh.wire.control_client import SELF_TEST_S
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto import plan_pb2
 
-SELF_TEST_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.selftest", "--tied")
+SELF_TEST_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.selftest", "--tied")
 
 MAX_RANGES = 8
 """Most ranges: the first, the last, and one per further layer kind; no known architecture has more than five."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exo_mesh.base.telemetry.rkllm_metrics import RkllmMetrics
 from exo_mesh.domain.whole.served import ServerReport
 from exo_mesh.models.served import OnReports
-from exo_mesh.telemetry.rkllm_metrics import RkllmMetrics
 
 
 def shown_in(metrics: RkllmMetrics) -> OnReports:

@@ -17,20 +17,20 @@ from typing import Any
 
 import msgspec
 
+from exo_mesh.base.printable import printable_values
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.engine.contract import ModelSurvey, Surveyor
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, MeshError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue, card_from_json
 from exo_mesh.models.engine_child import ask_child
-from exo_mesh.printable import printable_values
-from exo_mesh.transport.control_client import SURVEY_S
 from exo_mesh.weights.store import SHIPPED
+from exo_mesh.wire.control_client import SURVEY_S
 
-SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.survey", "--tied")
+SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.survey", "--tied")
 
 MAX_KEPT = 512
 """Most answers on disk and in memory: one per model, engine, version and options; the oldest are deleted first."""

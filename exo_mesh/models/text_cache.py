@@ -12,17 +12,17 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from exo_mesh.base.printable import quoted
+from exo_mesh.base.tasks import SharedCalls
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.port import PeerClient
-from exo_mesh.membership.service import Membership
-from exo_mesh.model_files import place_of, read_model_file
+from exo_mesh.mesh.membership.port import PeerClient
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.printable import quoted
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.tasks import SharedCalls
 from exo_mesh.weights.card import IMAGE_FILES, LATER_TEXT_FILES, TEXT_FILES, text_file_limit
+from exo_mesh.weights.model_files import place_of, read_model_file
+from exo_mesh.wire.proto import control_pb2 as pb
 
 CHUNK_BYTES = 1024 * 1024
 ROOM_BYTES = 48 * 1024 * 1024

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from exo_mesh.few_collections import collect_while_few
-from exo_mesh.hosting.certificate_renewal import Renewal
-from exo_mesh.hosting.ring_energy import keep_ring_energy
-from exo_mesh.instances.preloading import preload
-from exo_mesh.membership.paths import PathKeeper
+from exo_mesh.base.gc_pauses import collect_while_few
+from exo_mesh.mesh.membership.paths import PathKeeper
 from exo_mesh.node.housekeeping import keep_addresses, keep_awake, keep_house, keep_rdma_ports
 from exo_mesh.node.parts import NodeParts
+from exo_mesh.rings.hosting.certificate_renewal import Renewal
+from exo_mesh.rings.hosting.ring_energy import keep_ring_energy
+from exo_mesh.rings.placing.preloading import preload
 
 
 def start_background(parts: NodeParts, port: int) -> None:

@@ -8,31 +8,31 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from exo_mesh.errors import InputError, ReservationError
-from exo_mesh.hosting.peer_desk import PeerDesk
-from exo_mesh.hosting.stage_host import StageHost
-from exo_mesh.inspection.desk import Inspection
-from exo_mesh.instances.instances import Instances
-from exo_mesh.instances.members import reachable
-from exo_mesh.membership.key_sharing import KeySharing
-from exo_mesh.membership.messages import fence_from_proto
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.key_sharing import KeySharing
+from exo_mesh.mesh.membership.messages import fence_from_proto
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models import text_cache
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
+from exo_mesh.node.inspection.desk import Inspection
 from exo_mesh.node.model_desk import ModelDesk
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.serving.journal import Journal
-from exo_mesh.serving.kept_desk import KeptDesk
-from exo_mesh.serving.stream_desk import StreamDesk
-from exo_mesh.transport.call_access import OwnCalls
-from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
-from exo_mesh.transport.stage_codec import status_to_proto
+from exo_mesh.rings.hosting.peer_desk import PeerDesk
+from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.rings.placing.instances import Instances
+from exo_mesh.rings.placing.members import reachable
+from exo_mesh.rings.serving.journal import Journal
+from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.rings.serving.stream_desk import StreamDesk
+from exo_mesh.wire.call_access import OwnCalls
+from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.stage_codec import status_to_proto
 
 
 class ControlService:
-    """Implements exo_mesh.transport.control_server.ControlHandler by delegation."""
+    """Implements exo_mesh.wire.control_server.ControlHandler by delegation."""
 
     def __init__(
         self,

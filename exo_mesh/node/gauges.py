@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 
 from exo_mesh import __version__
-from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.tally import DownloadTally
-from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.rings.hosting.stage_host import StageHost
 
 
 def describe_node(metrics: Metrics, membership: Membership) -> None:

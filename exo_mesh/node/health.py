@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from exo_mesh.clock import Clock
-from exo_mesh.discovery.choose import is_loopback
+from exo_mesh.base.clock import Clock
+from exo_mesh.base.printable import counted
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.health import HealthLevel, Reason, worst
 from exo_mesh.domain.rdma_links import bridge_cycle
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.hosting.guard import Guard
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor, PressureLevel
-from exo_mesh.membership.service import Membership
-from exo_mesh.printable import counted
+from exo_mesh.mesh.discovery.choose import is_loopback
+from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.rings.hosting.guard import Guard
 from exo_mesh.settings.config import Settings
 
 MAX_SKEW_S = 5.0

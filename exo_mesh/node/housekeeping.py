@@ -7,22 +7,22 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from exo_mesh.beat import next_beat, until_beat
-from exo_mesh.clock import Clock
+from exo_mesh.base.clock import Clock
+from exo_mesh.base.telemetry.metrics import Metrics
+from exo_mesh.base.wakeups import next_beat, until_beat
 from exo_mesh.domain.thunderbolt import rdma_ports
-from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.awake import SleepLock, commands_here
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.node.gauges import describe_node, show_downloads, show_machine, show_mesh
 from exo_mesh.node.health import Health
 from exo_mesh.node.observation import Observation
-from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.rings.hosting.stage_host import StageHost
 
 RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0

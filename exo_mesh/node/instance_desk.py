@@ -8,13 +8,13 @@ from typing import Any
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import PlacementError
-from exo_mesh.inspection.describe import describe_instance, peers_of
-from exo_mesh.instances.parts import InstanceParts
-from exo_mesh.instances.previews import preview, previews, with_peer_ids
-from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.instances.stage_phases import with_phases
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
+from exo_mesh.node.inspection.describe import describe_instance, peers_of
+from exo_mesh.rings.placing.parts import InstanceParts
+from exo_mesh.rings.placing.previews import preview, previews, with_peer_ids
+from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.placing.stage_phases import with_phases
 
 
 class InstanceDesk:

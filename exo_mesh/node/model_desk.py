@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
+from exo_mesh.base.printable import quoted
+from exo_mesh.base.tasks import Bound
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
@@ -22,25 +24,23 @@ from exo_mesh.errors import (
     PlacementError,
     UnknownModelError,
 )
-from exo_mesh.fetcher.wire import FILES_ONLY, HubModel
-from exo_mesh.instances.planner import Planner
-from exo_mesh.instances.previews import with_peer_ids
-from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.membership.naming import peer_called
-from exo_mesh.membership.service import Membership
-from exo_mesh.model_files import read_json
+from exo_mesh.mesh.membership.naming import peer_called
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.service import Downloads
+from exo_mesh.models.fetcher.wire import FILES_ONLY, HubModel
 from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
 from exo_mesh.models.profiles import facts_in
-from exo_mesh.printable import quoted
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.tasks import Bound
+from exo_mesh.rings.placing.planner import Planner
+from exo_mesh.rings.placing.previews import with_peer_ids
+from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.weights.model_files import read_json
+from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 

@@ -12,37 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION
-from exo_mesh.clock import Clock, monotonic
-from exo_mesh.discovery.choose import discoveries_for
-from exo_mesh.discovery.interfaces import recent_interfaces
-from exo_mesh.discovery.port import Announcement, Discovery
-from exo_mesh.discovery.static import StaticDiscovery
-from exo_mesh.discovery.wake_on_lan import own_macs
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.telemetry.start_phases import StartPhases
 from exo_mesh.domain.device import API
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
-from exo_mesh.fetcher.wire import HubModel
-from exo_mesh.hosting.peer_desk import PeerDesk
-from exo_mesh.inspection.desk import Inspection
-from exo_mesh.instances.hostfile_rank import own_rank
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine import this_machine
+from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.machine.memory import MemoryReader, read_memory
-from exo_mesh.membership.sleeping import SleepDesk
-from exo_mesh.membership.stopping import StopDesk
+from exo_mesh.machine.wake_on_lan import own_macs
+from exo_mesh.mesh.discovery.choose import discoveries_for
+from exo_mesh.mesh.discovery.port import Announcement, Discovery
+from exo_mesh.mesh.discovery.static import StaticDiscovery
+from exo_mesh.mesh.membership.sleeping import SleepDesk
+from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
+from exo_mesh.models.fetcher.wire import HubModel
 from exo_mesh.node.background import start_background
+from exo_mesh.node.inspection.desk import Inspection
 from exo_mesh.node.instance_desk import InstanceDesk
 from exo_mesh.node.model_list import ModelList
 from exo_mesh.node.parts import NodeParts, Tuning
 from exo_mesh.node.store_desk import StoreDesk
-from exo_mesh.serving.kept_desk import KeptDesk
-from exo_mesh.serving.stream_desk import StreamDesk
+from exo_mesh.rings.hosting.peer_desk import PeerDesk
+from exo_mesh.rings.placing.hostfile_rank import own_rank
+from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.rings.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
-from exo_mesh.telemetry.start_phases import StartPhases
 from exo_mesh.text.template import ChatTemplate
 
 _log = logging.getLogger(__name__)

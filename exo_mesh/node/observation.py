@@ -8,11 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
+from exo_mesh.base.printable import counted
+from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.hosting.parts import HostingParts
-from exo_mesh.inspection.describe import (
+from exo_mesh.machine.disk import Disk
+from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.node.health import Health
+from exo_mesh.node.inspection.describe import (
     describe_beat,
     describe_cables,
     describe_peer_memory,
@@ -21,17 +25,13 @@ from exo_mesh.inspection.describe import (
     describe_topology,
     describe_view,
 )
-from exo_mesh.inspection.desk import Inspection
-from exo_mesh.instances.instances import Instances
-from exo_mesh.instances.stage_phases import with_phases
-from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.service import Membership
-from exo_mesh.node.health import Health
-from exo_mesh.printable import counted
-from exo_mesh.serving.explanations import Explanation
-from exo_mesh.serving.parts import ServingParts
+from exo_mesh.node.inspection.desk import Inspection
+from exo_mesh.rings.hosting.parts import HostingParts
+from exo_mesh.rings.placing.instances import Instances
+from exo_mesh.rings.placing.stage_phases import with_phases
+from exo_mesh.rings.serving.explanations import Explanation
+from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings
-from exo_mesh.telemetry.metrics import Metrics
 
 
 class Observation:

@@ -10,12 +10,12 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.engine.registry import Registry
-from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.engine_speeds import SpeedNeeds
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.node.housekeeping import ModelEngines
+from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.settings.config import Settings
 
 

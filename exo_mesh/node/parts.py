@@ -7,26 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
-from exo_mesh.clock import Clock
-from exo_mesh.discovery.port import Discovery
+from exo_mesh.base.clock import Clock
+from exo_mesh.base.tasks import TaskOwner
+from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo, Telemetry, role_of
 from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry
-from exo_mesh.hosting.certificate_renewal import own_credentials
-from exo_mesh.hosting.local_models import LocalModels
-from exo_mesh.hosting.own_reading import own_prefixes, own_reading
-from exo_mesh.hosting.parts import HostingParts
-from exo_mesh.hosting.runner_starter import HostLimits
-from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
-from exo_mesh.membership.callers import guard_of
-from exo_mesh.membership.detector import Timing
-from exo_mesh.membership.identity import take_identity
-from exo_mesh.membership.parts import SharingParts
-from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.discovery.port import Discovery
+from exo_mesh.mesh.membership.callers import guard_of
+from exo_mesh.mesh.membership.detector import Timing
+from exo_mesh.mesh.membership.identity import take_identity
+from exo_mesh.mesh.membership.parts import SharingParts
+from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.node.control_service import ControlService
@@ -35,16 +31,20 @@ from exo_mesh.node.housekeeping import announce_models
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
-from exo_mesh.serving.parts import ServingParts
-from exo_mesh.serving.request_run import Patience
+from exo_mesh.rings.hosting.certificate_renewal import own_credentials
+from exo_mesh.rings.hosting.local_models import LocalModels
+from exo_mesh.rings.hosting.own_reading import own_prefixes, own_reading
+from exo_mesh.rings.hosting.parts import HostingParts
+from exo_mesh.rings.hosting.runner_starter import HostLimits
+from exo_mesh.rings.placing.parts import InstanceParts
+from exo_mesh.rings.serving.parts import ServingParts
+from exo_mesh.rings.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
-from exo_mesh.tasks import TaskOwner
-from exo_mesh.telemetry.metrics import Metrics
-from exo_mesh.transport.call_access import OwnCalls
-from exo_mesh.transport.channel_options import MAX_CONNECTIONS
-from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.control_server import ControlServer
-from exo_mesh.transport.probes.port import probe_port
+from exo_mesh.wire.call_access import OwnCalls
+from exo_mesh.wire.channel_options import MAX_CONNECTIONS
+from exo_mesh.wire.control_client import ControlClient
+from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.probes.port import probe_port
 
 
 @dataclass(frozen=True, slots=True)

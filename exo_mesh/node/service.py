@@ -8,17 +8,17 @@ from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
-from exo_mesh.fetcher.wire import HubModel
-from exo_mesh.hosting.peer_desk import PeerDesk
-from exo_mesh.inspection.service import InspectionService
-from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.membership.sleeping import SleepDesk
-from exo_mesh.membership.stopping import StopDesk
+from exo_mesh.mesh.membership.sleeping import SleepDesk
+from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
-from exo_mesh.serving.explanations import Explanation
-from exo_mesh.serving.kept_answers import KeptService
-from exo_mesh.serving.streams import StreamService
+from exo_mesh.models.fetcher.wire import HubModel
+from exo_mesh.node.inspection.service import InspectionService
+from exo_mesh.rings.hosting.peer_desk import PeerDesk
+from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving.explanations import Explanation
+from exo_mesh.rings.serving.kept_answers import KeptService
+from exo_mesh.rings.serving.streams import StreamService
 from exo_mesh.text.template import ChatTemplate
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.errors import NotReadyError
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mesh_store import MeshStore
 from exo_mesh.node.model_desk import ModelDesk

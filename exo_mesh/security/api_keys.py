@@ -17,8 +17,8 @@ import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from exo_mesh.base.printable import quoted
 from exo_mesh.errors import InputError
-from exo_mesh.printable import quoted
 from exo_mesh.security.key_table import MAX_KEYS as MAX_KEYS
 from exo_mesh.security.key_table import MAX_NAME, KeysById, is_key_name, live, merge, revoked_key, secret_digest
 from exo_mesh.security.key_table import ApiKey as ApiKey

@@ -9,7 +9,7 @@ import ssl
 import stat
 from pathlib import Path
 
-from exo_mesh.beat import next_beat
+from exo_mesh.base.wakeups import next_beat
 
 LOOK_EVERY_S = 3.0
 """Interval of the file checks. certbot replaces a certificate every two months, and no one waits for it."""

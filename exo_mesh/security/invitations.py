@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.errors import InputError, NoInvitationError, OverloadError, WrongCodeError
 from exo_mesh.security.joining import PROOF_BYTES, Gift, Side, Transcript, new_password, proves, seal
 

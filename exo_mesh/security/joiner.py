@@ -10,8 +10,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from exo_mesh.base.printable import printable
 from exo_mesh.errors import InputError, MeshError, TransportError, error_from_code
-from exo_mesh.printable import printable
 from exo_mesh.security.joining import Gift, Side, Transcript, proof, shown_name, unseal
 
 DEADLINE_S = 10.0

@@ -23,8 +23,8 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from exo_mesh.base.printable import printable
 from exo_mesh.errors import InputError, TransportError
-from exo_mesh.printable import printable
 from exo_mesh.security.secret import parse_secret
 
 if TYPE_CHECKING:

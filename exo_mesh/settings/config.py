@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exo_mesh.base.printable import printable, typed
 from exo_mesh.domain.device import FULL
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
-from exo_mesh.printable import printable, typed
 from exo_mesh.settings import values
 
 PREFIX = "EXO_MESH_"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.printable import quoted
+from exo_mesh.base.printable import quoted
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings.aliases import ALIASES, alias_texts
 from exo_mesh.settings.config import (

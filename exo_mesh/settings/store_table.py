@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exo_mesh.printable import quoted
+from exo_mesh.base.printable import quoted
 
 _KEYS = {
     "enabled": "no_store",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.printable import typed
+from exo_mesh.base.printable import typed
 
 
 def size(text: str) -> int:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from exo_mesh.base.printable import quoted
+from exo_mesh.base.random_hex import random_digits
 from exo_mesh.errors import InputError
-from exo_mesh.printable import quoted
-from exo_mesh.random_hex import random_digits
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from exo_mesh.domain.embedding.spec import Pooling
 from exo_mesh.domain.embedding.tasks import LOGIT_SCORE, is_classifier, is_encoder
 from exo_mesh.errors import InputError, ModelError
-from exo_mesh.model_files import (
+from exo_mesh.weights.model_files import (
     LENGTH_FILE,
     MODULES_FILE,
     POOLING_FILE,

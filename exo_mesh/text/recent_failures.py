@@ -7,7 +7,7 @@ import hashlib
 from collections import OrderedDict
 from threading import Lock
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.errors import MeshError
 
 KEPT_S = 60.0

@@ -14,8 +14,8 @@ from typing import Any
 
 from jinja2 import Template, TemplateError
 
+from exo_mesh.base.random_hex import random_digits
 from exo_mesh.errors import InputError, ModelError
-from exo_mesh.random_hex import random_digits
 from exo_mesh.text.probes import traits_of
 from exo_mesh.text.sandbox import compile_template, strftime, time_limit
 from exo_mesh.text.template import MAX_LENGTH, RENDER_LIMIT_S, Message, TemplateTraits

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import (
+from exo_mesh.weights.model_files import (
     TOOL_USE_FILE,
     as_text,
     exists,

@@ -11,7 +11,9 @@ import msgspec
 
 from exo_mesh.domain.model_settings import text_config, token_ids
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import (
+from exo_mesh.text.template import ChatTemplate, find_template
+from exo_mesh.text.tokenizer_bounds import TokenizerBounds, TokenizerFile, bounds_of
+from exo_mesh.weights.model_files import (
     ADDED_TOKENS_FILE,
     MAX_TOKENIZER_BYTES,
     as_text,
@@ -21,8 +23,6 @@ from exo_mesh.model_files import (
     shown,
     without_mark,
 )
-from exo_mesh.text.template import ChatTemplate, find_template
-from exo_mesh.text.tokenizer_bounds import TokenizerBounds, TokenizerFile, bounds_of
 
 MAX_NUMBER = 2**31 - 1
 """Largest sampling value that is accepted in generation_config.json."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from exo_mesh.base.random_hex import random_digits
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
-from exo_mesh.model_files import named, one_line, read_tokenizer_text
-from exo_mesh.random_hex import random_digits
 from exo_mesh.text.built_in_templates import built_in_template
 from exo_mesh.text.completing import complete, may_change
 from exo_mesh.text.control_text import ChatPrompt, ControlTexts
@@ -24,6 +23,7 @@ from exo_mesh.text.text_files import SamplingDefaults, TextFiles, read_bounds
 from exo_mesh.text.text_guard import TextGuard
 from exo_mesh.text.tokenizer_bounds import TokenizerBounds
 from exo_mesh.text.vision import VisionSpec, read_vision
+from exo_mesh.weights.model_files import named, one_line, read_tokenizer_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.errors import ModelError
-from exo_mesh.splitting_patterns import KNOWN
+from exo_mesh.weights.splitting_patterns import KNOWN
 
 MAX_GROWTH = 10_000
 """Most characters that one character of a text may become before it is cut into tokens. The largest bound of a known

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.domain.images import MAX_PIXELS, Picture, PictureSpec, digest_of
 from exo_mesh.errors import InputError, ModelError
-from exo_mesh.model_files import read_json_if_there
-from exo_mesh.pictures import MAX_PIXELS, Picture, PictureSpec, digest_of
 from exo_mesh.text.image_wire import ImageRecipe
+from exo_mesh.weights.model_files import read_json_if_there
 
 FAMILIES = ("gemma3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 """Values of `model_type` whose images are supported."""

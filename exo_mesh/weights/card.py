@@ -16,7 +16,9 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.model_settings import quantization_of, text_config, token_ids
 from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import (
+from exo_mesh.weights.gguf import BLOCK_SIZES
+from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.model_files import (
     ADDED_TOKENS_FILE,
     LENGTH_FILE,
     MAX_JSON_BYTES,
@@ -38,8 +40,6 @@ from exo_mesh.model_files import (
     shown,
     size_of,
 )
-from exo_mesh.weights.gguf import BLOCK_SIZES
-from exo_mesh.weights.gguf_config import QUANT_METHOD
 from exo_mesh.weights.safetensors import DTYPE_BITS, PART, TensorInfo, TensorTable, on_disk
 from exo_mesh.weights.tensors import read_tensor_table
 

@@ -18,8 +18,8 @@ import msgspec
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import label, open_model_file, size_of
 from exo_mesh.weights.card import read_card
+from exo_mesh.weights.model_files import label, open_model_file, size_of
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
 
 LARGE_BYTES = 2 * 2**20

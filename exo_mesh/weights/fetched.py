@@ -22,8 +22,8 @@ import msgspec
 
 from exo_mesh.domain.spans import Pieces, Span, Spans, covers, merged, num_bytes
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import named, read_model_file, shown
 from exo_mesh.weights.card import is_head, is_side_model, is_vision, is_vocabulary, layer_of
+from exo_mesh.weights.model_files import named, read_model_file, shown
 from exo_mesh.weights.names import FILE_NAME
 from exo_mesh.weights.safetensors import PART, TensorTable
 

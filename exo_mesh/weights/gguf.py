@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import named, open_model_file, shown
+from exo_mesh.weights.model_files import named, open_model_file, shown
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
 
 SUFFIX = ".gguf"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import shown
 from exo_mesh.weights.gguf import GgufArray, GgufHeader
 from exo_mesh.weights.gguf_families import ROPE_FACTORS, GgufFamily
 from exo_mesh.weights.gguf_table import gguf_family
+from exo_mesh.weights.model_files import shown
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable
 
 QUANT_METHOD = "gguf"

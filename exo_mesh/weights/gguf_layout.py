@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, label, named, open_model_file
 from exo_mesh.weights.gguf import GgufHeader
 from exo_mesh.weights.gguf_config import make_config
 from exo_mesh.weights.gguf_families import ROPE_FACTORS
 from exo_mesh.weights.gguf_table import checkpoint_table, file_table, find_first_file, read_headers
 from exo_mesh.weights.gguf_tokenizer import make_tokenizer, make_tokenizer_config
+from exo_mesh.weights.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, label, named, open_model_file
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import named
 from exo_mesh.weights.gguf import BLOCK_SIZES
 from exo_mesh.weights.gguf_blocks import READABLE, dequantise
 from exo_mesh.weights.gguf_codes import CODED, GROUP_SIZE, Parts
 from exo_mesh.weights.gguf_table import GgufTensor
+from exo_mesh.weights.model_files import named
 from exo_mesh.weights.safetensors import TensorInfo, on_disk
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.splitting_patterns import DEEPSEEK3, GPT4O, LLAMA3, QWEN2, QWEN35, TEKKEN
+from exo_mesh.weights.splitting_patterns import DEEPSEEK3, GPT4O, LLAMA3, QWEN2, QWEN35, TEKKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import label, named, shown
 from exo_mesh.weights.gguf import SUFFIX, GgufHeader, read_gguf
 from exo_mesh.weights.gguf_families import ROPE_FACTORS, GgufFamily, checkpoint_name, family_of
+from exo_mesh.weights.model_files import label, named, shown
 from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable
 
 MAX_SHARDS = 1_000

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import shown
 from exo_mesh.weights.gguf import GgufHeader
 from exo_mesh.weights.gguf_splitting import SPLITTINGS, normalizer, pre_tokenizer
+from exo_mesh.weights.model_files import shown
 
 MAX_TOKENS = 1_000_000
 MAX_MERGES = 1_000_000

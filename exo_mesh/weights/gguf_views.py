@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import MAX_TOKENIZER_BYTES, VIEW_FILE, exists, label, read_model_file
 from exo_mesh.weights.fetched import SCRATCH_PREFIX
 from exo_mesh.weights.gguf_layout import CONFIG, TOKENIZER, texts_of_gguf
 from exo_mesh.weights.gguf_table import is_model_file, read_headers, shard_names, without_shard
+from exo_mesh.weights.model_files import MAX_TOKENIZER_BYTES, VIEW_FILE, exists, label, read_model_file
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
 
 MAKER = 1

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeGuard
 import msgspec
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import as_text, exists, named, open_model_file, read_model_file, shown
+from exo_mesh.weights.model_files import as_text, exists, named, open_model_file, read_model_file, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """Most bytes of a header, as in the reference implementation of the format."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError, UnknownModelError
-from exo_mesh.model_files import HUB_DIR, exists, label, one_line, read_model_file
 from exo_mesh.weights.card_child import read_card_within_limits
 from exo_mesh.weights.fetched import MANIFEST_FILE, with_remedy
 from exo_mesh.weights.gguf_table import is_model_file, without_shard
@@ -29,6 +28,7 @@ from exo_mesh.weights.gguf_views import (
     loose_sources,
     stamp_of,
 )
+from exo_mesh.weights.model_files import HUB_DIR, exists, label, one_line, read_model_file
 from exo_mesh.weights.names import MODEL_NAME
 
 SHIPPED = "exo-mesh-demo"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exo_mesh.model_files import exists
 from exo_mesh.weights import safetensors
 from exo_mesh.weights.gguf_families import ROPE_FACTORS
 from exo_mesh.weights.gguf_table import file_table, find_first_file, read_gguf_table, read_headers
+from exo_mesh.weights.model_files import exists
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE, TensorTable, on_disk
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import MODEL
 from tests.support.processes import clean_environ, eventually

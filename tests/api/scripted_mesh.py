@@ -20,7 +20,8 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.embedding.tasks import DECODER_TASKS
 from exo_mesh.domain.request import (
@@ -34,21 +35,20 @@ from exo_mesh.domain.request import (
     TokenLogprob,
 )
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, NotFetchedError, UnknownModelError
-from exo_mesh.fetcher.wire import HubModel
-from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.membership.known_peers import KnownPeer
-from exo_mesh.membership.sleeping import WakeCall
+from exo_mesh.mesh.membership.known_peers import KnownPeer
+from exo_mesh.mesh.membership.sleeping import WakeCall
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
+from exo_mesh.models.fetcher.wire import HubModel
 from exo_mesh.node.service import StoreService
+from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving.explanations import Explanation, Explanations
+from exo_mesh.rings.serving.kept_answers import KeptAnswers
+from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.rings.serving.live import LiveStreams
+from exo_mesh.rings.serving.stream_desk import StreamDesk
+from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
 from exo_mesh.security.api_tls import ApiTls
-from exo_mesh.serving.explanations import Explanation, Explanations
-from exo_mesh.serving.kept_answers import KeptAnswers
-from exo_mesh.serving.kept_desk import KeptDesk
-from exo_mesh.serving.live import LiveStreams
-from exo_mesh.serving.stream_desk import StreamDesk
-from exo_mesh.serving.traces import RequestTrace, TraceStore
-from exo_mesh.tasks import ChangeSignal
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel

@@ -9,7 +9,7 @@ import pytest
 
 from exo_mesh.api.core.cache_rules import MAX_NAME_CHARS
 from exo_mesh.domain.request import GenerateRequest, PrefixReport
-from exo_mesh.serving.explanations import MAX_KEPT, Explanations, explain
+from exo_mesh.rings.serving.explanations import MAX_KEPT, Explanations, explain
 from tests.api.scripted_mesh import Served
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")

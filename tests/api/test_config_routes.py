@@ -13,13 +13,13 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.config_routes import SharedSettingsBody
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.base.telemetry.node_logs import LoneLogs
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import SHARED, EffectiveSettings, LoneSettings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.table import SETTINGS
-from exo_mesh.telemetry.node_logs import LoneLogs
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 

@@ -16,8 +16,8 @@ from exo_mesh.api.app import route_table
 from exo_mesh.api.context import ApiContext, ApiOptions
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.routes import Route, canonical
+from exo_mesh.base.tasks import Watchdog
 from exo_mesh.security.api_keys import Role
-from exo_mesh.tasks import Watchdog
 from tests.api.scripted_mesh import ScriptedMesh, TemplatesRenderedHere
 from tests.support.nginx import NGINX, shipped_nginx
 from tests.support.proxies import PROXIES, a_proxy

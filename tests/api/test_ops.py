@@ -14,8 +14,8 @@ from exo_mesh.api.core.streaming import waiting_for
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import Progress
 from exo_mesh.domain.whole.served import ServedModel
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.entry import ModelEntry
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 

@@ -14,7 +14,7 @@ import pytest
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.domain.embedding.tasks import EMBEDDINGS, RERANK
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
-from exo_mesh.serving.history import kind_of
+from exo_mesh.rings.serving.history import kind_of
 from tests.api.conftest import OPEN_ADMIN
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 

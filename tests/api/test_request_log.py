@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 
+from exo_mesh.base.telemetry.logs import add_request_id, current_request
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
-from exo_mesh.telemetry.logs import add_request_id, current_request
 from tests.api.scripted_mesh import Served
 
-_node_log = logging.getLogger("exo_mesh.serving.router")
+_node_log = logging.getLogger("exo_mesh.rings.serving.router")
 
 
 class _Kept(logging.Handler):

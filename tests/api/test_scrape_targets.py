@@ -8,7 +8,7 @@ import pytest
 
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.scrape_targets import scrape_targets
-from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.base.telemetry.metrics import Metrics
 from tests.api.scripted_mesh import ScriptedMesh, served
 
 

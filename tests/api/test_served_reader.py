@@ -18,7 +18,7 @@ from exo_mesh.text.output.events import (
     ToolCallEnd,
 )
 from exo_mesh.text.tokenizer import TextModel
-from exo_mesh.transport.driver_codec import event_from_proto, event_to_proto
+from exo_mesh.wire.driver_codec import event_from_proto, event_to_proto
 
 
 def reader(stops: Sequence[str] = (), *, parallel: bool = True) -> ChoiceReader:

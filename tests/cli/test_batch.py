@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli import batch, exit_codes
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.batch_file import BatchFileError, ResultFile, check_requests
 from exo_mesh.cli.main import main
-from exo_mesh.client.batch_file import BatchFileError, ResultFile, check_requests
+from exo_mesh.cli.verbs import batch
 from tests.cli.closed_port import closed_port
 
 
@@ -162,7 +163,7 @@ def test_a_full_disk_ends_the_run_with_whole_lines_only(
         return size
 
     with monkeypatch.context() as full:
-        full.setattr("exo_mesh.client.batch_file.os.write", on_a_small_disk)
+        full.setattr("exo_mesh.cli.client.batch_file.os.write", on_a_small_disk)
         assert run(node, file, "--concurrency", "1") == exit_codes.FAILED
     assert "No space left on device; 1 results are in it" in capsys.readouterr().err
     assert results(file) == {"a": 200}
@@ -193,7 +194,7 @@ def test_wrong_lines_are_listed_and_nothing_is_sent(text: str, what: str, tmp_pa
 
 
 def test_a_line_without_an_end_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.client.batch_file.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("exo_mesh.cli.client.batch_file.MAX_LINE_BYTES", 100)
     (tmp_path / "b.jsonl").write_text("x" * 5000)
     with pytest.raises(BatchFileError, match="line 1: it is longer than 100 bytes"):
         check_requests(tmp_path / "b.jsonl")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.bench.compare import figures_of, published
-from exo_mesh.bench.scenario import shipped
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.bench.compare import figures_of, published
+from exo_mesh.cli.bench.scenario import shipped
 from exo_mesh.cli.main import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-it-works" / "benchmarks.md"
@@ -105,7 +105,7 @@ def test_own_figures_stand_beside_the_published_ones(tmp_path: Path, capsys: pyt
 
 
 def test_the_published_figures_are_those_of_the_page() -> None:
-    """A changed row of docs/how-it-works/benchmarks.md needs the same change in exo_mesh/bench/published.json."""
+    """A changed row of docs/how-it-works/benchmarks.md needs the same change in exo_mesh/cli/bench/published.json."""
     table = PAGE.read_text().partition("## Current figures")[2].partition("\n\nAims")[0]
     rows = {
         row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in table.splitlines() if row

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.bench.rounds import merged
-from exo_mesh.bench.scenario import Scenario, make_scenario, parse_scenario, scenario_of, shipped
-from exo_mesh.bench.serve import add_flags
-from exo_mesh.bench.serve_report import breakdown_table
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.bench.rounds import merged
+from exo_mesh.cli.bench.scenario import Scenario, make_scenario, parse_scenario, scenario_of, shipped
+from exo_mesh.cli.bench.serve import add_flags
+from exo_mesh.cli.bench.serve_report import breakdown_table
 from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser
 from exo_mesh.settings.config import ConfigError

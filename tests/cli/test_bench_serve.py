@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.bench.serve_report import NAMES, compare, plot, table
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.bench.serve_report import NAMES, compare, plot, table
 from exo_mesh.cli.main import main
 from tests.support.checkpoints import TinyModel, write_checkpoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli.main import main
-from exo_mesh.prefix_disk.folder import stored_files
+from exo_mesh.rings.prefix_disk.folder import stored_files
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from exo_mesh.cli.chat import history as history_module
-from exo_mesh.cli.chat.blocks import finished_length
-from exo_mesh.cli.chat.commands import ChatState, Commands, LeaveChat
-from exo_mesh.cli.chat.conversation import Dialogue, SavedChats
-from exo_mesh.cli.chat.history import MAX_BYTES, MAX_ENTRIES, MAX_ENTRY_CHARS, QuestionHistory
-from exo_mesh.cli.chat.knobs import KNOBS, OTHER_NAMES, read_knob
-from exo_mesh.cli.chat.markdown import MarkdownWriter, rendered
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.mesh_nodes import MAX_MEMBERS, MeshNodes
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.mesh_nodes import MAX_MEMBERS, MeshNodes
+from exo_mesh.cli.verbs.chat import history as history_module
+from exo_mesh.cli.verbs.chat.blocks import finished_length
+from exo_mesh.cli.verbs.chat.commands import ChatState, Commands, LeaveChat
+from exo_mesh.cli.verbs.chat.conversation import Dialogue, SavedChats
+from exo_mesh.cli.verbs.chat.history import MAX_BYTES, MAX_ENTRIES, MAX_ENTRY_CHARS, QuestionHistory
+from exo_mesh.cli.verbs.chat.knobs import KNOBS, OTHER_NAMES, read_knob
+from exo_mesh.cli.verbs.chat.markdown import MarkdownWriter, rendered
 from exo_mesh.errors import InputError
 from tests.cli.closed_port import closed_port
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from exo_mesh.cli.chat.answer import ask
-from exo_mesh.client.api_client import ApiClient, NoNodeError
+from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
+from exo_mesh.cli.verbs.chat.answer import ask
 from exo_mesh.errors import DeadlineError, MeshError, OverloadError, TransportError, UnknownModelError
 from tests.cli.closed_port import closed_port
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.cli.completion import SHELLS, script
 from exo_mesh.cli.main import VERBS, main
 from exo_mesh.cli.model_verbs import MODEL_VERBS
+from exo_mesh.cli.verbs.completion import SHELLS, script
 from tests.cli.closed_port import closed_port
 
 ASK_BASH = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from tests.support.processes import COMMAND, clean_environ, run_in
 from tests.support.terminal import terminal
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.main import main
-from exo_mesh.client.api_client import ApiClient
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from tests.support.processes import eventually, gone, read_until, run, start
@@ -87,7 +87,7 @@ def started_mesh(*args: object) -> NoReturn:
 def test_its_nodes_keep_the_engine_setting_so_that_auto_runs_other_formats_too(
     wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exo_mesh.cli.demo.local_mesh", started_mesh)
+    monkeypatch.setattr("exo_mesh.cli.verbs.demo.local_mesh", started_mesh)
     with pytest.raises(Started) as started:
         main(["demo", "--engine", wanted])
     assert started.value.args[1] == ["--engine", wanted]
@@ -130,7 +130,7 @@ def test_a_peer_that_fails_is_shown_with_its_log(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("exo_mesh.client.local_mesh.free_port", lambda: 99_999)
+    monkeypatch.setattr("exo_mesh.cli.client.local_mesh.free_port", lambda: 99_999)
     assert main(["demo", "--engine", "dummy", "--once"]) == exit_codes.FAILED
     complaint = capsys.readouterr().err
     assert "a node exited with code 2" in complaint

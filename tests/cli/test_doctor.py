@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.doctor import report
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.doctor import readings
+from exo_mesh.cli.doctor.checks import Finding, Severity
+from exo_mesh.cli.doctor.diagnosis import diagnose
 from exo_mesh.cli.main import main
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode, client_of
-from exo_mesh.doctor import readings
-from exo_mesh.doctor.checks import Finding, Severity
-from exo_mesh.doctor.diagnosis import diagnose
+from exo_mesh.cli.verbs.doctor import report
 from tests.cli.closed_port import closed_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.doctor import checks
-from exo_mesh.doctor.checks import (
+from exo_mesh.cli.doctor import checks
+from exo_mesh.cli.doctor.checks import (
     ClockReading,
     DirectoryReading,
     EchoReading,

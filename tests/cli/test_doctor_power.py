@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exo_mesh.doctor.power import PowerSources, check_power, read_power_sources
+from exo_mesh.cli.doctor.power import PowerSources, check_power, read_power_sources
 from tests.support.recorded import plant
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli.doctor.checks import Severity
+from exo_mesh.cli.doctor.rdma import check_rdma
 from exo_mesh.cli.main import main
 from exo_mesh.cli.topology_picture import picture
-from exo_mesh.doctor.checks import Severity
-from exo_mesh.doctor.rdma import check_rdma
 from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.thunderbolt import ThunderboltReading
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine.thunderbolt_readings import TOOLS, read_thunderbolt
 from exo_mesh.node import housekeeping
 from exo_mesh.node.node import Node
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.domain.test_thunderbolt import READING, words
 from tests.support.nodes import MODEL, a_request, instances, mesh, tokens, until
 from tests.support.processes import clean_environ

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exo_mesh.cli.drain import staying
+from exo_mesh.cli.verbs.drain import staying
 
 
 def test_layers_that_stay_until_the_node_stops_are_named() -> None:

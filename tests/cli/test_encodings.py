@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.webtools.options import WebToolOptions
-from exo_mesh.bench.scenario import read_scenario
+from exo_mesh.base.printable import typed
+from exo_mesh.cli.bench.scenario import read_scenario
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.batch_file import check_requests
 from exo_mesh.cli.main import main
 from exo_mesh.cli.terminal import piped_text, prepare_streams
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.batch_file import check_requests
-from exo_mesh.discovery.peers_file import read_peers
-from exo_mesh.discovery.static_group import read_hostfile
-from exo_mesh.discovery.tailscale import read_key
 from exo_mesh.errors import InputError
+from exo_mesh.mesh.discovery.peers_file import read_peers
+from exo_mesh.mesh.discovery.static_group import read_hostfile
+from exo_mesh.mesh.discovery.tailscale import read_key
 from exo_mesh.models.cards.shelf import _text_of
-from exo_mesh.printable import typed
 from exo_mesh.security.api_keys import KeyFile
 from exo_mesh.security.api_tls import read_pem
 from exo_mesh.security.secret import read_secret_file

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.explain import describe
+from exo_mesh.cli.verbs.explain import describe
 
 FOUND: dict[str, Any] = {
     "prompt_tokens": 2048,

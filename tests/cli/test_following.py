@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.chat import following
-from exo_mesh.cli.chat.following import follow
-from exo_mesh.cli.chat.sinks import PlainSink, SilentSink, TerminalSink
-from exo_mesh.client.api_client import ApiClient, NoNodeError
-from exo_mesh.client.mesh_nodes import MeshNodes
+from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
+from exo_mesh.cli.client.mesh_nodes import MeshNodes
+from exo_mesh.cli.verbs.chat import following
+from exo_mesh.cli.verbs.chat.following import follow
+from exo_mesh.cli.verbs.chat.sinks import PlainSink, SilentSink, TerminalSink
 from exo_mesh.errors import InputError, MeshError, OverloadError, TransportError
 from tests.cli.closed_port import closed_port
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.run import _with_directory
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.verbs.run import _with_directory
 from exo_mesh.engine.registry import load_registry
 from tests.support.hub import LoopbackHub
 from tests.support.processes import clean_environ, eventually, run

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode
 from exo_mesh.settings.home import make_private
 from tests.support.processes import QUIET_FLAGS, clean_environ
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode
 from tests.cli.closed_port import closed_port
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.hub import LoopbackHub

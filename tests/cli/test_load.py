@@ -17,13 +17,13 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
-from exo_mesh.cli.models.loading import loaded_text, pins_of
-from exo_mesh.cli.preview import load_command
+from exo_mesh.cli.verbs.models.loading import loaded_text, pins_of
+from exo_mesh.cli.verbs.preview import load_command
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import PrefixReport
 from exo_mesh.errors import InputError
-from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.serving.explanations import explain
+from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving.explanations import explain
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.support.peers import MODEL, mesh
 from tests.support.processes import run as run_process

@@ -10,9 +10,9 @@ import traceback
 
 import pytest
 
-from exo_mesh.tasks import TaskOwner
-from exo_mesh.telemetry.log_folding import MAX_SOURCES, MAX_VARIANTS, Folder
-from exo_mesh.telemetry.logs import current_request, setup_logging
+from exo_mesh.base.tasks import TaskOwner
+from exo_mesh.base.telemetry.log_folding import MAX_SOURCES, MAX_VARIANTS, Folder
+from exo_mesh.base.telemetry.logs import current_request, setup_logging
 
 
 def test_json_lines_carry_the_extra_fields_and_the_traceback() -> None:

@@ -99,7 +99,7 @@ def test_light_verbs_import_nothing_heavy(argv: list[str], tmp_path: Path) -> No
 
 
 def test_the_child_of_the_ring_benchmark_imports_nothing_heavy() -> None:
-    code = "import sys, exo_mesh.bench.tcp; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys, exo_mesh.cli.bench.tcp; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "exo_mesh" in done.stdout.split()
     assert set(done.stdout.split()) & HEAVY == set()

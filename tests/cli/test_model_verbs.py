@@ -17,8 +17,8 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
-from exo_mesh.cli.models import facts, pull, waiting
-from exo_mesh.cli.models.bars import Bars, figures, label, phase_row
+from exo_mesh.cli.verbs.models import facts, pull, waiting
+from exo_mesh.cli.verbs.models.bars import Bars, figures, label, phase_row
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from tests.api.scripted_mesh import ScriptedMesh, served

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.balancing.asking import WrittenConfig, able
-from exo_mesh.balancing.installing import ConfigurationRefused, check
-from exo_mesh.balancing.members import from_elsewhere, upstreams_of
-from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.balancing.asking import WrittenConfig, able
+from exo_mesh.cli.balancing.installing import ConfigurationRefused, check
+from exo_mesh.cli.balancing.members import from_elsewhere, upstreams_of
+from exo_mesh.cli.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.cli.main import main
 from exo_mesh.errors import MeshError
 from tests.support.nginx import NGINX, SHIPPED

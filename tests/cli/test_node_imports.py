@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from exo_mesh.few_collections import few_collections
+from exo_mesh.base.gc_pauses import gc_pauses
 
 ALLOWED = {
     *("exo_mesh", "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "frozenlist", "google", "grpc", "idna"),
@@ -31,7 +31,7 @@ BY_INSTALLATIONS = (
 
 def after_imports(code: str) -> str:
     """The output of this code in a process that has imported what a node needs."""
-    imports = "import exo_mesh.cli.serve as s\nwith s.few_collections(): import exo_mesh.cli.wiring\n"
+    imports = "import exo_mesh.cli.verbs.serve as s\nwith s.gc_pauses(): import exo_mesh.cli.wiring\n"
     command = [sys.executable, "-c", imports + code]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
@@ -48,14 +48,14 @@ def test_after_the_imports_collections_are_on_and_skip_what_was_imported() -> No
 
 
 def test_collections_are_on_again_after_an_error() -> None:
-    with pytest.raises(ValueError, match="no library"), few_collections():
+    with pytest.raises(ValueError, match="no library"), gc_pauses():
         assert not gc.isenabled()
         raise ValueError("no library")
     assert gc.isenabled()
 
 
 def test_a_node_collects_among_all_objects_by_itself_only_after_many_young_collections() -> None:
-    code = "import gc; from exo_mesh.few_collections import *; before = gc.get_threshold(); rare_full_collections()\n"
+    code = "import gc; from exo_mesh.base.gc_pauses import *; before = gc.get_threshold(); rare_full_collections()\n"
     assert after_imports(f"{code}print(*before); print(*gc.get_threshold())").split() == [
         "700",
         "10",

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 from exo_mesh.cli.main import main
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode, client_of
 from tests.cli.closed_port import closed_port
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, gone, read_until, run, start
@@ -94,7 +94,8 @@ def test_it_stops_when_standard_input_closes_or_its_parent_is_killed(node: Child
 
 SERVE = """
 import asyncio, atexit, sys, time
-from exo_mesh.cli import main, serve
+from exo_mesh.cli import main
+from exo_mesh.cli.verbs import serve
 from exo_mesh.node.node import Node
 serve.STOP_DEADLINE_S = 0.5
 {harm}

@@ -17,10 +17,10 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
-from exo_mesh.services.launchd_plan import START, agent_plan, daemon_plan, print_state
-from exo_mesh.services.program import obstacle
-from exo_mesh.services.systemd_plan import command_word, state_line, system_plan, user_plan
-from exo_mesh.services.waiting import wait_for_port
+from exo_mesh.cli.services.launchd_plan import START, agent_plan, daemon_plan, print_state
+from exo_mesh.cli.services.program import obstacle
+from exo_mesh.cli.services.systemd_plan import command_word, state_line, system_plan, user_plan
+from exo_mesh.cli.services.waiting import wait_for_port
 from tests.support.real_systemd import RealSystemd, real_systemd, why_not
 from tools import systemd_units
 
@@ -171,7 +171,7 @@ def test_it_asks_for_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr("exo_mesh.services.program.require_readable", lambda paths: None)
+    monkeypatch.setattr("exo_mesh.cli.services.program.require_readable", lambda paths: None)
     assert main(["service", "install", "--manager", "systemd", "--program", str(program)]) == exit_codes.USAGE
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.cli.config import reference
 from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags, node_flags
+from exo_mesh.cli.verbs.config import reference
 from exo_mesh.cli.wiring import check_options
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.settings import values

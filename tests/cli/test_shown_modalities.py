@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from exo_mesh.api.ollama.describing import capabilities_of
-from exo_mesh.cli.models.facts import input_modalities
+from exo_mesh.cli.verbs.models.facts import input_modalities
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.entry import ModelEntry
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.main import main
-from exo_mesh.client.api_client import ApiClient
 
 GB = 10**9
 URL = "http://127.0.0.1:9"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.client.api_client import ApiClient
+from exo_mesh.cli.client.api_client import ApiClient
 from tests.support.nodes import free_port
 from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ, eventually, run, start
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from tests.support.processes import QUIET_FLAGS, clean_environ
 

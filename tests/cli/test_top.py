@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from exo_mesh.cli.top import feed
-from exo_mesh.cli.top.keys import named
-from exo_mesh.cli.top.live_data import MAX_CURVE, LiveData, patched
-from exo_mesh.cli.top.screen import Look, drawn, shares, sparkline
-from exo_mesh.cli.top.sections import sections
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
-from exo_mesh.client.mesh_nodes import MeshNodes
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.mesh_nodes import MeshNodes
+from exo_mesh.cli.verbs.top import feed
+from exo_mesh.cli.verbs.top.keys import named
+from exo_mesh.cli.verbs.top.live_data import MAX_CURVE, LiveData, patched
+from exo_mesh.cli.verbs.top.screen import Look, drawn, shares, sparkline
+from exo_mesh.cli.verbs.top.sections import sections
 from tests.cli.closed_port import closed_port
 from tests.support.processes import COMMAND, clean_environ, eventually, run
 from tests.support.terminal import plain, terminal

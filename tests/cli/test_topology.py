@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from exo_mesh.cli.preview import describe
-from exo_mesh.cli.topology import run, speeds, watch
 from exo_mesh.cli.topology_picture import goodput_text, layer_bar, memory_bar, picture
+from exo_mesh.cli.verbs.preview import describe
+from exo_mesh.cli.verbs.topology import run, speeds, watch
 from exo_mesh.errors import InputError, TransportError
 
 GB = 10**9

@@ -20,7 +20,7 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.cli.launch.agents import AGENTS
+from exo_mesh.cli.verbs.launch.agents import AGENTS
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from tests.api.agents.test_sequences import LEAST_SHARE, decoded, shared
 from tests.api.openai.test_tools import TEMPLATE

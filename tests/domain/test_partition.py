@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_mesh.base.printable import counted
 from exo_mesh.domain.partition import largest_that_fit, split_layers
 from exo_mesh.errors import PlacementError
-from exo_mesh.printable import counted
 
 GB = 10**9
 memories = st.lists(st.integers(1, 2**45), min_size=1, max_size=16)

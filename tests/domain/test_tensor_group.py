@@ -9,7 +9,7 @@ import pytest
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
-from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto, rank_from_proto, rank_to_proto
+from exo_mesh.wire.plan_codec import plan_from_proto, plan_to_proto, rank_from_proto, rank_to_proto
 
 RDMA = ((None, "rdma_en5"), ("rdma_en4", None))
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from exo_mesh.engine.process_environment import ALLOCATOR, SHORT_LOOPS, compute_environment
-from exo_mesh.hosting.runner_child import RunnerChild, spawn
+from exo_mesh.rings.hosting.runner_child import RunnerChild, spawn
 
 PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from exo_mesh_dummy import provider as dummy
 
-from exo_mesh.bench.engines import EngineWork, measure_engine, parse_size
-from exo_mesh.bench.measuring import MeasuringChild, ask_once, engine_command
-from exo_mesh.bench.memory import SLACK, memory_table
+from exo_mesh.cli.bench.engines import EngineWork, measure_engine, parse_size
+from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
+from exo_mesh.cli.bench.memory import SLACK, memory_table
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.bandwidth import bandwidth_of, cpu_bandwidth
 from exo_mesh.engine.contract import TensorSpec

@@ -1,6 +1,6 @@
 """Requests that share a ring get what each gets alone, through the real driver and real stages in one process.
 
-The grid of real processes, 1 to 32 at once, is in tests/mesh/test_exactness_grid.py.
+The grid of real processes, 1 to 32 at once, is in tests/meshes/test_exactness_grid.py.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
 @pytest.fixture(scope="module", autouse=True)
 def impatient_mailboxes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("exo_mesh.runner.outputs.PARK_AT", PARK_AT)
+        patch.setattr("exo_mesh.rings.runner.outputs.PARK_AT", PARK_AT)
         yield
 
 

@@ -18,13 +18,13 @@ from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, St
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.engine.warm_up import CPU_TOKENS, PROMPT_TOKENS, run_first_passes
 from exo_mesh.errors import EngineError
-from exo_mesh.hosting.reservations import Lease
-from exo_mesh.hosting.stage_state import start_message
-from exo_mesh.runner import worker as worker_module
-from exo_mesh.runner.process import _setup
-from exo_mesh.runner.ring_rest import IDLE_AFTER_S
-from exo_mesh.runner.stage_setup import StageSetup
-from exo_mesh.runner.worker import Worker
+from exo_mesh.rings.hosting.reservations import Lease
+from exo_mesh.rings.hosting.stage_state import start_message
+from exo_mesh.rings.runner import worker as worker_module
+from exo_mesh.rings.runner.process import _setup
+from exo_mesh.rings.runner.ring_rest import IDLE_AFTER_S
+from exo_mesh.rings.runner.stage_setup import StageSetup
+from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.settings.config import Settings
 from tests.support.checkpoints import TinyModel, write_checkpoint
 

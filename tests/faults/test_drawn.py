@@ -19,7 +19,7 @@ SEED = 212
 
 FIRST = sorted(itertools.islice(cases(SEED), 8), key=lambda case: case.peers)
 EXTENDED = 3
-"""The number of the one that the extended suite plays: a node is killed. The other ones are slow; tests/mesh and
+"""The number of the one that the extended suite plays: a node is killed. The other ones are slow; tests/meshes and
 tests/node kill runners in the quick suite."""
 MORE = sorted(itertools.islice(cases(SEED), 8, 50), key=lambda case: case.peers)
 

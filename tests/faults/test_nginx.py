@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.main import main
-from exo_mesh.client.api_client import ApiClient
 from tests.support.nginx import NGINX, ShippedNginx, nginx_command, shipped_nginx
 from tests.support.processes import start
 from tests.support.proxies import PROGRAMS, a_proxy

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.discovery.netns import Host, network
-from tests.discovery.netns import why_not as why_no_namespaces
+from tests.mesh.discovery.netns import Host, network
+from tests.mesh.discovery.netns import why_not as why_no_namespaces
 from tools.faults.drawn import HOP_S, bytes_loaded
 from tools.faults.invariants import check_all
 from tools.faults.mesh import FaultMesh, fault_mesh, wait_until

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from tests.discovery.netns import Host, Network, ip, measured, why_not
 from tests.links.test_throttled import MODEL, PAYLOAD_BYTES, ROOT, body
+from tests.mesh.discovery.netns import Host, Network, ip, measured, why_not
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.dummy_oracle import dummy_text
 

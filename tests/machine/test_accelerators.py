@@ -11,7 +11,6 @@ from exo_mesh_dummy import provider as dummy
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.engine.registry import Registry
-from exo_mesh.inspection.describe import describe_peer
 from exo_mesh.machine.accelerator_readings import STALE_READINGS, DeviceMemory, read_amd, read_machine, visible
 from exo_mesh.machine.accelerators import (
     AmdGpu,
@@ -32,7 +31,8 @@ from exo_mesh.machine.accelerators import (
 from exo_mesh.machine.memory import MemoryReading, _read_cgroups, read_memory, tightest, usable_bytes
 from exo_mesh.machine.this_machine import device
 from exo_mesh.machine.tool_output import ask
-from exo_mesh.transport.control_codec import peer_from_proto, peer_to_proto
+from exo_mesh.node.inspection.describe import describe_peer
+from exo_mesh.wire.control_codec import peer_from_proto, peer_to_proto
 from tests.support.processes import eventually
 
 MIB, GIB, GB = 2**20, 2**30, 10**9

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.identity import take_identity
+from exo_mesh.mesh.membership.identity import take_identity
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, run
 
 MIB = 2**20

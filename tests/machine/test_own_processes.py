@@ -21,9 +21,9 @@ from exo_mesh.machine.own_processes import OwnProcess, end_processes, home_of, k
         ("/v/bin/exo-mesh --engine mlx", "node"),
         ("/v/bin/python -X dev -m exo_mesh.cli.main demo", ""),  # an option with a value of its own: not guessed
         ("/v/bin/python -m exo_mesh.cli.main serve", "node"),
-        ("/v/bin/python -m exo_mesh.runner --control-fd 4", "runner"),
+        ("/v/bin/python -m exo_mesh.rings.runner --control-fd 4", "runner"),
         ("/v/bin/python -m exo_mesh.text.template_child 5", "helper"),
-        ("/v/bin/python -m exo_mesh.fetcher", "helper"),
+        ("/v/bin/python -m exo_mesh.models.fetcher", "helper"),
         ("/v/bin/python -m exo_mesh.cli.main node kill-all", ""),
         ("/v/bin/python /v/bin/exo-mesh status", ""),
         ("/v/bin/python -m pip install exo-mesh", ""),

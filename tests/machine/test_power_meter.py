@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.exposition import generate_latest
 
+from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.power.readings import NO_HARDWARE, DeviceValues
 from exo_mesh.machine.accelerator_readings import read_machine
 from exo_mesh.machine.power.meter import STALE_S, HardwareMeter, SystemLoad, machine_digest
 from exo_mesh.machine.power.nvidia import NvidiaReader
-from exo_mesh.telemetry.metrics import Metrics
 from tests.machine.test_power_nvidia import an_h100
 from tests.support.processes import eventually
 from tests.support.recorded import plant, write

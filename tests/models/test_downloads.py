@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.spans import merged
 from exo_mesh.errors import FetchError, InputError, ModelError
-from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.downloads.sources import FetchNeed
 from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
+from exo_mesh.models.fetcher.wire import Share, Source
 from exo_mesh.models.local_files import MAX_PULLS, USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
-from exo_mesh.tasks import ChangeSignal
 from exo_mesh.weights.fetched import MANIFEST_FILE, read_manifest, write_manifest
 from exo_mesh.weights.store import ModelStore
 from tests.support.checkpoints import TinyModel, write_checkpoint

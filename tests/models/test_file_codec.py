@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.errors import InputError
-from exo_mesh.membership.peers import MAX_PEERS
+from exo_mesh.mesh.membership.peers import MAX_PEERS
 from exo_mesh.models.file_codec import (
     MAX_SPANS,
     holding_from_proto,
@@ -14,8 +14,8 @@ from exo_mesh.models.file_codec import (
     wants_to_proto,
 )
 from exo_mesh.models.local_files import Holding
-from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.fetched import FetchedFile
+from exo_mesh.wire.proto import control_pb2 as pb
 
 
 def described(size: int, spans: list[int]) -> Holding:

@@ -18,14 +18,14 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.models import kept_here, local_files
 from exo_mesh.models.kept_here import KeptHere, OnDisk
 from exo_mesh.models.local_files import LocalFiles
-from exo_mesh.prefix_disk.makers import KvMaker
+from exo_mesh.rings.prefix_disk.makers import KvMaker
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.fetched import MANIFEST_FILE
 from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
 from exo_mesh.weights.safetensors import TensorInfo
 from exo_mesh.weights.store import ModelStore
 from exo_mesh.weights.tensors import read_stage_tensors
-from tests.prefix_disk.test_makers import write
+from tests.rings.prefix_disk.test_makers import write
 from tests.support.nodes import Machine, make_node, until
 from tests.support.partial import copy_partly, layer_pieces
 

@@ -16,16 +16,16 @@ from exo_mesh.domain.rings import Candidate
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, InputError, ModelError
-from exo_mesh.instances.ring_monitor import refuse_mismatch
 from exo_mesh.models import selftests
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mixing import Mixing
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys
 from exo_mesh.node.node import Node
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import plan_pb2
+from exo_mesh.rings.placing.ring_monitor import refuse_mismatch
 from exo_mesh.weights.store import ModelStore
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto import plan_pb2
 from tests.domain.test_mixed_plans import peers, placed
 from tests.support.nodes import GB, MODEL, Machine, make_node
 

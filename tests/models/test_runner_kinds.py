@@ -16,7 +16,7 @@ def test_each_task_of_a_card_is_in_the_table() -> None:
 
 
 def test_a_model_is_served_by_the_first_task_that_can_be() -> None:
-    assert runner_of("m", ("image_generation", "text_generation")) == "exo_mesh.runner"
+    assert runner_of("m", ("image_generation", "text_generation")) == "exo_mesh.rings.runner"
 
 
 @pytest.mark.parametrize("tasks", [("image_generation",), ()])

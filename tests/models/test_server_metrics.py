@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.whole.served import ServerReport
 from exo_mesh.models.server_metrics import shown_in
-from exo_mesh.telemetry.metrics import Metrics
 
 
 def up(metrics: Metrics, server: str) -> float | None:

@@ -12,7 +12,7 @@ import pytest
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.text_cache import TextCache
-from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.wire.proto import control_pb2 as pb
 
 
 class Elsewhere:

@@ -11,8 +11,8 @@ import pytest
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
 from exo_mesh.errors import KeyReusedError, SupersededError
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, instances, mesh, tokens, until
 
 SLOW = {"cost_ms": "10"}

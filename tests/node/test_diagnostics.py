@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, crash, instances, mesh, tokens, until
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.base.telemetry.log_ring import RECENT
 from exo_mesh.errors import NotReadyError
-from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.telemetry.log_ring import RECENT
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, collect, mesh, tokens, until
 
 

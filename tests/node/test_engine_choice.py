@@ -12,8 +12,8 @@ import pytest
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.engine.registry import providers
 from exo_mesh.errors import InputError, PlacementError
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.checkpoints import TinyModel, config_json, write_checkpoint, write_json
 from tests.support.nodes import MODEL, Machine, knows_all, make_node, until
 

@@ -14,8 +14,8 @@ import pytest
 
 from exo_mesh.domain.request import TokenEvent
 from exo_mesh.errors import CancelledRequestError, ContextLengthError, InputError, StageLostError
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, SLOW, a_request, collect, crash, instances, mesh, runners, tokens, until
 
 
@@ -146,7 +146,7 @@ async def test_a_frozen_runner_is_killed_after_its_silence(tmp_path: Path) -> No
 A_NODE = """
 import asyncio, sys
 from pathlib import Path
-from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, Machine, make_node
 
 async def main():

@@ -15,7 +15,7 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.machine.pressure import Floors, PressureLevel, Snapshot
-from exo_mesh.membership.known_peers import KnownPeer
+from exo_mesh.mesh.membership.known_peers import KnownPeer
 from exo_mesh.node.health import ALONE_S, Health
 from exo_mesh.settings.config import Settings
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.errors import CancelledRequestError, OverloadError
-from exo_mesh.inspection.trace_formats import trace_stats
-from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.node.inspection.trace_formats import trace_stats
 from exo_mesh.node.node import Node
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, SLOW, a_request, crash, instances, mesh, tokens, until
 
 

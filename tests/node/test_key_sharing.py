@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.node.node import Node
-from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key, revoke
 from exo_mesh.security.key_table import ApiKey, merge
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport.key_codec import keys_to_proto
+from exo_mesh.wire.key_codec import keys_to_proto
+from exo_mesh.wire.proto import control_pb2 as pb
 from tests.support.nodes import Machine, make_node, mesh, until
 
 NOW = datetime.datetime(2030, 5, 1, tzinfo=datetime.UTC)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from exo_mesh.engine.contract import LibraryMemory
-from exo_mesh.hosting.status_board import StageBeat
-from exo_mesh.inspection.describe import describe_stage_memory
-from exo_mesh.proto.runner_pb2 import Heartbeat
-from exo_mesh.proto.runner_pb2 import LibraryMemory as LibraryMessage
+from exo_mesh.node.inspection.describe import describe_stage_memory
+from exo_mesh.rings.hosting.status_board import StageBeat
+from exo_mesh.wire.proto.runner_pb2 import Heartbeat
+from exo_mesh.wire.proto.runner_pb2 import LibraryMemory as LibraryMessage
 
 
 def library_of(told: LibraryMemory | None) -> object:

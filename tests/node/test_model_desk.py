@@ -10,7 +10,7 @@ import pytest
 from exo_mesh.api.listed import status_of
 from exo_mesh.errors import NotFetchedError, OverloadError, UnknownModelError
 from exo_mesh.node.model_desk import MAX_ASKED
-from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.wire.proto import control_pb2 as pb
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.hub import LoopbackHub
 from tests.support.nodes import Machine, make_node, until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.instances import instances as instances_module
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.rings.placing import instances as instances_module
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import GB, MODEL, a_request, instances, mesh, tokens, until
 
 NOWHERE = "127.0.0.1:1"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from exo_mesh.discovery.interfaces import RecentInterfaces, read_interfaces
 from exo_mesh.domain.addresses import Interface, LinkKind
 from exo_mesh.machine import this_machine
+from exo_mesh.machine.interfaces import RecentInterfaces, read_interfaces
 from exo_mesh.node import housekeeping
-from tests.membership.meshes import mesh, until
+from tests.mesh.membership.meshes import mesh, until
 
 
 async def test_new_addresses_reach_the_peers_and_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

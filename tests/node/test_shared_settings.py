@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.local_mesh import local_mesh
 from exo_mesh.cli.main import main
-from exo_mesh.client.local_mesh import local_mesh
-from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.membership.setting_sharing import FILE_NAME
+from exo_mesh.mesh.membership.setting_sharing import FILE_NAME
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import mesh, until
 
 MODEL = "exo-mesh-demo"

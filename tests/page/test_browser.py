@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from tests.page.chromium import MODEL, PHONE, ask, needs_chromium, page_at, until_written, view_names, whole_answer
 

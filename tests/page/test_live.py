@@ -14,8 +14,8 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.web.live import LiveFeed, live_document, merge_patch
 from exo_mesh.api.web.live_routes import MAX_LISTENERS
-from exo_mesh.cli.top.live_data import patched
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
+from exo_mesh.cli.verbs.top.live_data import patched
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 values = st.recursive(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.page.chromium import MODEL, PHONE, needs_chromium, page_at
 from tests.page.mesh_fixture import mesh_state

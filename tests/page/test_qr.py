@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.api.web import qr
 from exo_mesh.api.web.qr import MAX_BYTES, qr_rows
-from exo_mesh.cli.invite import qr_text
+from exo_mesh.cli.verbs.invite import qr_text
 
 # read by OpenCV 5.0; equal to the symbol of segno 1.6 with this mask, but for segno's padding
 KNOWN = """

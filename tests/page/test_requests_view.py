@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from tests.page.chromium import MODEL, needs_chromium, page_at, review
 from tests.support.processes import eventually
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from tests.page.chromium import (
     MODEL,
     PHONE,

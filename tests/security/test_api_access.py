@@ -26,10 +26,10 @@ from exo_mesh.api.access import (
     Caller,
 )
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from exo_mesh.security.local_token import PREFIX
 from exo_mesh.settings.table import SETTINGS
-from exo_mesh.telemetry.metrics import Metrics
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 

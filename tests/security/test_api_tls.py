@@ -21,9 +21,9 @@ from cryptography.x509.oid import NameOID
 
 from exo_mesh.api.connections import ConnectionBounds
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode
-from exo_mesh.client.trust import trust
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.client.trust import trust
 from exo_mesh.errors import TransportError
 from exo_mesh.security import api_tls
 from exo_mesh.security.api_tls import ApiTls

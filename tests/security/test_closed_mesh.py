@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from exo_mesh.node.node import Node
-from exo_mesh.proto import control_pb2, driver_pb2
 from exo_mesh.security.certificates import authority
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport import handshake_counter
-from exo_mesh.transport.ring_link import FRAMES_METHOD
+from exo_mesh.wire import handshake_counter
+from exo_mesh.wire.proto import control_pb2, driver_pb2
+from exo_mesh.wire.ring_link import FRAMES_METHOD
 from tests.security.strangers import channels, refused
 from tests.support.nodes import Machine, a_request, instances, make_node, mesh, tokens, until
 

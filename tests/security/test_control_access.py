@@ -12,12 +12,10 @@ import pytest
 
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import OpenMeshError
-from exo_mesh.membership.fences import Fence
-from exo_mesh.membership.messages import fence_to_proto
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import driver_pb2, paths_pb2, ring_pb2
-from exo_mesh.transport import control_server
-from exo_mesh.transport.call_access import (
+from exo_mesh.mesh.membership.fences import Fence
+from exo_mesh.mesh.membership.messages import fence_to_proto
+from exo_mesh.wire import control_server
+from exo_mesh.wire.call_access import (
     CALLS,
     MAX_PROOFS,
     PROOF_KEY,
@@ -28,12 +26,14 @@ from exo_mesh.transport.call_access import (
     PeerAt,
     rule_of,
 )
-from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.control_server import ControlServer
-from exo_mesh.transport.ring_link import FRAMES_METHOD
-from tests.membership.meshes import Peer, peer_info
+from exo_mesh.wire.control_client import ControlClient
+from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto import driver_pb2, paths_pb2, ring_pb2
+from exo_mesh.wire.ring_link import FRAMES_METHOD
+from tests.mesh.membership.meshes import Peer, peer_info
 from tests.support.nodes import until
-from tests.transport.test_gate import Recorder
+from tests.wire.test_gate import Recorder
 
 RING_CALL = FRAMES_METHOD.removeprefix("/exo_mesh.")  # without a service in the protos: its messages are no protobuf
 EVERY_CALL = sorted(
@@ -75,7 +75,7 @@ async def ask(address: str, call: str, proof: str = "") -> tuple[grpc.StatusCode
 
 
 def test_every_call_of_every_service_is_in_the_table_of_access() -> None:
-    assert sorted(CALLS) == EVERY_CALL, "a new call needs a line in exo_mesh/transport/call_access.py"
+    assert sorted(CALLS) == EVERY_CALL, "a new call needs a line in exo_mesh/wire/call_access.py"
     of_owners = {call.partition("/")[2] for call, rule in CALLS.items() if rule.access is Access.OWNER}
     of_peers = {call.partition("/")[2] for call, rule in CALLS.items() if rule.access is Access.PEER}
     assert (of_owners, of_peers) == (OWNERS, PEERS)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from exo_mesh.errors import MeshError
-from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport.channel_options import CONTROL_SERVER, HANDSHAKE_S, IDLE_S, MAX_CONNECTIONS, SERVER_OPTIONS
-from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.control_server import ControlServer
+from exo_mesh.wire.channel_options import CONTROL_SERVER, HANDSHAKE_S, IDLE_S, MAX_CONNECTIONS, SERVER_OPTIONS
+from exo_mesh.wire.control_client import ControlClient
+from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.proto import control_pb2 as pb
 from tests.security.strangers import NOW
 from tests.support.nodes import until
 

@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from exo_mesh.discovery.port import Announcement
-from exo_mesh.discovery.udp import UdpDiscovery, encode
-from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
+from exo_mesh.mesh.discovery.port import Announcement
+from exo_mesh.mesh.discovery.udp import UdpDiscovery, encode
+from exo_mesh.mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security import datagrams
 from exo_mesh.security.datagrams import MAGIC, MAX_AGE_S, MAX_NONCES, DatagramVerdict, RefusedDatagrams, Seal
-from tests.discovery.test_udp import free_udp_port, until
+from tests.mesh.discovery.test_udp import free_udp_port, until
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.client.api_client import ApiClient
+from exo_mesh.cli.client.api_client import ApiClient
 from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ, read_until
 
 FILES, SOCKETS = 256, 300

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exo_mesh.security import key_table
 from exo_mesh.security.api_keys import new_key, revoke
 from exo_mesh.security.key_table import ApiKey, Role, live, merge, missing, table_digest
-from exo_mesh.transport.key_codec import keys_from_proto, keys_to_proto
+from exo_mesh.wire.key_codec import keys_from_proto, keys_to_proto
 
 NOW = datetime.datetime(2030, 5, 1, 12, 30, tzinfo=datetime.UTC)
 

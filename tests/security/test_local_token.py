@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 from exo_mesh.cli.main import main
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode, client_of
 from exo_mesh.errors import MeshError
 from exo_mesh.security.local_token import FILE_NAME, PREFIX, is_token, read_token, take_token
 from exo_mesh.security.own_nodes import ListeningMark, token_for

@@ -16,7 +16,7 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode
 from exo_mesh.security.local_token import PREFIX, read_token
 from exo_mesh.security.secret import new_secret, write_new
 from tests.api.scripted_mesh import ScriptedMesh, served

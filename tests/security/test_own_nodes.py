@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
+from exo_mesh.cli.client.mesh_nodes import MeshNodes
+from exo_mesh.cli.client.trust import default_url
 from exo_mesh.cli.main import main
-from exo_mesh.client.api_client import ApiClient, NoNodeError
-from exo_mesh.client.mesh_nodes import MeshNodes
-from exo_mesh.client.trust import default_url
 from exo_mesh.errors import MeshError
 from exo_mesh.security import own_nodes
 from exo_mesh.security.api_keys import KeyFile
@@ -118,7 +118,7 @@ def test_a_node_with_a_home_of_its_own_gives_its_user_local_rights_without_namin
 def test_no_verb_needs_the_home_of_a_node_of_this_user(
     tmp_path: Path, user: Path, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exo_mesh.cli.doctor.checks_for", lambda *_: {})
+    monkeypatch.setattr("exo_mesh.cli.verbs.doctor.checks_for", lambda *_: {})
     with node(tmp_path / "own", user) as (port, shown, token):
         main([verb, *ASKING.get(verb, []), "--api-url", f"http://127.0.0.1:{port}"])
     assert shown and set(shown) == {f"Bearer {token}"}, capsys.readouterr().err
@@ -291,7 +291,7 @@ def test_the_certificate_of_the_usual_home_is_not_taken_for_that_of_another_node
             raise NoNodeError("noted")
 
     for module in ("run", "doctor"):
-        monkeypatch.setattr(f"exo_mesh.cli.{module}.ApiClient", Noted)
+        monkeypatch.setattr(f"exo_mesh.cli.verbs.{module}.ApiClient", Noted)
     mark = ListeningMark(tmp_path / "own", "127.0.0.1", 7000, certificate=other, registry=user)
     main([*verb, "--api-url", "https://127.0.0.1:7000"])
     main([*verb, "--api-url", "https://127.0.0.1:7000", "--tls-cert", str(usual)])

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from exo_mesh.client.child_node import ChildNode, client_of
-from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 from exo_mesh.security.probe_seal import OPEN, SEALED, ProbeSeal, seal_with
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport.probes.messages import ProbeQuestion, encode_question, new_token
+from exo_mesh.wire.probes.messages import ProbeQuestion, encode_question, new_token
+from exo_mesh.wire.proto import control_pb2 as pb
 from tests.support.nodes import free_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
 

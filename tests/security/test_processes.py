@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 from exo_mesh.security.secret import new_secret, write_new
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, read_until, run, start
 

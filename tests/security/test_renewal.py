@@ -13,15 +13,15 @@ import pytest
 from cryptography import x509
 
 from exo_mesh.errors import MeshError
-from exo_mesh.hosting import certificate_renewal
-from exo_mesh.hosting.certificate_renewal import Renewal, utc_now
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.rings.hosting import certificate_renewal
+from exo_mesh.rings.hosting.certificate_renewal import Renewal, utc_now
+from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.security import certificates
 from exo_mesh.security.certificates import end_of, issue
 from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport.channels import bind, new_server, open_channel
+from exo_mesh.wire.channels import bind, new_server, open_channel
 from tests.support.nodes import (
     MODEL,
     SLOW,

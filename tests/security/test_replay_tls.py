@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.node.node import Node
-from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport import handshake_counter
+from exo_mesh.wire import handshake_counter
+from exo_mesh.wire.proto import control_pb2 as pb
 from tests.security.relay import Recorder, replay, said
 from tests.support.nodes import Machine, a_request, make_node, tokens, until
 

@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from exo_mesh.errors import StrangerError, TransportError
-from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport import handshake_counter
-from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.control_server import ControlServer
-from exo_mesh.transport.handshake_counter import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, HandshakeCounter
+from exo_mesh.wire import handshake_counter
+from exo_mesh.wire.control_client import ControlClient
+from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.handshake_counter import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, HandshakeCounter
+from exo_mesh.wire.proto import control_pb2 as pb
 from tests.security.relay import Recorder, replay, said
 from tests.security.strangers import NOW
 from tests.support.nodes import until

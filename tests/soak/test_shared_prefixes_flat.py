@@ -18,9 +18,9 @@ from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.frame import StageReport
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
-from exo_mesh.runner.scheduling.kv_budget import KvBudget
-from tests.runner.prefix.random_ring import CachingRing
-from tests.runner.test_stage_and_driver import Caller
+from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
+from tests.rings.runner.prefix.random_ring import CachingRing
+from tests.rings.runner.test_stage_and_driver import Caller
 
 REQUESTS = int(os.environ.get("EXO_MESH_TEST_REQUESTS", "10000"))
 POOL = 20_000

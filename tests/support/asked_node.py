@@ -6,8 +6,8 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 
 
 class AskedNode:
@@ -57,6 +57,6 @@ def runner_processes(child: ChildNode) -> list[psutil.Process]:
 
 def is_runner(process: psutil.Process) -> bool:
     try:
-        return "exo_mesh.runner" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        return "exo_mesh.rings.runner" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

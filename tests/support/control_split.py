@@ -13,8 +13,8 @@ import pytest
 
 from exo_mesh.errors import TransportError
 from exo_mesh.node.node import Node
-from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.probes.port import ProbePort
+from exo_mesh.wire.control_client import ControlClient
+from exo_mesh.wire.probes.port import ProbePort
 from tests.support.nodes import GB, Machine, knows_all, make_node, runners, until
 
 _caller: ContextVar[str] = ContextVar("caller", default="")

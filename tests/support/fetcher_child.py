@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.domain.spans import Spans
-from exo_mesh.fetcher.wire import (
+from exo_mesh.models.fetcher.wire import (
     Answer,
     Fetch,
     Fetched,
@@ -44,7 +44,7 @@ class FetcherChild:
 
     def __init__(self, environ: Mapping[str, str], *, floor_bytes: int = 0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "exo_mesh.fetcher"],
+            [sys.executable, "-m", "exo_mesh.models.fetcher"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,

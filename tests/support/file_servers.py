@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.domain.spans import Span, merged
-from exo_mesh.fetcher.wire import Source, Tls
-from exo_mesh.files.messages import path_of
-from exo_mesh.files.server import FileServer
+from exo_mesh.models.fetcher.wire import Source, Tls
+from exo_mesh.models.file_server.messages import path_of
+from exo_mesh.models.file_server.server import FileServer
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.weights.fetched import FetchedFile, Manifest, part_of, write_manifest

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from exo_mesh_mlx import provider
 
-from exo_mesh.bench.local_ring import LocalRunner
+from exo_mesh.cli.bench.local_ring import LocalRunner
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
-from exo_mesh.transport.control_driver import DriverChannels, Silences, complete
+from exo_mesh.wire.control_driver import DriverChannels, Silences, complete
 from tests.support.ring import Ring
 
 CONTEXT = 512

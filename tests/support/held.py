@@ -15,10 +15,10 @@ from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import Capabilities, StageInput, StageOutput
-from exo_mesh.runner.driver import Driver
-from exo_mesh.runner.grammars import Grammars
-from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
-from exo_mesh.runner.stage import Stage
+from exo_mesh.rings.runner.driver import Driver
+from exo_mesh.rings.runner.grammars import Grammars
+from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
+from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.weights.store import ModelStore
 from tests.support.serving import Answers
 

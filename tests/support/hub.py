@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from exo_mesh.files.listing import git_id_of
+from exo_mesh.models.file_server.listing import git_id_of
 
 LFS_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt")
 BLOCK_BYTES = 64 * 2**10

@@ -14,13 +14,13 @@ import psutil
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.hosting.runner_starter import HostLimits
-from exo_mesh.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.machine.memory import MemoryReading
-from exo_mesh.membership.detector import Timing
+from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.node.node import Node
 from exo_mesh.node.parts import Tuning
-from exo_mesh.serving.request_run import Patience
+from exo_mesh.rings.hosting.runner_starter import HostLimits
+from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND
+from exo_mesh.rings.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
 
 MODEL = "exo-mesh-demo"
@@ -128,7 +128,7 @@ def runners() -> list[int]:
     found = []
     for child in psutil.Process(os.getpid()).children():
         try:
-            if "exo_mesh.runner" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+            if "exo_mesh.rings.runner" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child.pid)
         except psutil.NoSuchProcess:
             continue

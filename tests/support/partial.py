@@ -10,9 +10,9 @@ import numpy as np
 
 from exo_mesh.domain.model_settings import text_config
 from exo_mesh.domain.spans import Pieces, merged
-from exo_mesh.model_files import read_json
 from exo_mesh.weights.card import digest_samples
 from exo_mesh.weights.fetched import FetchedFile, LayerPieces, Manifest, part_of, write_manifest
+from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.safetensors import read_tensor_table
 
 

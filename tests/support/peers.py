@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode
 from exo_mesh.errors import MeshError
 from tests.support.asked_node import AskedNode, knows, runner_processes
 from tests.support.processes import clean_environ, eventually, gone

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.bench.local_ring import free_endpoints
+from exo_mesh.cli.bench.local_ring import free_endpoints
 from exo_mesh.domain.tensor_group import RankWiring
 
 PROGRAM = Path(__file__).with_name("rank_program.py")

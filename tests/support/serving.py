@@ -20,12 +20,12 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
-from exo_mesh.proto import driver_pb2 as pb
-from exo_mesh.runner.driver import Driver
-from exo_mesh.runner.mailbox import Mailbox, Write
-from exo_mesh.runner.prefix.cache import PrefixCache
-from exo_mesh.runner.scheduling.scheduler import SchedulerLimits
-from exo_mesh.runner.stage import Stage
+from exo_mesh.rings.runner.driver import Driver
+from exo_mesh.rings.runner.mailbox import Mailbox, Write
+from exo_mesh.rings.runner.prefix.cache import PrefixCache
+from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
+from exo_mesh.rings.runner.stage import Stage
+from exo_mesh.wire.proto import driver_pb2 as pb
 
 BALLOT = Ballot(1, "test")
 

@@ -17,7 +17,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from exo_mesh.pictures import Picture, PictureSpec, digest_of
+from exo_mesh.domain.images import Picture, PictureSpec, digest_of
 from exo_mesh.weights.random_checkpoint import TinyModel, tokenizer_json
 
 VOCAB = 320

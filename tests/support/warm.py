@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 WARM = {
-    "exo_mesh.runner": ("exo_mesh.runner.process", "exo_mesh_dummy", "uvloop"),
+    "exo_mesh.rings.runner": ("exo_mesh.rings.runner.process", "exo_mesh_dummy", "uvloop"),
     "exo_mesh.text.template_child": ("exo_mesh.text.template_child",),
     "tests.support.fake_rkllama": ("tests.support.fake_rkllama",),
     "tests.support.fake_openai": ("tests.support.fake_openai",),

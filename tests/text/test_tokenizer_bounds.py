@@ -15,11 +15,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 from exo_mesh.errors import ModelError
-from exo_mesh.splitting_patterns import KNOWN, LLAMA3
 from exo_mesh.text import tokenizer_bounds
 from exo_mesh.text.text_files import TextFiles, check_text_files, read_bounds
 from exo_mesh.text.tokenizer import TextModel, tokenizer_text
 from exo_mesh.text.tokenizer_bounds import NODE_LENGTH, TokenizerBounds
+from exo_mesh.weights.splitting_patterns import KNOWN, LLAMA3
 from tests.text.text_models import byte_fallback, byte_level, word_piece, write_text_model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.wire.proto import control_pb2 as pb
 from tools.fuzz import hostile_peer
 from tools.fuzz.__main__ import CONTENT, TARGETS, fuzz
 from tools.fuzz.models import Edit, write_cases

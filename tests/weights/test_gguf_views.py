@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.errors import ModelError, UnknownModelError
-from exo_mesh.model_files import VIEW_FILE, open_model_file
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.gguf_views import quantisation_of
+from exo_mesh.weights.model_files import VIEW_FILE, open_model_file
 from exo_mesh.weights.store import ModelStore, model_dir_of
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.gguf_bytes import ARRAY, TEXT, U32, RawTensor, gguf_bytes, value

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import MAX_MESSAGE, one_line
 from exo_mesh.weights import card as card_module
 from exo_mesh.weights import card_child
 from exo_mesh.weights.card import read_card
+from exo_mesh.weights.model_files import MAX_MESSAGE, one_line
 from exo_mesh.weights.safetensors import read_tensor_table
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.hostile_models import GOOD, write_hostile_models

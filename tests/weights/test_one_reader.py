@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import read_json, read_steps, read_tokenizer_text
 from exo_mesh.text.template import find_template
 from exo_mesh.text.text_files import check_text_files
 from exo_mesh.text.tokenizer import TextModel
 from exo_mesh.weights.card import NO_LIMIT, read_card
 from exo_mesh.weights.gguf import read_gguf
+from exo_mesh.weights.model_files import read_json, read_steps, read_tokenizer_text
 from exo_mesh.weights.safetensors import read_header, read_weight_map
 from exo_mesh.weights.store import ModelStore
 from tests.support.checkpoints import TinyModel, write_checkpoint, write_json

@@ -30,9 +30,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from exo_mesh.base.telemetry.logs import setup_logging
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
-from exo_mesh.telemetry.logs import setup_logging
 from tools.bench import (
     at_once,
     busy,

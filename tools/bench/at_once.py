@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.errors import DeadlineError, MeshError
 
 READY_S, JOIN_S = 300.0, 120.0

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from exo_mesh.bench.engines import count, parse_size
-from exo_mesh.bench.measuring import MeasuringChild, engine_command
+from exo_mesh.base.telemetry.tables import columns
+from exo_mesh.cli.bench.engines import count, parse_size
+from exo_mesh.cli.bench.measuring import MeasuringChild, engine_command
 from exo_mesh.cli.tables import print_json
-from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 
 DEADLINE_S = 900.0

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from exo_mesh.bench.engines import count
-from exo_mesh.bench.local_ring import free_endpoints
+from exo_mesh.base.telemetry.tables import columns, human_bytes
+from exo_mesh.cli.bench.engines import count
+from exo_mesh.cli.bench.local_ring import free_endpoints
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import EngineError, InputError
-from exo_mesh.runner.ranks import RankFiles
-from exo_mesh.telemetry.tables import columns, human_bytes
+from exo_mesh.rings.runner.ranks import RankFiles
 
 START_S = 60.0
 MAX_BYTES = 1 << 30

@@ -16,10 +16,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from exo_mesh.fetcher.peer_source import open_peer
-from exo_mesh.fetcher.wire import Source, Tls
-from exo_mesh.files.pace import CopyPace
-from exo_mesh.files.server import FileServer
+from exo_mesh.models.fetcher.peer_source import open_peer
+from exo_mesh.models.fetcher.wire import Source, Tls
+from exo_mesh.models.file_server.pace import CopyPace
+from exo_mesh.models.file_server.server import FileServer
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from exo_mesh.bench.load import LoadResult, Question, closed_loop
-from exo_mesh.client.local_mesh import local_mesh
+from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop
+from exo_mesh.cli.client.local_mesh import local_mesh
 from exo_mesh.errors import EngineError
 from exo_mesh.security.secret import new_secret
 from tools.bench.copy_child import FILE, copy_once, credentials, tls_of

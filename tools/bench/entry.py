@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import ChildNode, client_of
 
 MODEL = "exo-mesh-demo"
 READY_S, PLACE_S, RUN_S = 60.0, 60.0, 120.0

@@ -19,15 +19,15 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from exo_mesh.bench.local_ring import LocalRunner, local_ring
+from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
-from exo_mesh.proto import driver_pb2 as pb
-from exo_mesh.proto import driver_pb2_grpc
-from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.plan_codec import ballot_to_proto
+from exo_mesh.wire.channels import open_channel
+from exo_mesh.wire.plan_codec import ballot_to_proto
+from exo_mesh.wire.proto import driver_pb2 as pb
+from exo_mesh.wire.proto import driver_pb2_grpc
 
 STAGES, COST_MS, VOCAB, TOKENS, ROUNDS = 4, 10, 128_000, 256, 5
 DEADLINE_S = 120.0

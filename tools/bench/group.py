@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.bench.engines import count, parse_size
-from exo_mesh.bench.local_ring import LocalRunner, local_ring
+from exo_mesh.cli.bench.engines import count, parse_size
+from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.group_worth import GroupTimes, group_verdict
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
@@ -25,12 +25,12 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import EngineError, InputError, MeshError
-from exo_mesh.model_files import read_json
-from exo_mesh.proto.runner_pb2 import GroupFigures
-from exo_mesh.transport.control_driver import DriverChannels, Silences, complete
 from exo_mesh.weights.card import read_card
+from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import model_dir_of
+from exo_mesh.wire.control_driver import DriverChannels, Silences, complete
+from exo_mesh.wire.proto.runner_pb2 import GroupFigures
 
 ENGINE = "mlx"
 CONTEXT = 2048

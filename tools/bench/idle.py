@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.errors import MeshError
 
 MODEL = "exo-mesh-demo"

@@ -17,23 +17,23 @@ from collections.abc import Coroutine, Generator
 from statistics import median
 from typing import Any
 
-from exo_mesh.bench.local_ring import ring_request
-from exo_mesh.bench.ring import MODEL, ring_plan
+from exo_mesh.base.versions import SPOKEN
+from exo_mesh.cli.bench.local_ring import ring_request
+from exo_mesh.cli.bench.ring import MODEL, ring_plan
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.plan import Plan
 from exo_mesh.errors import MeshError
-from exo_mesh.proto import driver_pb2
-from exo_mesh.proto import ring_pb2 as pb
-from exo_mesh.protocol import SPOKEN
-from exo_mesh.runner.inbox import Submit
-from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.stage_setup import StageSetup
-from exo_mesh.runner.worker import Worker
-from exo_mesh.transport.codec import decode_ack
-from exo_mesh.transport.driver_codec import request_from_proto
-from exo_mesh.transport.ring_link import RingLink
-from exo_mesh.transport.ring_receiver import RingReceiver
+from exo_mesh.rings.runner.inbox import Submit
+from exo_mesh.rings.runner.mailbox import Mailbox
+from exo_mesh.rings.runner.stage_setup import StageSetup
+from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.weights.store import ModelStore
+from exo_mesh.wire.codec import decode_ack
+from exo_mesh.wire.driver_codec import request_from_proto
+from exo_mesh.wire.proto import driver_pb2
+from exo_mesh.wire.proto import ring_pb2 as pb
+from exo_mesh.wire.ring_link import RingLink
+from exo_mesh.wire.ring_receiver import RingReceiver
 
 START_TURNS = 1000
 """Turns of the event loop within which the first frame leaves."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from exo_mesh.bench.engines import count, parse_size
+from exo_mesh.cli.bench.engines import count, parse_size
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from exo_mesh_llamacpp.types import Q4_0, Q8_0, GgmlType
 
-from exo_mesh.bench.engines import parse_size
+from exo_mesh.cli.bench.engines import parse_size
 from exo_mesh.domain.frame import HIDDEN, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from exo_mesh.errors import EngineError
-from exo_mesh.hosting.runner_child import RUNNER_ENVIRONMENT
+from exo_mesh.rings.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size
 from tools.bench.random_gguf import matrices, write_random_gguf
 

@@ -22,14 +22,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.bench.engines import count, parse_size
-from exo_mesh.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
+from exo_mesh.cli.bench.engines import count, parse_size
+from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import EngineError, error_from_code
-from exo_mesh.proto import driver_pb2_grpc
-from exo_mesh.transport.channels import open_channel
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
+from exo_mesh.wire.channels import open_channel
+from exo_mesh.wire.proto import driver_pb2_grpc
 from tools.bench.llama_whole import Job, WholeChild, rpc_servers, whole_child
 
 CONTEXT = 1024

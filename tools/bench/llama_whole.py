@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from exo_mesh.bench.local_ring import free_endpoints
+from exo_mesh.cli.bench.local_ring import free_endpoints
 from exo_mesh.errors import EngineError
 
 ANSWER_S, START_S = 600.0, 60.0

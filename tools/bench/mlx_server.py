@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.bench import serve
-from exo_mesh.bench.load import Question
-from exo_mesh.cli.bench import print_result
-from exo_mesh.client.local_mesh import free_port
+from exo_mesh.cli.bench import serve
+from exo_mesh.cli.bench.load import Question
+from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.verbs.bench import print_result
 from exo_mesh.errors import DeadlineError, EngineError
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.places import models_dirs

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.bench.engines import real_engines
+from exo_mesh.base.telemetry.tables import columns
+from exo_mesh.cli.bench.engines import real_engines
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.local_mesh import free_port, local_mesh
 from exo_mesh.cli.tables import print_json
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.local_mesh import free_port, local_mesh
 from exo_mesh.errors import DeadlineError, InputError
-from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 
 MEASURED_WITHIN_S = 240.0

@@ -23,14 +23,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
+from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import InputError, error_from_code
-from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.settings.values import MOST_CACHE_BYTES
-from exo_mesh.transport.channels import open_channel
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
+from exo_mesh.wire.channels import open_channel
+from exo_mesh.wire.proto import driver_pb2_grpc
 from tools.bench.prefix_disk import measure_disk
 
 DEADLINE_S = 600.0

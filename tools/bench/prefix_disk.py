@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from exo_mesh.bench.local_ring import LocalRunner
-from exo_mesh.prefix_disk.folder import stored_files
-from exo_mesh.runner.prefix.disk_index import BUSY_LAPS
+from exo_mesh.cli.bench.local_ring import LocalRunner
+from exo_mesh.rings.prefix_disk.folder import stored_files
+from exo_mesh.rings.runner.prefix.disk_index import BUSY_LAPS
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from exo_mesh.bench.engines import count, parse_size
-from exo_mesh.bench.measuring import MeasuringChild, ask_once, engine_command
+from exo_mesh.base.telemetry.tables import columns
+from exo_mesh.cli.bench.engines import count, parse_size
+from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError
-from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import (
     TinyModel,

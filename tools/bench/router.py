@@ -31,9 +31,9 @@ import aiohttp
 import numpy as np
 
 import exo_mesh
-from exo_mesh.bench.load import Question
+from exo_mesh.cli.bench.load import Question
+from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.tables import print_json
-from exo_mesh.client.api_client import ApiClient
 from exo_mesh.domain.routing.choice import Expected, Job, Option, expected_times
 from exo_mesh.domain.routing.speed import Speed
 from tests.support.peers import Peer, mesh

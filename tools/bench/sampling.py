@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
-from exo_mesh.runner.sampling.sampler import Sampler
+from exo_mesh.rings.runner.sampling.sampler import Sampler
 
 VOCABULARIES = (32_000, 128_256, 151_936)
 KINDS = {

@@ -23,7 +23,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, SequenceCopier, SequenceSaver, StageEngine, StageInput
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import InputError
-from exo_mesh.runner.prefix.index import BLOCK_TOKENS, PrefixIndex, content_of
+from exo_mesh.rings.runner.prefix.index import BLOCK_TOKENS, PrefixIndex, content_of
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
 
 ROOM = 512

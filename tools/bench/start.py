@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import client_of
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import client_of
 from exo_mesh.errors import InputError, MeshError
 
 MODEL = "exo-mesh-demo"
@@ -111,7 +111,7 @@ def once(python: Path, checkout: Path, flags: Sequence[str]) -> Start:
         api = client_of(ready)
         models_ms, models_cpu_ms = _timed(node, lambda: api.get("/v1/models"))
         _, place_cpu_ms = _timed(node, lambda: api.post("/instance", {"model": MODEL}, REQUEST_S))
-        runner = next(child for child in node.children() if "exo_mesh.runner" in child.cmdline())
+        runner = next(child for child in node.children() if "exo_mesh.rings.runner" in child.cmdline())
         runner_cpu_s = cpu_s(runner)
         chat_ms, chat_cpu_ms = _timed(node, lambda: _chat(api))
         return Start(

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.local_mesh import local_mesh
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.local_mesh import local_mesh
 from exo_mesh.errors import InputError
 
 SIZES = (1, 16, 256)

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode
 from exo_mesh.errors import MeshError, PlacementError
 from tests.support.asked_node import AskedNode, knows, runner_processes
 from tools.faults.faulty import install

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
-from exo_mesh.telemetry.logs import quiet_libraries
+from exo_mesh.base.telemetry.logs import quiet_libraries
 from tools.fuzz import hostile_peer
 from tools.fuzz.rig import MIB, Prober, Reading, Rig, Watch, beside_hog, running, verdict
 

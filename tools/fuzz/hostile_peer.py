@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode
 from exo_mesh.errors import MeshError
 from tools.fuzz.calls import judged_post
 from tools.fuzz.models import ANSWER_S, LISTED_S, demo_model, edit_json

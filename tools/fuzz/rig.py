@@ -20,8 +20,8 @@ from typing import Any, Self
 
 import psutil
 
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.client.child_node import ChildNode
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode
 from exo_mesh.security.secret import new_secret, write_new
 
 MIB = 2**20

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 
 from exo_mesh.domain.view import InstanceState
-from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.rings.placing.spec import InstanceSpec
 from tools.simulate.control_plane import MODEL, Ledger, SimNode
 from tools.simulate.mesh import address_of
 from tools.simulate.network import Network

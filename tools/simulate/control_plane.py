@@ -18,29 +18,29 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.view import Record
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
-from exo_mesh.hosting.local_models import LocalModels
-from exo_mesh.hosting.runner_exit import End
-from exo_mesh.hosting.stage_host import StageHost
-from exo_mesh.hosting.status_board import StatusBoard
-from exo_mesh.instances.candidate_pool import CandidatePool, Here
-from exo_mesh.instances.group_facts import GroupKnowledge
-from exo_mesh.instances.instances import Instances
-from exo_mesh.instances.members import Members
-from exo_mesh.instances.owned_rings import OwnedRings
-from exo_mesh.instances.placer import Placer
-from exo_mesh.instances.planner import Planner
-from exo_mesh.instances.recoverer import Recoverer
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine.memory import MemoryReading
-from exo_mesh.membership.detector import LAN
+from exo_mesh.mesh.membership.detector import LAN
 from exo_mesh.node.control_service import ControlService
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import plan_pb2, runner_pb2
-from exo_mesh.runner.endpoint import HOP_LOST_S
+from exo_mesh.rings.hosting.local_models import LocalModels
+from exo_mesh.rings.hosting.runner_exit import End
+from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.rings.hosting.status_board import StatusBoard
+from exo_mesh.rings.placing.candidate_pool import CandidatePool, Here
+from exo_mesh.rings.placing.group_facts import GroupKnowledge
+from exo_mesh.rings.placing.instances import Instances
+from exo_mesh.rings.placing.members import Members
+from exo_mesh.rings.placing.owned_rings import OwnedRings
+from exo_mesh.rings.placing.placer import Placer
+from exo_mesh.rings.placing.planner import Planner
+from exo_mesh.rings.placing.recoverer import Recoverer
+from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.runner.endpoint import HOP_LOST_S
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
-from exo_mesh.transport.plan_codec import plan_from_proto
-from exo_mesh.transport.ring_link import LOST_AFTER_S
+from exo_mesh.wire.plan_codec import plan_from_proto
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto import plan_pb2, runner_pb2
+from exo_mesh.wire.ring_link import LOST_AFTER_S
 from tools.simulate.mesh import SimPeer
 from tools.simulate.network import Network
 from tools.simulate.virtual_loop import VirtualLoop

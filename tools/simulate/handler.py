@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from exo_mesh.membership.service import Membership
-from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.wire.proto import control_pb2 as pb
 
 
 class MembershipHandler:

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.control_server import ControlServer
+from exo_mesh.wire.control_client import ControlClient
+from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.proto import control_pb2 as pb
 
 CALLS = 200
 """Default number of measured calls."""

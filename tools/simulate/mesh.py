@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.discovery.port import Announcement
-from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
-from exo_mesh.membership.detector import LAN, Timing
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.discovery.port import Announcement
+from exo_mesh.mesh.discovery.static import StaticDiscovery
+from exo_mesh.mesh.membership.detector import LAN, Timing
+from exo_mesh.mesh.membership.service import Membership
 from tools.simulate.handler import MembershipHandler
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run

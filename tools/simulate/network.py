@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exo_mesh.errors import DeadlineError, MeshError, TransportError
-from exo_mesh.membership.port import PeerClient
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import paths_pb2
+from exo_mesh.mesh.membership.port import PeerClient
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto import paths_pb2
 from tools.simulate.virtual_loop import PROCESS, VirtualLoop
 
 OVERHEAD_BYTES = 160

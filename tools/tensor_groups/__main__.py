@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from exo_mesh_mlx.provider import groupable
 
-from exo_mesh.bench.local_ring import free_endpoints
+from exo_mesh.cli.bench.local_ring import free_endpoints
 from tools.tensor_groups.table import TOLERANCE, write_table
 
 DEADLINE_S = 300.0

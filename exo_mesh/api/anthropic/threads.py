@@ -14,7 +14,7 @@ from exo_mesh.api.access import Caller
 from exo_mesh.api.anthropic.objects import ContentObject
 from exo_mesh.api.anthropic.schema import Blocks, ContinuedThread, CountTokensBody, CreatedThread, MessageBody
 from exo_mesh.errors import InputError, UnknownAnswerError
-from exo_mesh.serving.kept_answers import KeptAnswer, KeptService
+from exo_mesh.rings.serving.kept_answers import KeptAnswer, KeptService
 
 B = TypeVar("B", bound=CountTokensBody)
 

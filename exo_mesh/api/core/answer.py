@@ -13,10 +13,10 @@ from typing import Protocol, Self
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.running import MAX_AT_ONCE, Feed
 from exo_mesh.api.core.served_reader import ServedReader
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
+from exo_mesh.base.tasks import Watchdog
 from exo_mesh.domain.request import GenerateRequest, Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
-from exo_mesh.serving.choices import best_choices
-from exo_mesh.tasks import Watchdog
+from exo_mesh.rings.serving.choices import best_choices
 from exo_mesh.text.assembler import Piece, TextAssembler
 from exo_mesh.text.output.events import OutputEnd, OutputEvent, TextPart
 from exo_mesh.text.output.parser import OutputParser

@@ -28,11 +28,11 @@ from exo_mesh.api.errors import json_response
 from exo_mesh.api.model_names import model_of_request
 from exo_mesh.api.streams.secret import new_secret
 from exo_mesh.api.tracing import TRACE, new_trace, trace_of
+from exo_mesh.base.random_hex import random_hex
+from exo_mesh.base.telemetry.logs import current_trace
 from exo_mesh.errors import InputError
-from exo_mesh.random_hex import random_hex
+from exo_mesh.rings.serving.streams import StreamCard, hash_of_secret
 from exo_mesh.security.api_keys import Role
-from exo_mesh.serving.streams import StreamCard, hash_of_secret
-from exo_mesh.telemetry.logs import current_trace
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from exo_mesh.api.core.renderer_process import RendererProcess
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.tasks import TaskOwner, Watchdog
 from exo_mesh.errors import DeadlineError, NotReadyError
-from exo_mesh.tasks import TaskOwner, Watchdog
 
 NUM_PROCESSES = 2
 """Most processes of an owner. Requests for one subject, a template or a tokenizer, use one process at a time, so a

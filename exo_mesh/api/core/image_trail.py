@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.pictures import digest_of
+from exo_mesh.domain.images import digest_of
 from exo_mesh.text.image_wire import ImageDecoded
 
 MAX_FILES = 200

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from exo_mesh.api.core.request import Conversation
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.domain.images import MAX_PICTURES, MAX_REQUEST_PIXEL_BYTES, Picture, PixelBudget
 from exo_mesh.errors import InputError
-from exo_mesh.pictures import MAX_PICTURES, MAX_REQUEST_PIXEL_BYTES, Picture, PixelBudget
 from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.tokenizer import TextModel
 from exo_mesh.text.vision import VisionSpec

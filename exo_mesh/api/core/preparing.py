@@ -19,17 +19,17 @@ from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.core.truncating import LEAST_SHARE, prepare_fitting
 from exo_mesh.api.model_names import find_model
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
+from exo_mesh.base.printable import counted
 from exo_mesh.domain.embedding.tasks import GENERATION, why_not
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.images import Picture
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
 from exo_mesh.domain.whole.text_pieces import TextInput
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import MeshService
-from exo_mesh.pictures import Picture
-from exo_mesh.printable import counted
-from exo_mesh.serving.choices import fan_out
+from exo_mesh.rings.serving.choices import fan_out
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel

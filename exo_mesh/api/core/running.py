@@ -10,8 +10,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from exo_mesh.base.tasks import Watchdog
 from exo_mesh.errors import EngineError
-from exo_mesh.tasks import Watchdog
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.reply import Reply
 from exo_mesh.api.sse import EventStream
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.request import Progress
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from exo_mesh.api.core.child_processes import ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.grammars import check_size

@@ -14,15 +14,15 @@ from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.tokenizers import FarTokenizers
+from exo_mesh.base.tasks import SharedCalls, TaskOwner
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
-from exo_mesh.model_files import named
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import MeshService
-from exo_mesh.tasks import SharedCalls, TaskOwner
 from exo_mesh.text.image_wire import ImageDecoded, ImageRecipe
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
+from exo_mesh.weights.model_files import named
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.core.preparing import choose_model
 from exo_mesh.api.core.running import MAX_AT_ONCE, Feed
 from exo_mesh.api.model_names import find_model, model_of_request
+from exo_mesh.base.printable import counted
+from exo_mesh.base.random_hex import random_hex
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.embedding.tasks import why_not
 from exo_mesh.domain.request import GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import ContextLengthError, EngineError, InputError, OverloadError
-from exo_mesh.printable import counted
-from exo_mesh.random_hex import random_hex
-from exo_mesh.serving.call_tally import CallTally
+from exo_mesh.rings.serving.call_tally import CallTally
 from exo_mesh.text.embedding import EmbeddingSettings, read_embedding_settings
 from exo_mesh.text.tokenizer import TextModel
 

@@ -10,7 +10,7 @@ from exo_mesh.api.core.answer import Answer
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.recipes import StreamRecipe, recipe_of
 from exo_mesh.api.ollama.replies import OllamaChatReply, OllamaDelivery, OllamaGenerateReply, OllamaReply
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 
 OllamaDialect = Literal["ollama_chat", "ollama_generate"]
 

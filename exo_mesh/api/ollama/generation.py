@@ -25,10 +25,10 @@ from exo_mesh.api.ollama.replies import OllamaDelivery, rfc3339
 from exo_mesh.api.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaGenerationBody
 from exo_mesh.api.ollama.translate import asks_for_no_limit, keeps_for_s, named, neutral_chat, neutral_generate
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import InputError
-from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.entry import ModelEntry
+from exo_mesh.rings.placing.spec import InstanceSpec
 
 _DELIVERY = ("stream", "keep_alive")
 """Fields that do not change the answer, only its delivery."""

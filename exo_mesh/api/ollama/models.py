@@ -31,7 +31,7 @@ from exo_mesh.api.ollama.schema import OllamaNamedBody, OllamaPullBody, OllamaSh
 from exo_mesh.api.ollama.translate import named
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import InputError
 
 VERSION = "0.12.11"

@@ -25,7 +25,7 @@ from exo_mesh.api.ollama.objects import (
     OllamaPart,
     OllamaTopLogprob,
 )
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.request import TokenEvent, TokenLogprob
 from exo_mesh.text.assembler import TokenSpan
 from exo_mesh.text.output.events import (

@@ -10,11 +10,11 @@ from msgspec.structs import asdict
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
 from exo_mesh.api.openai.schema import GenerationBody
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import InputError
-from exo_mesh.inspection.breakdown import HandlerTimes, RequestParts, parts_of
-from exo_mesh.inspection.trace_formats import trace_stats
-from exo_mesh.serving.traces import RequestTrace
+from exo_mesh.node.inspection.breakdown import HandlerTimes, RequestParts, parts_of
+from exo_mesh.node.inspection.trace_formats import trace_stats
+from exo_mesh.rings.serving.traces import RequestTrace
 
 
 class BenchTimes(msgspec.Struct):

@@ -37,10 +37,10 @@ from exo_mesh.api.openai.schema import (
     StructuredOutputs,
     ToolBody,
 )
+from exo_mesh.base.printable import counted
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.errors import InputError
-from exo_mesh.printable import counted
 from exo_mesh.text.output.tools import Tool
 
 FLEX = "flex"

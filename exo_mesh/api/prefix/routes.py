@@ -10,7 +10,7 @@ from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import USE, Route, RouteTable
-from exo_mesh.serving.explanations import Explanation
+from exo_mesh.rings.serving.explanations import Explanation
 
 
 class PrefixRoutes:

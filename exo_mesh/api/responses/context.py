@@ -12,7 +12,7 @@ from exo_mesh.api.responses.schema import Item
 from exo_mesh.api.responses.stored import read_stored
 from exo_mesh.api.responses.translate import PlacedItems
 from exo_mesh.errors import InputError, UnknownAnswerError
-from exo_mesh.serving.kept_answers import KeptService
+from exo_mesh.rings.serving.kept_answers import KeptService
 
 REFERENCE = "item_reference"
 MAX_STEPS = 8

@@ -48,8 +48,8 @@ from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.sse import HEADERS, EventStream, named_frame
 from exo_mesh.api.streams.following import follow_stream
 from exo_mesh.errors import InputError, UnknownAnswerError
-from exo_mesh.serving.kept_answers import KeptAnswer
-from exo_mesh.serving.streams import FoundStream, StreamViewer, hash_of_secret
+from exo_mesh.rings.serving.kept_answers import KeptAnswer
+from exo_mesh.rings.serving.streams import FoundStream, StreamViewer, hash_of_secret
 
 _DELIVERY = (
     "stream",

@@ -13,7 +13,7 @@ from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.streams.dialects import reply_of
 from exo_mesh.api.streams.following import follow_stream
 from exo_mesh.api.streams.secret import SECRET_HEADER
-from exo_mesh.serving.streams import FoundStream, StreamViewer, hash_of_secret
+from exo_mesh.rings.serving.streams import FoundStream, StreamViewer, hash_of_secret
 
 _SECRET = {"secret": f"the {SECRET_HEADER} of the answer, for an answer that was requested without a key"}
 

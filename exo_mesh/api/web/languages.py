@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from exo_mesh.api.web.assets import FOLDER
-from exo_mesh.printable import counted
+from exo_mesh.base.printable import counted
 
 FALLBACK: Final = "en"
 MAX_FILE_BYTES: Final = 256 << 10

@@ -14,7 +14,7 @@ from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream, data_frame
 from exo_mesh.api.web.live import LiveFeed, live_document
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import OverloadError
 
 MAX_LISTENERS = 64

@@ -14,7 +14,7 @@ from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import OPEN, Route, RouteTable
 from exo_mesh.api.web.assets import PREFIX, PageAssets
 from exo_mesh.api.web.members import member_urls
-from exo_mesh.printable import printable
+from exo_mesh.base.printable import printable
 
 _KEEP = "public, max-age=31536000, immutable"
 MAX_CONNECT_SOURCES = 128

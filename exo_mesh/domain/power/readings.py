@@ -14,7 +14,7 @@ VALUES = (
     "utilization", "power_w", "temperature_c", "memory_used_bytes", "memory_total_bytes", "mapped_used_bytes",
     "mapped_total_bytes", "clock_hz", "energy_j",
 )  # fmt: skip
-"""Names of the values, in the order of their numbers in protos/exo_mesh/proto/control.proto."""
+"""Names of the values, in the order of their numbers in protos/exo_mesh/wire/proto/control.proto."""
 
 DIGITS = {"utilization": 3, "power_w": 2, "temperature_c": 1, "clock_hz": 0, "energy_j": 1}
 """Decimals of the values that are not whole numbers; more decimals would be noise."""

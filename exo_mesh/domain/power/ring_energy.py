@@ -117,7 +117,7 @@ class RingEnergy:
         total.prompts += done.prompts
 
     def samples(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """Yields (metric, labels, value) for Prometheus; see exo_mesh/telemetry/hardware_metrics.py."""
+        """Yields (metric, labels, value) for Prometheus; see exo_mesh/base/telemetry/hardware_metrics.py."""
         for name, total in list(self.totals.items()):
             ring = (total.model, name)
             yield "ring_energy_joules_total", (*ring, "prompt"), total.prompt_j

@@ -12,7 +12,7 @@ import struct
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from exo_mesh.pictures import PictureSpec, content_of_prompt
+from exo_mesh.domain.images import PictureSpec, content_of_prompt
 
 BLOCK_TOKENS = 64
 """Prompts are compared by whole blocks, like those of the prefix cache of an instance."""

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import psutil
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.telemetry.hardware_metrics import HardwareMetrics
 from exo_mesh.domain.power.readings import NO_HARDWARE, UNKNOWN, DeviceValues, HardwareReading, PartPower
 from exo_mesh.machine.power import system_files
 from exo_mesh.machine.power.apple import AppleSample, AppleTool, find_tool
 from exo_mesh.machine.power.energy_meter import EnergyMeter, RawReading
 from exo_mesh.machine.power.nvidia import NvidiaReader
 from exo_mesh.machine.power.samples import hardware_samples
-from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 
 READ_EVERY_S = 2.0
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues
 from exo_mesh.machine.accelerators import NvidiaGpu
 from exo_mesh.machine.power.system_files import celsius_or_none, share_or_none, watts_or_none

@@ -1,11 +1,11 @@
-"""Turns a hardware reading into samples for exo_mesh/telemetry/hardware_metrics.py. Pure."""
+"""Turns a hardware reading into samples for exo_mesh/base/telemetry/hardware_metrics.py. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from exo_mesh.base.telemetry.hardware_metrics import Sample
 from exo_mesh.domain.power.readings import HardwareReading
-from exo_mesh.telemetry.hardware_metrics import Sample
 
 _ACCELERATOR = {
     "utilization": "utilization_ratio",

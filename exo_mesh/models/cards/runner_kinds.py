@@ -9,9 +9,9 @@ from exo_mesh.errors import InputError
 from exo_mesh.models.cards.toml_card import Task
 
 RUNNERS: Final[Mapping[Task, str | None]] = {
-    "text_generation": "exo_mesh.runner",
-    "embeddings": "exo_mesh.runner",
-    "rerank": "exo_mesh.runner",
+    "text_generation": "exo_mesh.rings.runner",
+    "embeddings": "exo_mesh.rings.runner",
+    "rerank": "exo_mesh.rings.runner",
     "image_generation": None,
 }
 """The module that a runner process executes for a task; None: this version has none."""

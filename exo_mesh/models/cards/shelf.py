@@ -16,12 +16,12 @@ from exo_mesh.domain.view import MAX_CARD_BYTES, MAX_CARDS_PER_OWNER, CardInfo
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.service import Membership
-from exo_mesh.model_files import one_line
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.cards.runner_kinds import runner_of
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard, card_to_toml, read_card_text, read_cards
 from exo_mesh.models.names import near_names
+from exo_mesh.weights.model_files import one_line
 
 MAX_FILE_BYTES = MAX_CARDS_PER_OWNER * MAX_CARD_BYTES
 MAX_FILES = 256

@@ -1,4 +1,4 @@
-"""Reads and writes a card as a TOML file. docs/reference/cards.md describes each field."""
+"""Reads and writes a card as a TOML file. docs/reference/cards.md describes each field. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from exo_mesh.base.printable import UNPRINTABLE, quoted
 from exo_mesh.domain.model import CardRules
 from exo_mesh.domain.view import MAX_CARD_BYTES
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import one_line, shown
-from exo_mesh.printable import UNPRINTABLE, quoted
+from exo_mesh.weights.model_files import one_line, shown
 
 MAX_ALIASES = 16
 MAX_EXCLUDED = 64

@@ -14,12 +14,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.sources import ModelSources
 from exo_mesh.models.local_files import Layers, LocalFiles
-from exo_mesh.tasks import TaskOwner
 
 LEAST_WAIT_S = 2.0
 """A stage waits at least this long for the check of its files, however quick the download was."""

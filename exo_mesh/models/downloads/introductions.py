@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
-from exo_mesh.fetcher.wire import Source
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.sources import ModelSources
 from exo_mesh.models.downloads.use import ModelUse
+from exo_mesh.models.fetcher.wire import Source
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.weights.fetched import MANIFEST_FILE
 

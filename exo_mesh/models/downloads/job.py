@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.fetch_plan import HUB
 from exo_mesh.errors import FetchError
 from exo_mesh.models.downloads.sources import FetchNeed, OtherFetches
 from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
-from exo_mesh.tasks import ChangeSignal
 
 STEP_S = 2.0
 """Waiters for a fetch get a progress report at least this often, so that their lease does not expire."""

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.download import DownloadInfo, DownloadState, FetchStep
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
-from exo_mesh.fetcher.wire import Share
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.checks import FileChecks
 from exo_mesh.models.downloads.job import FetchJob, FetchMeter, either
 from exo_mesh.models.downloads.port import FileFetcher
@@ -21,8 +21,8 @@ from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.room import ModelRoom
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
 from exo_mesh.models.downloads.use import ModelUse
+from exo_mesh.models.fetcher.wire import Share
 from exo_mesh.models.local_files import Layers, LocalFiles, size_of_pieces
-from exo_mesh.tasks import TaskOwner
 
 LINGER_S = 10.0
 """A fetch for a stage goes on this long without waiters: an owner may only be reconnecting."""

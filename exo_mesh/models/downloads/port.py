@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from exo_mesh.fetcher.wire import HubModel, Share, Source
+from exo_mesh.models.fetcher.wire import HubModel, Share, Source
 from exo_mesh.models.fetching import OnBytes
 
 

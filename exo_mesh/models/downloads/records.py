@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.download import DownloadInfo, DownloadState
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.tally import DownloadTally
-from exo_mesh.tasks import TaskOwner
 
 PUBLISH_EVERY_S = 0.5
 """Shortest time between two versions of one record."""

@@ -7,13 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, FetchStep, entry_of
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import Plan
 from exo_mesh.errors import FetchError, InputError, ModelError, UnknownModelError
-from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.machine.disk import Disk
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.checks import FileChecks, OnWrong
 from exo_mesh.models.downloads.introductions import Introductions
@@ -24,11 +24,11 @@ from exo_mesh.models.downloads.room import ModelRoom
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
 from exo_mesh.models.downloads.use import ModelUse
+from exo_mesh.models.fetcher.wire import HubModel
 from exo_mesh.models.file_codec import holding_to_proto
 from exo_mesh.models.local_files import Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.models.mesh_store import MeshStore
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.tasks import TaskOwner
+from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from exo_mesh.domain.fetch_plan import HUB, PlannedShare, fetch_plan
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.spans import Pieces, Spans, merged, minus
 from exo_mesh.errors import FetchError, MeshError
-from exo_mesh.fetcher.wire import Share, Source
-from exo_mesh.membership.peers import Peer
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.peers import Peer
+from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.rules import FetchRules
+from exo_mesh.models.fetcher.wire import Share, Source
 from exo_mesh.models.file_codec import holding_from_proto
 from exo_mesh.models.local_files import Holding, Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.models.mesh_store import MeshStore
-from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from weakref import WeakValueDictionary
 
-from exo_mesh.membership.service import Membership
+from exo_mesh.mesh.membership.service import Membership
 
 
 class ModelUse:

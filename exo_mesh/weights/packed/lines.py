@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import named
+from exo_mesh.weights.model_files import named
 from exo_mesh.weights.packed.layouts import FLOAT8_E4M3, transposed, unpack_awq, unpack_rows
 from exo_mesh.weights.packed.tensors import PackedTensor, shared_columns
 from exo_mesh.weights.safetensors import TensorInfo, on_disk

@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.serving.kept_answers import KeptAnswers
+from exo_mesh.rings.serving.kept_answers import KeptAnswers
 from tests.api.anthropic.conftest import Asking
 from tests.api.openai.test_tools import CALL
 from tests.api.scripted_mesh import ScriptedMesh, served

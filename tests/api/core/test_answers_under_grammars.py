@@ -17,7 +17,7 @@ from exo_mesh.text.output.formats import HARMONY, OutputFormat, after_reasoning
 from exo_mesh.text.output.tools import Tool
 from tests.api.conftest import OPEN_ADMIN
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
-from tests.runner.test_constraint import asked
+from tests.rings.runner.test_constraint import asked
 from tests.support.held import MODEL_DIR, HeldRing, ids_of, text_of
 from tests.text.output.outputs import parse
 from tests.text.output.test_tool_grammars import accepts, tokenizer_with

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from exo_mesh.api.core.running import MAX_AT_ONCE, MAX_BUFFERED, Feed
-from exo_mesh.clock import monotonic
+from exo_mesh.base.clock import monotonic
+from exo_mesh.base.tasks import Watchdog
 from exo_mesh.errors import EngineError
-from exo_mesh.tasks import Watchdog
 
 
 async def turns(count: int = 200) -> None:

@@ -23,7 +23,7 @@ from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.recent_failures import KEPT_S, RecentFailures
 from exo_mesh.text.tokenizer import TextModel
 from tests.api.scripted_mesh import ScriptedMesh, TemplatesRenderedHere, served
-from tests.discovery.waiting import until
+from tests.mesh.discovery.waiting import until
 from tests.text.text_models import byte_fallback, byte_level, word_piece, write_text_model
 
 MARK = "84120398756102398475"

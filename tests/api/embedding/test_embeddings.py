@@ -16,7 +16,7 @@ from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.embedding.tasks import EMBEDDINGS, RERANK
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.errors import EngineError, OverloadError
-from exo_mesh.serving.journal import Journal
+from exo_mesh.rings.serving.journal import Journal
 from tests.api.scripted_mesh import ScriptedMesh, Served
 
 WIDTH = 4

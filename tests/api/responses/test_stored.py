@@ -10,9 +10,9 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.rings.serving.kept_answers import KeptAnswers
+from exo_mesh.rings.serving.streams import StreamViewer
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
-from exo_mesh.serving.kept_answers import KeptAnswers
-from exo_mesh.serving.streams import StreamViewer
 from tests.api.openai.test_streams import Gate
 from tests.api.openai.test_tools import CALL
 from tests.api.responses.conftest import Asking, Json, events_of

@@ -21,9 +21,9 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.cli.launch import agent_environ, certificates
-from exo_mesh.cli.launch.agents import AGENTS, AgentSetup, LaunchTarget
-from exo_mesh.cli.launch.mesh_access import UNKNOWN_CONTEXT, LaunchModel, find_launch_model
+from exo_mesh.cli.verbs.launch import agent_environ, certificates
+from exo_mesh.cli.verbs.launch.agents import AGENTS, AgentSetup, LaunchTarget
+from exo_mesh.cli.verbs.launch.mesh_access import UNKNOWN_CONTEXT, LaunchModel, find_launch_model
 from exo_mesh.errors import PlacementError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from tests.api.scripted_mesh import ScriptedMesh, Served, served

@@ -30,8 +30,8 @@ def be_newer() -> None:
 
 def say_more() -> None:
     """In what a node tells of itself, in readings, in a record of a kind of its own, and as a hint in every request."""
-    from exo_mesh.proto import control_pb2 as pb
-    from exo_mesh.transport import control_codec
+    from exo_mesh.wire import control_codec
+    from exo_mesh.wire.proto import control_pb2 as pb
 
     peer, reading, record = control_codec.peer_to_proto, control_codec.telemetry_to_proto, control_codec.record_to_proto
     control_codec.peer_to_proto = lambda info: with_field(peer(info))
@@ -48,8 +48,10 @@ def say_more() -> None:
 
 def begin_to_say_it() -> None:
     from exo_mesh.domain.view import ForeignInfo
-    from exo_mesh.membership.service import Membership  # after the codec was changed: it takes functions from there
-    from exo_mesh.transport.control_client import ControlClient
+    from exo_mesh.mesh.membership.service import (
+        Membership,  # after the codec was changed: it takes functions from there
+    )
+    from exo_mesh.wire.control_client import ControlClient
 
     start, call, items = Membership.start, ControlClient._call, ControlClient._items
 
@@ -68,7 +70,7 @@ def begin_to_say_it() -> None:
 
 def ask_for_more() -> None:
     """Of a driver, as an entry peer."""
-    from exo_mesh.transport import control_driver
+    from exo_mesh.wire import control_driver
 
     told = control_driver.request_to_proto
 
@@ -82,8 +84,8 @@ def ask_for_more() -> None:
 def pin_prefixes() -> None:
     """As the driver of a ring; stages of this version know the operation."""
     from exo_mesh.domain.frame import UnknownOp
-    from exo_mesh.runner.driver import Driver
-    from exo_mesh.runner.stage import Stage
+    from exo_mesh.rings.runner.driver import Driver
+    from exo_mesh.rings.runner.stage import Stage
 
     submit, apply = Driver.submit, Stage._apply_ops
 
@@ -105,5 +107,5 @@ if __name__ == "sitecustomize":  # not where a test imports the numbers above
     if "exo_mesh.cli.main" in sys.orig_argv:
         say_more()
         ask_for_more()
-    elif "exo_mesh.runner" in sys.orig_argv:
+    elif "exo_mesh.rings.runner" in sys.orig_argv:
         pin_prefixes()

@@ -17,8 +17,8 @@ import grpc
 import grpc.aio
 
 from exo_mesh import PROTOCOL_VERSION
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.gate import NAMESPACE_KEY
+from exo_mesh.wire.gate import NAMESPACE_KEY
+from exo_mesh.wire.proto import control_pb2 as pb
 from tools.fuzz.calls import stream_once
 from tools.fuzz.mutate import random_message
 from tools.fuzz.rig import MODEL, Rig

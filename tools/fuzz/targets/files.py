@@ -15,13 +15,13 @@ from pathlib import Path
 
 import psutil
 
+from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.errors import MeshError
-from exo_mesh.fetcher.wire import Share, Source
-from exo_mesh.fetcher.writing import LOCK_FILE, make_part
-from exo_mesh.files.messages import path_of
-from exo_mesh.files.requests import END_OF_HEAD
+from exo_mesh.models.fetcher.wire import Share, Source
+from exo_mesh.models.fetcher.writing import LOCK_FILE, make_part
 from exo_mesh.models.fetching import Fetcher
-from exo_mesh.tasks import TaskOwner
+from exo_mesh.models.file_server.messages import path_of
+from exo_mesh.models.file_server.requests import END_OF_HEAD
 from exo_mesh.weights.fetched import MANIFEST_FILE, FetchedFile, Manifest, part_of, write_manifest
 from tools.fuzz.calls import many
 from tools.fuzz.liar import COMMIT, SIZES, TOKEN, WEIGHTS, Liar, true_files

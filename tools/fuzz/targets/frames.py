@@ -12,10 +12,10 @@ from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
-from exo_mesh.proto import ring_pb2 as pb
-from exo_mesh.transport.codec import encode_frame, encode_hello
-from exo_mesh.transport.plan_codec import ballot_to_proto
-from exo_mesh.transport.ring_link import FRAMES_METHOD
+from exo_mesh.wire.codec import encode_frame, encode_hello
+from exo_mesh.wire.plan_codec import ballot_to_proto
+from exo_mesh.wire.proto import ring_pb2 as pb
+from exo_mesh.wire.ring_link import FRAMES_METHOD
 from tools.fuzz.calls import many, stream_once
 from tools.fuzz.mutate import mutated
 from tools.fuzz.rig import Rig

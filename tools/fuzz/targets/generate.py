@@ -7,7 +7,7 @@ from collections import Counter
 
 import grpc.aio
 
-from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.wire.proto import driver_pb2 as pb
 from tools.fuzz.calls import DEADLINE_S, many, stream_once
 from tools.fuzz.mutate import mutated, random_message
 from tools.fuzz.rig import Rig

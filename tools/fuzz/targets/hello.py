@@ -8,9 +8,9 @@ from collections import Counter
 import grpc.aio
 
 from exo_mesh import PROTOCOL_VERSION
-from exo_mesh.membership.peers import MAX_PEERS
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.gate import NAMESPACE_KEY
+from exo_mesh.mesh.membership.peers import MAX_PEERS
+from exo_mesh.wire.gate import NAMESPACE_KEY
+from exo_mesh.wire.proto import control_pb2 as pb
 from tools.fuzz.calls import DEADLINE_S, many, stream_once
 from tools.fuzz.mutate import TEXTS, mutated
 from tools.fuzz.rig import Rig

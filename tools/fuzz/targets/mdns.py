@@ -19,7 +19,7 @@ from zeroconf.const import (
     _TYPE_TXT,
 )
 
-from exo_mesh.discovery.mdns import SERVICE_TYPE
+from exo_mesh.mesh.discovery.mdns import SERVICE_TYPE
 from tools.fuzz.mutate import mutated
 from tools.fuzz.rig import Rig
 

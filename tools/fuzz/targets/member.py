@@ -6,12 +6,12 @@ import datetime
 import random
 from collections import Counter
 
-from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import driver_pb2
 from exo_mesh.security.certificates import issue
-from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.gate import NAMESPACE_KEY
-from exo_mesh.transport.ring_link import FRAMES_METHOD
+from exo_mesh.wire.channels import open_channel
+from exo_mesh.wire.gate import NAMESPACE_KEY
+from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto import driver_pb2
+from exo_mesh.wire.ring_link import FRAMES_METHOD
 from tools.fuzz.calls import many, stream_once
 from tools.fuzz.mutate import mutated, random_message
 from tools.fuzz.rig import Rig

@@ -1,0 +1,101 @@
+"""Starts a mesh of a few nodes on this machine: `exo-mesh serve` processes that share only the loopback network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import ChildNode, ChildNodeError, client_of
+from exo_mesh.errors import DeadlineError, MeshError
+
+_START_DEADLINE_S = 60.0
+_JOIN_DEADLINE_S = 30.0
+_POLL_S = 0.1
+
+
+@dataclass
+class LocalMesh:
+    """The child nodes of one local mesh. children[0] is the peer that the others connect to, and the user sees its API.
+    ready: the "ready" event of each child."""
+
+    children: list[ChildNode] = field(default_factory=list)
+    ready: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def api_urls(self) -> list[str]:
+        return [event["api_url"] for event in self.ready]
+
+    def client(self, index: int = 0) -> ApiClient:
+        return client_of(self.ready[index])
+
+    def wait_until_joined(self) -> None:
+        """Wait until all nodes are ready and the first sees all others. Raises ChildNodeError or DeadlineError."""
+        self.ready = [child.wait_ready(_START_DEADLINE_S) for child in self.children]
+        end = time.monotonic() + _JOIN_DEADLINE_S
+        while time.monotonic() < end:
+            peers = self.client().get("/state")["view"]["peers"]
+            if sum(peer["alive"] for peer in peers) >= len(self.children):
+                return
+            time.sleep(_POLL_S)
+        raise DeadlineError(f"the peers did not find each other within {_JOIN_DEADLINE_S:g} s")
+
+
+@contextlib.contextmanager
+def local_mesh(num_peers: int, flags: Sequence[str], name: str, api_port: int | None = None) -> Iterator[LocalMesh]:
+    """Start num_peers nodes together with `flags`, and always stop them when the context ends.
+
+    api_port: the API port of the first peer; None means the default port. After a failure the homes of the nodes stay
+    on disk, and the message gives the paths of the logs.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix=f"exo-mesh-{name}-"))
+    mesh = LocalMesh()
+    try:
+        _start(mesh.children, num_peers, flags, name, scratch, api_port)
+        yield mesh
+    except ChildNodeError:
+        raise
+    except MeshError as exc:
+        raise MeshError("\n".join([str(exc), *(child.log_tail() for child in mesh.children)])) from exc
+    finally:
+        for child in mesh.children:
+            child.ask_to_stop()
+        for child in mesh.children:
+            child.stop()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _start(
+    children: list[ChildNode], num_peers: int, flags: Sequence[str], name: str, scratch: Path, api_port: int | None
+) -> None:
+    meeting_port = free_port()
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
+    for index in range(num_peers):
+        home = scratch / f"peer-{index + 1}"
+        home.mkdir()
+        own = ["--home", str(home), "--name", f"peer-{index + 1}", "--host", "127.0.0.1", "--discovery", "none"]
+        own += ["--namespace", f"{name}-{os.getpid()}"]
+        # its home is deleted at the end, and several nodes would measure beside each other
+        own += [] if "--measure-engines" in flags else ["--measure-engines", "off"]
+        if index == 0:
+            own += ["--grpc-port", str(meeting_port)]
+            own += [] if api_port is None else ["--api-port", str(api_port)]
+        else:
+            own += ["--grpc-port", "0", "--api-port", "0", "--bootstrap-peers", f"127.0.0.1:{meeting_port}"]
+        children.append(ChildNode([*own, *flags], home / "node.log", environ))
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that is free at the moment of the call."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

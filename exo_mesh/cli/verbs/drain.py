@@ -1,0 +1,65 @@
+"""Let a node finish its requests and accept no new ones, so that stopping it ends no request.
+
+New requests to the node get a 503, /readyz reports not ready (nginx then uses other peers), and new placements leave
+the node out. Its layers stay until the node stops, and serve requests of other peers: such a request then pauses until
+other peers have loaded these layers, and continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from exo_mesh.base.printable import counted, printable
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import layers_text
+
+_POLL_S = 0.2
+_THEN = "answers that use it then pause until other peers have loaded these layers"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds `--wait`, `--undo`, `--api-url`."""
+    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="how long to wait (300)")
+    parser.add_argument("--undo", action="store_true", help="accept requests again")
+    add_api_flags(parser, json=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Calls `POST /drain` and waits until nothing runs; exit code 1 if something still runs after --wait."""
+    client = ApiClient(args.api_url, args.home)
+    if args.undo:
+        client.delete("/drain")
+        print("the node accepts requests again")
+        return exit_codes.OK
+    state = client.post("/drain", {})
+    end = time.monotonic() + args.wait
+    while not state["drained"] and time.monotonic() < end:
+        time.sleep(_POLL_S)
+        state = client.get("/drain")
+    if state["drained"]:
+        print("drained: the node can be stopped")
+    else:
+        left = f"{counted(state['requests'], 'request')} and {counted(state['sequences'], 'sequence')}"
+        print(f"not drained: {left} of its stages still run")
+    for line in staying(client.get("/state")):
+        print(line)
+    return exit_codes.OK if state["drained"] else exit_codes.FAILED
+
+
+def staying(state: Mapping[str, Any]) -> list[str]:
+    """One line for each range of layers that the node holds, and what happens to it when the node stops."""
+    own, lines = state.get("node_id"), []
+    for instance in state["view"]["instances"]:
+        for stage in instance.get("stages", ()):
+            if own not in (stage.get("group") or {}).get("peers", [stage["peer"]]):
+                continue
+            layers = f"{printable(instance['model'])} {layers_text(stage['layers'])}"
+            is_alone = len(instance["stages"]) == 1 and not stage.get("group")
+            after = "then another peer loads it for the next request" if is_alone else _THEN
+            lines.append(f"{layers} stays here until the node stops; {after}")
+    return lines

@@ -1,0 +1,56 @@
+"""Decides which peers this node admits and where it dials them: `--node-id-filter` and `--interface-type-filter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from exo_mesh.domain.addresses import LINK_WORDS, Interface, link_kind
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.machine.interfaces import recent_interfaces
+from exo_mesh.mesh.membership.peers import refusal
+
+MIN_ID_CHARS = 8
+"""Shortest beginning of an id that may name a peer: a shorter one might match several peers. People are shown this many
+characters of an id."""
+
+
+class PeerFilter:
+    """peers: ids, beginnings of ids, or names of the only peers to admit; () for all. types: words of LINK_WORDS for
+    the only kinds of links to dial on; () for all. read: returns the interfaces of this machine."""
+
+    def __init__(
+        self,
+        peers: Sequence[str] = (),
+        types: Sequence[str] = (),
+        read: Callable[[], list[Interface]] = recent_interfaces,
+    ) -> None:
+        self._peers = peers
+        self._types = types
+        self._kinds = {LINK_WORDS[word] for word in types}
+        self._read = read
+
+    def refusal(self, own: PeerInfo, other: PeerInfo) -> str:
+        """The reason why these two cannot be in one mesh; "" if they can."""
+        if reason := refusal(own, other):
+            return reason
+        if self._peers and not self._is_named(other):
+            return f"the --node-id-filter of {own.name} does not name it"
+        return ""
+
+    def _is_named(self, other: PeerInfo) -> bool:
+        starts = [word for word in self._peers if len(word) >= MIN_ID_CHARS]
+        return other.name in self._peers or any(other.id.startswith(word) for word in starts)
+
+    def may_dial(self, address: str) -> bool:
+        """Whether "host:port" is on a permitted kind of link."""
+        return not self._kinds or link_kind(address, self._read()) in self._kinds
+
+    def dialable(self, addresses: Sequence[str]) -> list[str]:
+        """The addresses that may be dialled."""
+        return [address for address in addresses if self.may_dial(address)]
+
+    def obstacle(self, addresses: Sequence[str]) -> str:
+        """The reason why a peer with these addresses cannot be reached; "" if it can."""
+        if not addresses or self.dialable(addresses):
+            return ""
+        return f"none of its addresses is on {' or '.join(self._types)}, as --interface-type-filter requires"

@@ -1,0 +1,391 @@
+"""The membership as the rest of the node sees it: the peers, the view, and the background tasks.
+
+Three tasks run all the time, each with bounded work per peer in a mesh of any size. Probes find out which peers are
+alive (probing.py, swim.py). News of peers and of changed records is sent to a few peers at once and is part of every
+probe (news.py). Anti-entropy compares a digest with one random peer each period and exchanges what differs
+(exchange.py). admission.py admits peers and lets them return; roster.py holds the shared state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.tasks import ChangeSignal
+from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.download import DownloadInfo
+from exo_mesh.domain.shared.settings import SharedSettings
+from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
+from exo_mesh.mesh.membership.admission import Admission
+from exo_mesh.mesh.membership.detector import LAN, Timing
+from exo_mesh.mesh.membership.dialer import Dialer
+from exo_mesh.mesh.membership.exchange import Exchange
+from exo_mesh.mesh.membership.fences import Fence, Fences
+from exo_mesh.mesh.membership.news import News
+from exo_mesh.mesh.membership.peer_filter import PeerFilter
+from exo_mesh.mesh.membership.peers import Peer
+from exo_mesh.mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.mesh.membership.prefixes import PrefixNews
+from exo_mesh.mesh.membership.probing import Probing
+from exo_mesh.mesh.membership.roster import Roster
+from exo_mesh.mesh.membership.sleeping import GOODBYE_S, SleepDesk
+from exo_mesh.mesh.membership.stopping import StopDesk
+from exo_mesh.mesh.membership.swim import SwimState, Update
+from exo_mesh.wire.proto import control_pb2 as pb
+
+MAX_SILENT_PROBED = 8
+"""Most peers that are probed each period because others reach them and this node does not."""
+
+MAX_CLOSE_PROBED = 4
+"""Peers of this node's own rings that are probed in each period."""
+
+MIN_PAUSE_S = 0.02
+"""Shortest pause between two rounds of news, however often records change."""
+
+FANOUT = 3
+"""Peers that get news in one round in a mesh of more than SMALL; in a smaller mesh, all peers do."""
+
+OUT_OF_REACH = 3
+"""A peer is out of reach after this many probe timeouts without an answer; that timeout grows while this machine is
+slow."""
+
+
+async def _nothing() -> None:
+    """The default of before_refute: there is nothing to free."""
+
+
+class Membership:
+    """Starts alone; `suggest` connects it to other nodes.
+
+    only_peers, only_links: see PeerFilter; by default every peer is admitted and every address dialled. dial(address)
+    makes a client for "host:port" with the credentials of this node. on_leave(peer, records) is called when a peer has
+    died or left, with its records that were in force. before_refute is awaited when the other peers consider this node
+    dead, because it was suspended or disconnected: with the view up to date, and before the refutation, it frees what
+    the others have given to other peers meanwhile. read_prefixes() returns digests of what this node's drivers keep, by
+    instance. is_calm(instance_id) returns whether no request uses a ring, as far as this node knows: then its members
+    are probed by datagrams. `changed` beats whenever the view or the set of living peers changes.
+    """
+
+    def __init__(
+        self,
+        own: PeerInfo,
+        read_telemetry: Callable[[], Telemetry],
+        *,
+        dial: Callable[[str], PeerClient],
+        only_peers: Sequence[str] = (),
+        only_links: Sequence[str] = (),
+        on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
+        before_refute: Callable[[], Awaitable[None]] = _nothing,
+        read_prefixes: Callable[[], Mapping[str, bytes]] = dict,
+        is_calm: Callable[[str], bool] = lambda instance_id: False,
+        timing: Timing = LAN,
+        clock: Clock = monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._roster = roster = Roster(
+            own,
+            on_leave=on_leave,
+            timing=timing,
+            clock=clock,
+            rng=rng or random.Random(),
+            dial=dial,
+            peer_filter=PeerFilter(only_peers, only_links),
+        )
+        self._tasks = roster.tasks
+        self._read_telemetry = read_telemetry
+        self._news = News(roster, read_telemetry, self._answer_verdict)
+        self._exchange = Exchange(roster, self._news)
+        self._prefixes = PrefixNews(roster, read_prefixes)
+        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, is_calm)
+        self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
+        self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
+        self._sync_at = self._gossip_at = 0.0
+        self.stops = StopDesk(roster)
+        self.sleeps = SleepDesk(roster)
+
+    # State for the rest of the node.
+
+    @property
+    def own(self) -> PeerInfo:
+        return self._roster.own
+
+    @property
+    def changed(self) -> ChangeSignal:
+        return self._roster.changed
+
+    @property
+    def refusals(self) -> list[str]:
+        """The last refused nodes and the reasons."""
+        return self._roster.refusals
+
+    @property
+    def id_taken_by(self) -> str:
+        """See Roster.id_taken_by."""
+        return self._roster.id_taken_by
+
+    def take_datagrams(self) -> None:
+        """Let peers send probes as datagrams from now on; `answer_probe_datagram` answers them."""
+        self._roster.takes_datagrams = True
+
+    @property
+    def view(self) -> View:
+        return self._roster.view
+
+    @property
+    def fences(self) -> Fences:
+        """The deletions of instances that this node knows."""
+        return self._roster.records.fences
+
+    def take_fence(self, fence: Fence) -> None:
+        """Remember a deleted instance. Anti-entropy sends the deletion to every peer that lacks it."""
+        self._roster.take_fences([fence])
+
+    @property
+    def telemetry(self) -> dict[str, Telemetry]:
+        """The latest telemetry of each living peer and of this node."""
+        records = self._roster.records
+        records.take_telemetry(self._read_telemetry())
+        return dict(records.telemetry)
+
+    @property
+    def last_telemetry(self) -> dict[str, Telemetry]:
+        """Like `telemetry`, but this node's own is that of its last probe: up to a second old, and missing before the
+        first probe."""
+        return dict(self._roster.records.telemetry)
+
+    def reading_of(self, peer_id: str) -> Telemetry | None:
+        """The latest telemetry of a living peer."""
+        return self._roster.records.telemetry.get(peer_id)
+
+    def prefixes_of(self, peer_id: str) -> Mapping[str, bytes]:
+        """The digests of what the drivers of a living peer keep, by instance; see domain/routing/digest.py."""
+        return self._prefixes.of(peer_id)
+
+    def busy(self, peer_id: str) -> float:
+        """Processes per core that want to run on a peer; 0 if unknown."""
+        peer, reading = self._roster.peers.get(peer_id), self.reading_of(peer_id)
+        info = self.own if peer is None else peer.info
+        cores = max((device.cores for device in info.devices), default=0)
+        return 0.0 if reading is None or not cores else reading.load / cores
+
+    def client_at(self, address: str) -> PeerClient:
+        """A client with this node's credentials; the caller closes it."""
+        return self._roster.dial(address)
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The other living peers, by id."""
+        return [self._roster.peers[peer_id] for peer_id in sorted(self._roster.peers)]
+
+    @property
+    def lost(self) -> list[tuple[PeerInfo, float]]:
+        """Peers that were given up within the last ten minutes, each with the seconds since then."""
+        return self._roster.lost(self._roster.clock())
+
+    @property
+    def gone(self) -> list[PeerInfo]:
+        """Peers that left or were given up within the last ten minutes."""
+        return self._roster.gone(self._roster.clock())
+
+    @property
+    def awaited(self) -> list[str]:
+        """Names of known peers that have not joined yet, for a minute after the start of this node."""
+        return self._roster.awaited(self._roster.clock())
+
+    @property
+    def everybody(self) -> list[PeerInfo]:
+        """This node and all live peers."""
+        return self._roster.everybody()
+
+    @property
+    def num_peers(self) -> int:
+        """Number of other living peers, without the sorting of `peers`."""
+        return len(self._roster.peers)
+
+    def peer(self, peer_id: str) -> Peer | None:
+        return self._roster.peers.get(peer_id)
+
+    def is_alive(self, peer_id: str) -> bool:
+        return peer_id == self.own.id or peer_id in self._roster.peers
+
+    def unanswered_s(self, peer_id: str) -> float:
+        """Seconds for which a peer has not answered this node although other peers reach it; 0 if it answers."""
+        peer = self._roster.peers.get(peer_id)
+        since = None if peer is None else peer.unanswered_since
+        return 0.0 if since is None else self._roster.clock() - since
+
+    def is_out_of_reach(self, peer_id: str) -> bool:
+        """Whether a peer has not answered this node for so long that a lost or late message cannot be the reason. Also
+        probes the peer now, because in a large mesh it is probed rarely."""
+        peer = self._roster.peers.get(peer_id)
+        if peer is None:
+            return False
+        self._probing.start(peer, by_call=True)
+        return self.unanswered_s(peer_id) > OUT_OF_REACH * self._roster.swim.probe_timeout_s
+
+    def check_partners(self) -> None:
+        """Probe the peers that the stages of this node depend on by calls now, because a request begins."""
+        for peer_id in self._ring_neighbours():
+            if (peer := self._roster.peers.get(peer_id)) is not None:
+                self._probing.start(peer, by_call=True)
+
+    # Start and stop.
+
+    def start(self, own: PeerInfo) -> None:
+        """Start with the identity `own`, whose addresses may be known only now."""
+        self.describe(own)
+        self._tasks.keep(self._run, "membership")
+
+    def describe(self, own: PeerInfo) -> None:
+        """Publish new facts about this node, such as its models or its API address."""
+        self._roster.own = own
+        self._write("peer", own.id, own)
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that ended because of a bug; see TaskOwner."""
+        return self._tasks.ended
+
+    def put_instance(self, instance_id: str, instance: InstanceInfo | None) -> None:
+        """Write or delete (None) this node's record of an instance."""
+        self._write("instance", instance_id, instance)
+
+    def put_download(self, model: str, download: DownloadInfo | None) -> None:
+        """Write or delete (None) this node's record of a download."""
+        self._write("download", model, download)
+
+    def put_card(self, model: str, card: CardInfo | None) -> None:
+        """Write or delete (None) this node's record of a custom model card."""
+        self._write("card", model, card)
+
+    def put_shared_settings(self, table: SharedSettings | None) -> None:
+        """Write or delete (None) this node's record of the settings that the mesh shares."""
+        self._write("settings", "mesh", table)
+
+    def _write(self, kind: str, record_id: str, value: RecordValue | None) -> None:
+        key: RecordKey = self._roster.records.write(kind, record_id, value, self._roster.clock())
+        self._roster.changed.beat()
+        self._roster.tell_of(key, own=True)
+
+    async def stop(self) -> None:
+        """Say goodbye to all peers, and close all tasks and connections."""
+        goodbye = pb.GoodbyeRequest(peer_id=self.own.id, incarnation=self.own.incarnation)
+        peers = self.peers
+        await asyncio.gather(*(peer.client.goodbye(goodbye, GOODBYE_S) for peer in peers), return_exceptions=True)
+        await self._tasks.close()
+        await asyncio.gather(*(peer.close() for peer in peers))
+        self._roster.peers.clear()
+
+    def suggest(self, address: str) -> None:
+        """Say hello to a possible node at "host:port", unless it is known or was tried recently."""
+        if self._roster.is_asleep:
+            return
+        peers = self._roster.peers.values()
+        known = any(address == peer.client.address or address in peer.addresses for peer in peers)
+        if not known and address not in self.own.addresses and self._roster.peer_filter.may_dial(address):
+            self._dialer.dial(address)
+
+    # Calls of other nodes.
+
+    def note_stranger(self, who: str, reason: str, peer_id: str) -> None:
+        """Record a hello of a node that cannot be in this mesh."""
+        self._roster.note_refusal(who, reason, peer_id=peer_id)
+
+    async def answer_hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
+        """Admit the caller, or reply with the reason of the refusal."""
+        return await self._admission.answer_hello(request, caller_host)
+
+    def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+        """Answer a probe with this node's identity and news, after processing the caller's news."""
+        return self._probing.answer(request)
+
+    def answer_probe_datagram(self, request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
+        """Answer a probe that came as a datagram; see Probing.answer_datagram."""
+        return self._probing.answer_datagram(request, host)
+
+    async def answer_indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
+        """Probe a peer on behalf of a caller that cannot reach it."""
+        return await self._probing.answer_indirect(request)
+
+    def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+        """Answer one call of an anti-entropy round, as the called side."""
+        return self._exchange.answer(request)
+
+    def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
+        """Handle a peer that leaves on purpose or goes to sleep."""
+        held = self._roster.swim.member(request.peer_id)
+        if held is not None and held.life.incarnation == request.incarnation:
+            self._news.learn(Update(request.peer_id, SwimState.LEFT, held.life), None)
+            if request.asleep:
+                self._roster.known.fell_asleep(request.peer_id, self._roster.wall_clock())
+        return pb.GoodbyeReply()
+
+    # The background loop.
+
+    def _answer_verdict(self, verdict: Update, sender: ControlPort) -> None:
+        self._admission.answer_verdict(verdict, sender)
+
+    async def _introduce_again(self, peer: Peer) -> None:
+        await self._admission.introduce_again(peer)
+
+    async def _run(self) -> None:
+        roster = self._roster
+        while True:
+            now = roster.clock()
+            next_at = now + roster.timing.period_s if roster.is_asleep else self._step(now)
+            roster.has_fresh_news = False
+            if self._gossip_at > now:
+                await asyncio.sleep(MIN_PAUSE_S)
+            if not roster.has_fresh_news:
+                await roster.poke.wait(max(MIN_PAUSE_S, next_at - roster.clock()))
+
+    def _step(self, now: float) -> float:
+        """Run what is due; returns when the next step is due, if no news comes before."""
+        roster = self._roster
+        is_due = now >= self._sync_at
+        step = roster.swim.tick(now, self._ring_neighbours)
+        for verdict in step.dead:
+            roster.bury(verdict.peer_id)
+        for peer_id in step.probes:
+            self._probing.start(roster.peers[peer_id])
+        if is_due:
+            self._sync_at = now + roster.timing.period_s
+            roster.view.expire(now)
+            roster.records.fences.expire(now)
+            if (address := roster.a_lost_address(now)) is not None:
+                self._dialer.dial(address)
+            silent = [peer for peer in roster.peers.values() if peer.unanswered_since is not None]
+            for peer in silent[:MAX_SILENT_PROBED]:  # in a large mesh its regular probe comes much later
+                self._probing.start(peer)
+            if roster.peers:
+                self._sync_with(roster.peers[roster.rng.choice(list(roster.peers))])
+        if roster.news and roster.peers and (roster.is_small or now >= self._gossip_at):
+            self._gossip_at = now + roster.timing.gossip_s
+            everybody = list(roster.peers)
+            for peer_id in everybody if roster.is_small else roster.rng.sample(everybody, FANOUT):
+                self._tasks.start(self._probing.tell(roster.peers[peer_id]), f"news to {peer_id[:8]}")
+        next_at = min(step.next_at, self._sync_at)
+        return min(next_at, now + roster.timing.gossip_s) if roster.news and roster.peers else next_at
+
+    def _sync_with(self, peer: Peer) -> None:
+        """Compare all records with a peer, unless its answers to probes carry the sums: then any difference starts an
+        exchange at once."""
+        if not peer.sends_sums or self._admission.is_unproven(peer):
+            self._admission.start_sync(peer)
+
+    def _sync(self, peer: Peer) -> None:
+        self._admission.start_sync(peer)
+
+    def _ring_neighbours(self) -> list[str]:
+        """Peers that the stages of this node depend on: of each ring the owner, and the stages before and after."""
+        found: dict[str, None] = {}
+        for owner, instance in self._roster.view.records_of_instances():
+            peer_ids = instance.plan.peer_ids
+            if self.own.id not in peer_ids:
+                continue
+            at = peer_ids.index(self.own.id)
+            found |= dict.fromkeys((peer_ids[(at + 1) % len(peer_ids)], peer_ids[at - 1], owner))
+        found.pop(self.own.id, None)
+        return list(found)[:MAX_CLOSE_PROBED]

@@ -1,0 +1,146 @@
+"""Announces that this machine goes to sleep, and wakes other machines by Wake-on-LAN through any member."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo_mesh.base.printable import counted
+from exo_mesh.domain.addresses import valid_macs
+from exo_mesh.errors import InputError, OpenMeshError
+from exo_mesh.machine.interfaces import recent_interfaces
+from exo_mesh.machine.wake_on_lan import PORT, send_magic_packets, shared_networks
+from exo_mesh.mesh.membership.known_peers import FILE_NAME, MAX_KNOWN_ADDRESSES, KnownPeer, write_private
+from exo_mesh.mesh.membership.roster import Roster
+from exo_mesh.wire.proto import control_pb2 as pb
+
+GOODBYE_S = 0.5
+WAKE_S = 2.0
+MAX_HELPING = 16
+"""Most peers that are asked to send the packet too."""
+
+LOOK_EVERY_S = 0.5
+SLEPT_S = 3.0
+"""The machine has slept if the wall clock advanced by this much more than the clock that stops during sleep."""
+
+STAYED_AWAKE_S = 60.0
+"""A machine that has not gone to sleep within this time will not sleep, so its node returns to the mesh."""
+
+WRITE_EVERY_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WakeCall:
+    """Result of waking a peer. senders: names of the nodes that sent packets. is_here: the peer is alive, so no packet
+    was sent."""
+
+    peer: KnownPeer
+    senders: tuple[str, ...] = ()
+    is_here: bool = False
+
+
+class SleepDesk:
+    """Handles sleep announcements and wake requests. port: UDP port of the magic packets."""
+
+    def __init__(self, roster: Roster, port: int = PORT) -> None:
+        self._roster = roster
+        self._port = port
+        self._watching = False
+
+    # Sleep of this machine.
+
+    async def sleep(self) -> int:
+        """Announce to all peers that this machine is about to sleep, and send nothing until it has woken. Returns the
+        number of peers that acknowledged."""
+        roster = self._roster
+        roster.is_asleep = True
+        clock, wall = roster.clock(), roster.wall_clock()
+        goodbye = pb.GoodbyeRequest(peer_id=roster.own.id, incarnation=roster.own.incarnation, asleep=True)
+        calls = (peer.client.goodbye(goodbye, GOODBYE_S) for peer in list(roster.peers.values()))
+        heard = [answer is None for answer in await asyncio.gather(*calls, return_exceptions=True)]
+        _log.info("this machine is going to sleep; %d of %s acknowledged", sum(heard), counted(len(heard), "peer"))
+        if not self._watching:
+            self._watching = True
+            roster.tasks.start(self._watch_for_waking(clock, wall), "waking up")
+        return sum(heard)
+
+    def awake(self) -> None:
+        """Return to the mesh after the machine has woken, or because it does not sleep after all."""
+        if self._roster.is_asleep:
+            _log.info("this machine is awake again")
+            self._roster.is_asleep = False
+            self._roster.poke.beat()
+
+    async def _watch_for_waking(self, clock: float, wall: float) -> None:
+        """Wait until the machine has woken. clock, wall: both clocks when sleep was announced."""
+        roster = self._roster
+        try:
+            while roster.is_asleep:
+                await asyncio.sleep(LOOK_EVERY_S)
+                ran_s, passed_s = roster.clock() - clock, roster.wall_clock() - wall
+                if passed_s - ran_s > SLEPT_S or ran_s > STAYED_AWAKE_S:
+                    self.awake()
+        finally:
+            self._watching = False
+
+    # Sleep of other machines.
+
+    async def wake(self, wanted: str) -> WakeCall | None:
+        """Send magic packets to a peer, given by name or id, from this node and from other peers; None if it was never
+        connected. Raises InputError if it cannot be woken."""
+        roster = self._roster
+        peer = roster.known.find(wanted)
+        if peer is None:
+            return None
+        if peer.id in roster.peers or peer.id == roster.own.id:
+            return WakeCall(peer, is_here=True)
+        if not peer.macs:
+            raise InputError(f"{peer.name} never reported a MAC address, so it cannot be woken over the network")
+        request = pb.WakeRequest(peer_id=peer.id, macs=peer.macs, addresses=peer.addresses)
+        senders = [roster.own.name] if self.answer_wake(request).num_networks else []
+        helpers = list(roster.peers.values())[:MAX_HELPING]
+        answers = await asyncio.gather(*(one.client.wake(request, WAKE_S) for one in helpers), return_exceptions=True)
+        senders += [one.info.name for one, sent in zip(helpers, answers, strict=True) if isinstance(sent, int) and sent]
+        if not senders:
+            if refusal := next((one for one in answers if isinstance(one, OpenMeshError)), None):
+                raise refusal
+            raise InputError(
+                f"no live peer shares a network with {peer.name} ({', '.join(peer.addresses) or 'no address'}): "
+                "Wake-on-LAN works within one LAN only"
+            )
+        return WakeCall(peer, tuple(senders))
+
+    def answer_wake(self, request: pb.WakeRequest) -> pb.WakeReply:
+        """Send magic packets for another machine on behalf of a peer, in each network that this machine shares with
+        it."""
+        networks = shared_networks(request.addresses[:MAX_KNOWN_ADDRESSES], recent_interfaces())
+        sent = send_magic_packets(valid_macs(request.macs), networks, self._port)
+        if sent:
+            _log.info("sent magic packets for peer %s in %d networks", request.peer_id[:8], sent)
+        return pb.WakeReply(num_networks=sent)
+
+    @property
+    def asleep(self) -> list[tuple[KnownPeer, float]]:
+        """Peers that announced sleep and have not returned, each with the seconds since then."""
+        now, peers = self._roster.wall_clock(), self._roster.peers
+        return [(one, max(0.0, now - one.asleep_at)) for one in self._roster.known.asleep if one.id not in peers]
+
+    async def keep(self, home: Path) -> None:
+        """Until cancelled: save the peers that can be woken in a file in the node's home."""
+        known, path = self._roster.known, home / FILE_NAME
+        await asyncio.to_thread(known.read, path)
+        for peer in self._roster.peers.values():
+            known.met(peer.info)
+        written = -1
+        while True:
+            if known.version != written and not known.is_empty:
+                written, text = known.version, known.text()
+                try:
+                    await asyncio.to_thread(write_private, path, text)
+                except OSError as exc:
+                    _log.warning("cannot write %s: %s", path, exc.strerror or exc)
+            await asyncio.sleep(WRITE_EVERY_S)

@@ -1,0 +1,146 @@
+"""Starts the process of a stage: its message, environment, limits, and a spare process if there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from exo_mesh.base.clock import Clock
+from exo_mesh.base.telemetry.stage_metrics import ModelFacts
+from exo_mesh.domain.fast_synch import runner_environment
+from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.tensor_group import RankWiring, sharded
+from exo_mesh.domain.wiring_rules import RING_VERBOSE
+from exo_mesh.errors import StageLostError
+from exo_mesh.machine.disk import Disk
+from exo_mesh.machine.memory import MemoryReader
+from exo_mesh.rings.hosting.flight_recorder import FlightRecorder
+from exo_mesh.rings.hosting.guard import Guard
+from exo_mesh.rings.hosting.local_models import LocalModels
+from exo_mesh.rings.hosting.pid_files import PidFiles
+from exo_mesh.rings.hosting.quarantine import Quarantine
+from exo_mesh.rings.hosting.reservations import Lease
+from exo_mesh.rings.hosting.runner_pace import RunnerPace
+from exo_mesh.rings.hosting.spares import HeadStart, SparePool
+from exo_mesh.rings.hosting.stage_state import start_message
+from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND, Runner
+from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.settings.config import Settings
+from exo_mesh.wire.proto import runner_pb2
+from exo_mesh.wire.served_codec import served_to_proto
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """The way runners are started, and their time limits."""
+
+    runner: RunnerLimits = field(default_factory=RunnerLimits)
+    command: Sequence[str] = RUNNER_COMMAND
+
+
+USUAL_LIMITS = HostLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerHistory:
+    """The memory of this node about its runners after they ended: whether to try again, their last phases, their
+    pids."""
+
+    guard: Guard
+    flights: FlightRecorder
+    pid_files: PidFiles
+
+    @staticmethod
+    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> RunnerHistory:
+        """The history in the home of a node."""
+        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
+        guard = Guard(own_id, quarantine, settings.engine_options, clock)
+        return RunnerHistory(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRunner:
+    """A process that has been made for a lease, and what its metrics say of the model."""
+
+    runner: Runner
+    facts: ModelFacts
+
+
+class RunnerStarter:
+    """Makes the runner of a lease. pace: the measured times of starts and loads here, which scale their limits."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: LocalModels,
+        read_memory: MemoryReader,
+        credentials: CredentialSource | None,
+        limits: HostLimits,
+        keep: RunnerHistory,
+        engine: Callable[[], str],
+        make_runner: Callable[..., Runner],
+        why_no_layers: str,
+    ) -> None:
+        """engine: the one that spare runners are for. why_no_layers: set if this node never holds layers."""
+        self._settings = settings
+        self._models = models
+        self._read_memory = read_memory
+        self._credentials = credentials
+        self._limits = limits
+        self._keep = keep
+        self._make_runner = make_runner
+        self._environment = runner_environment(settings.fast_synch, os.environ)
+        if settings.log_level == "debug":
+            self._environment.setdefault(RING_VERBOSE, "1")
+        num_spares = 0 if why_no_layers else settings.spare_runners
+        self.spares = SparePool(num_spares, engine, limits.command, self._environment)
+        self.pace = RunnerPace()
+
+    async def start(self, lease: Lease, rank: int, wiring: RankWiring | None, head_start: HeadStart) -> StartedRunner:
+        """Make a runner, and note in the lease what its stage will hold. Raises StageLostError if the model's server is
+        gone, ModelError and UnknownModelError for files."""
+        plan = lease.plan
+        start = await self._message(lease, wiring)
+        card = await asyncio.to_thread(self._models.card, plan.model)
+        held = sharded(card, len(lease.stage.peers))
+        lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
+        lease.step_bytes = held.step_bytes(lease.stage.shard.start, lease.stage.shard.stop)
+        label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
+        label += f" rank {rank}" if wiring is not None else ""
+        runner = self._make_runner(
+            label,
+            start,
+            self._settings.host,
+            limits=self._runner_limits(lease.stage.engine),
+            command=self._limits.command,
+            environment=self._environment,
+            spare=(self.spares.take(lease.stage.engine) or head_start.take()) if wiring is None else None,
+            flight=self._keep.flights.open(label),
+            pid_files=self._keep.pid_files,
+        )
+        size = gigabytes(lease.weights_bytes)
+        _log.info("loading stage %s of %s with %s, %s of weights", label, plan.model, lease.stage.engine, size)
+        return StartedRunner(runner, ModelFacts(card.architecture, card.dtype, card.num_layers))
+
+    async def _message(self, lease: Lease, wiring: RankWiring | None) -> runner_pb2.StartStage:
+        """The message for a new process."""
+        plan, home = lease.plan, self._settings.home
+        model_dir = home if plan.takes_text else await asyncio.to_thread(self._models.find, plan.model)
+        start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
+        if plan.takes_text:
+            served = self._models.served(plan.model)
+            if served is None:
+                raise StageLostError(f"no model server beside this node serves {plan.model} any more")
+            start.served.CopyFrom(served_to_proto(served))
+            start.options.clear()
+            start.options.update(self._models.server_options(served))
+        return start
+
+    def _runner_limits(self, engine: str) -> RunnerLimits:
+        return replace(self.pace.scaled(self._limits.runner, engine), stacks_every_s=float(self._settings.hang_debug))

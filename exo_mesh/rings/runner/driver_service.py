@@ -1,0 +1,101 @@
+"""The gRPC service of the driver: Generate streams token ids in answer to token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.errors import ContextLengthError, InputError, MeshError, StageLostError
+from exo_mesh.rings.runner.generation import error_events
+from exo_mesh.rings.runner.inbox import Cancel, Submit, Unpark
+from exo_mesh.rings.runner.mailbox import Mailbox
+from exo_mesh.rings.runner.pictures.store import PictureStore
+from exo_mesh.rings.runner.worker import Worker
+from exo_mesh.wire.driver_codec import request_from_proto
+from exo_mesh.wire.image_codec import specs_from_proto
+from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
+from exo_mesh.wire.proto import driver_pb2 as pb
+from exo_mesh.wire.proto import driver_pb2_grpc
+from exo_mesh.wire.unknown_fields import require_known
+
+PUT_LIMIT_S = 120.0
+"""Longest time that the pixels of one image may take."""
+
+
+class DriverService(driver_pb2_grpc.DriverServicer):
+    """Passes requests to the worker, and its answers to the callers."""
+
+    def __init__(self, plan: Plan, worker: Worker) -> None:
+        self._plan = plan
+        self._worker = worker
+        self._pictures = PictureStore()
+
+    def change(self, plan: Plan) -> None:
+        """Accept requests for this plan from now on, and refuse those for the plan before; running calls continue."""
+        self._plan = plan
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateEvents]:
+        """Ends after the event with a finish or the message with an error; a cancelled call frees the sequence."""
+        try:
+            wanted = self._checked(request)
+        except MeshError as exc:
+            yield error_events(ballot_to_proto(self._plan.ballot), exc)
+            return
+        mailbox = Mailbox()
+        self._worker.rest.used()
+        self._worker.inbox.put_nowait(Submit(wanted, mailbox))
+        try:
+            while True:
+                message = await mailbox.next()
+                if mailbox.parked:
+                    self._worker.inbox.put_nowait(Unpark(wanted.request_id, mailbox))
+                yield message
+                if message.error_code or any(event.finish for event in message.events):
+                    return
+        finally:
+            # after a regular end the driver no longer knows the request, and this changes nothing
+            self._worker.inbox.put_nowait(Cancel(wanted.request_id, mailbox))
+
+    async def Recall(self, request: pb.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.RecallReply:
+        """Says whether an answer is kept here, and how many tokens of it."""
+        driver = self._worker.driver
+        num_tokens = driver.replays.num_tokens(request.key_hash) if driver is not None else None
+        return pb.RecallReply(found=num_tokens is not None, num_tokens=num_tokens or 0)
+
+    async def PutImage(
+        self, request_iterator: AsyncIterator[pb.ImagePiece], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PutImageReply:
+        """Keeps the pixels of an image for the request that follows."""
+        try:
+            async with asyncio.timeout(PUT_LIMIT_S):
+                await self._pictures.receive(request_iterator)
+        except (InputError, TimeoutError) as exc:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc) or "the pixels of an image came too slowly")
+        return pb.PutImageReply()
+
+    def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
+        plan = self._plan
+        ballot = ballot_from_proto(request.ballot)
+        if request.instance_id != plan.instance_id or ballot != plan.ballot:
+            raise StageLostError(f"instance {request.instance_id} at ballot {ballot} is not in force on this runner")
+        require_known(request)
+        try:
+            wanted = request_from_proto(request)
+            if request.images:
+                wanted = replace(wanted, pictures=self._pictures.pictures(specs_from_proto(request.images)))
+        except ValueError as exc:
+            raise InputError(str(exc)) from exc
+        if len(wanted.prompt_ids) + wanted.max_tokens > plan.context_limit:
+            raise ContextLengthError(
+                f"{len(wanted.prompt_ids)} prompt tokens and {wanted.max_tokens} output tokens exceed the context "
+                f"limit of {plan.context_limit} tokens"
+            )
+        return wanted

@@ -1,0 +1,313 @@
+"""One request inside the driver: its sequence, sampler, output so far, and the messages to its caller."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from exo_mesh.domain.embedding.spec import EmbedSpec
+from exo_mesh.domain.frame import Frame, Row
+from exo_mesh.domain.replay import Kept
+from exo_mesh.domain.request import (
+    FinishReason,
+    FrameTrace,
+    GenerateRequest,
+    PrefixReport,
+    PromptLogprob,
+    StageSpan,
+    TokenEvent,
+)
+from exo_mesh.errors import InputError, MeshError, OverloadError
+from exo_mesh.rings.runner.constraint import Constraint
+from exo_mesh.rings.runner.mailbox import Mailbox
+from exo_mesh.rings.runner.pooled import PooledVector
+from exo_mesh.rings.runner.sampling.prompt_logprobs import score
+from exo_mesh.rings.runner.sampling.sampler import Draw, Sampler
+from exo_mesh.rings.runner.scheduling.sequence import Sequence
+from exo_mesh.wire.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
+from exo_mesh.wire.proto import driver_pb2 as pb
+from exo_mesh.wire.proto import plan_pb2
+
+MAX_LAPS = 1024
+"""Laps of a traced request kept until they are sent: the newest ones, about 100 bytes each."""
+
+LAPS_AT_ONCE = 16
+"""Laps sent in one message. The trace of a request that fails or is cancelled ends with the laps that were sent."""
+
+
+class Drawn(NamedTuple):
+    """The result of one row of logits: output tokens in order, the first one drawn and the others forced, and why the
+    request ends, if it does. cached: with the first token, the prompt tokens that came from the prefix cache."""
+
+    draws: tuple[Draw, ...]
+    finish: FinishReason | None = None
+    cached: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is one token and nothing else."""
+        return len(self.draws) == 1 and self.finish is None and not self.cached and self.draws[0].logprob is None
+
+    def events(self, index: int) -> list[TokenEvent]:
+        """The events for the caller. index: of the first token. A stop is an event of its own, without a token."""
+        numbered = enumerate(self.draws, index)
+        events = [TokenEvent(at, draw.token_id, draw.logprob, tuple(draw.top)) for at, draw in numbered]
+        if self.finish is FinishReason.LENGTH and events:
+            events[-1] = replace(events[-1], finish=self.finish)
+        elif self.finish is not None:
+            events.append(TokenEvent(index + len(events), None, finish=self.finish))
+        if self.cached and events:
+            events[0] = replace(events[0], cached=self.cached)
+        return events
+
+
+@dataclass(slots=True)
+class Generation:
+    """The state of one request in the driver, from submit to its end. `index` counts output tokens, including tokens
+    from an earlier plan. submitted_at: seconds of `time.perf_counter`."""
+
+    request: GenerateRequest
+    sequence: Sequence
+    sampler: Sampler
+    mailbox: Mailbox
+    index: int
+    queued: bool = False
+    """Whether the caller got a message that the request waits."""
+    submitted_at: float = field(default_factory=time.perf_counter)
+    laps: deque[FrameTrace] = field(default_factory=partial(deque, maxlen=MAX_LAPS))
+    kept: Kept | None = None
+    """Where the output is kept, if the client gave an idempotency key."""
+    constraint: Constraint | None = None
+    """The grammar or thinking budget that limits the output, if there is one."""
+    constrained: bool = False
+    """Whether the constraint has been asked for the first forced tokens."""
+    forced: list[int] = field(default_factory=list)
+    """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
+    is_compared: bool = False
+    """Whether the caller has got the position at which the prompt parts from what is kept."""
+    cached: int = 0
+    """Prompt tokens that were copied from another request instead of computed."""
+    late: np.ndarray | None = None
+    """Logits that came round before the allowed tokens were known."""
+    vector: PooledVector | None = None
+    """The vector of the prompt so far, if the request wants one."""
+
+    @staticmethod
+    def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
+        """Start a request: prompt and already emitted tokens are context, and the sampler counts the latter as
+        output."""
+        sampler = Sampler(request)
+        tokens = [*request.prompt_ids, *request.resume_ids]
+        sequence = Sequence(sequence_id, tokens, request.client, request.priority, request.resumed)
+        sequence.prompt = sequence.num_shared = len(request.prompt_ids) - 1
+        sequence.share_id = request.share_id
+        sequence.draws, sequence.scores = request.max_tokens > 0, request.num_scores
+        sequence.pictures = tuple(picture.spec for picture in request.pictures)
+        sequence.is_kept, sequence.cache_scope = request.is_kept, request.cache_scope
+        generation = Generation(request, sequence, sampler, mailbox, len(request.resume_ids))
+        if request.embed is not None:
+            _prepare_vector(sequence, request.embed)
+            generation.vector = PooledVector(request.embed)
+        return generation
+
+    @property
+    def max_positions(self) -> int:
+        """The most KV positions that the sequence can hold."""
+        return len(self.request.prompt_ids) + self.request.max_tokens
+
+    def note_lap(self, frame: Frame, sent_at: float, lap_s: float) -> None:
+        """Keep the timing of a frame with a row of this request, if the request is traced. sent_at: of
+        `time.perf_counter`."""
+        if self.request.trace_id:
+            stages = tuple(StageSpan(report.waited_s, report.compute_s) for report in frame.reports)
+            sent_s = sent_at - self.submitted_at
+            lap = FrameTrace(frame.step, frame.is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
+            self.laps.append(lap)
+
+    def take_laps(self) -> tuple[FrameTrace, ...]:
+        """Take the laps since the last call."""
+        taken = tuple(self.laps)
+        self.laps.clear()
+        return taken
+
+    def begin_anew(self, sequence_id: int) -> None:
+        """Continue as another sequence that shares no prompt: the stages' KV of the old sequence is not usable."""
+        old = self.sequence
+        self.sequence = Sequence(
+            sequence_id,
+            old.tokens,
+            old.client,
+            old.priority,
+            resumed=True,
+            parked=old.parked,
+            num_shared=old.num_shared,
+            prompt=old.prompt,
+            draws=old.draws,
+            scores=old.scores,
+            scored=old.scored,
+            is_kept=old.is_kept,
+            embeds=old.embeds,
+            is_whole=old.is_whole,
+            second=old.second,
+            judges=old.judges,
+            cache_scope=old.cache_scope,
+            pictures=old.pictures,
+        )
+        self.cached = 0
+
+    def take_kept(self, kept: Kept | None) -> None:
+        """Keep the output in `kept`; prompt log-probabilities that are kept already are not sent again."""
+        self.kept = kept
+        if kept is not None:
+            self.sequence.scored = min(len(kept.prompt), self.sequence.scores)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is to be drawn and all log-probabilities of the prompt have been sent."""
+        return not self.sequence.draws and not self.sequence.wants_scores
+
+    def score(self, row: Row, logits: np.ndarray) -> list[PromptLogprob]:
+        """The log-probabilities of the prompt tokens in a prefill row that have not been sent yet. logits: of the last
+        positions of the row. Raises EngineError if they are not numbers."""
+        sequence = self.sequence
+        first = row.pos0 + row.n - len(logits)
+        start, stop = max(sequence.scored, first), min(row.pos0 + row.n, sequence.scores)
+        if start >= stop:
+            return []
+        assert first <= sequence.scored, "frames come round in order"
+        token_ids = sequence.tokens[start + 1 : stop + 1]
+        entries = score(logits[start - first : stop - first], token_ids, start + 1, self.request.prompt_logprobs or 0)
+        sequence.scored = stop
+        return entries
+
+    def pool(self, row: Row, hidden: np.ndarray) -> bytes | None:
+        """Add the hidden states of a prefill row to the vector; returns the vector once it is complete. hidden: of the
+        last positions of the row. Raises EngineError if they are not numbers."""
+        assert self.vector is not None, "the request wants a vector"
+        sequence = self.sequence
+        first, stop = row.pos0 + row.n - len(hidden), row.pos0 + row.n
+        if stop <= sequence.scored:
+            return None
+        assert first <= sequence.scored, "frames come round in order"
+        self.vector.add(hidden[sequence.scored - first :])
+        sequence.scored = stop
+        return None if sequence.wants_scores else self.vector.result()
+
+    def judge(self, row: Row, logits: np.ndarray) -> bytes | None:
+        """As `pool`, for a score from logits, `[num_logits, vocab]`. Raises InputError for a token that the model does
+        not have."""
+        assert self.request.embed is not None, "the request wants a score"
+        choice = self.request.embed.choice
+        if max(choice) >= logits.shape[1]:
+            raise InputError(f"token {max(choice)} is not one of the model's {logits.shape[1]}")
+        scores = logits[:, choice[:1]] - (logits[:, choice[1:]] if choice[1:] else 0)
+        return self.pool(row, scores)
+
+    def draw(self, logits: np.ndarray) -> Drawn:
+        """Draw the next token from float32 `[vocab]` logits, and add the tokens that must follow it.
+
+        A stop id that was drawn is not output: `index` stays. Raises EngineError if there is no token to draw, and
+        whatever the constraint raises.
+        """
+        if self.constraint is None:
+            allowed = None
+        elif (allowed := self.constraint.allowed()) is not None and self.constraint.is_complete:
+            return Drawn((), FinishReason.STOP)
+        draw = self.sampler.draw(logits, self.index, allowed)
+        if draw.token_id in self.request.stop_ids and not self.request.ignore_eos:
+            return Drawn((), FinishReason.STOP)
+        self.index += 1
+        if self.constraint is None:
+            return Drawn((draw,), FinishReason.LENGTH if self.index >= self.request.max_tokens else None)
+        self.constraint.accept(draw.token_id)
+        return self.add((draw,), self.follow())
+
+    def follow(self) -> list[int]:
+        """The tokens that must come next. Raises what the constraint raises."""
+        assert self.constraint is not None, "nothing must come"
+        return self.constraint.follow(self.request.max_tokens - self.index)
+
+    def add(self, draws: tuple[Draw, ...], forced: Ordered[int]) -> Drawn:
+        """Append forced tokens to the drawn ones; all of them become output."""
+        assert self.constraint is not None, "nothing must come"
+        for token_id in forced:
+            self.sampler.add(token_id)
+        self.index += len(forced)
+        draws += tuple(map(Draw, forced))
+        if self.constraint.is_complete:
+            return Drawn(draws, FinishReason.STOP)
+        return Drawn(draws, FinishReason.LENGTH if self.index >= self.request.max_tokens else None)
+
+
+def _prepare_vector(sequence: Sequence, spec: EmbedSpec) -> None:
+    """Set what a sequence wants of its prompt: hidden states, of all tokens or of one."""
+    num_tokens = len(sequence.tokens)
+    sequence.embeds, sequence.is_whole, sequence.second = True, spec.whole, spec.second
+    sequence.judges = bool(spec.choice)
+    sequence.is_kept = False  # texts seldom begin alike, and an encoder keeps nothing
+    sequence.scores = 1 if spec.pooling == "first" else num_tokens
+    sequence.scored = num_tokens - 1 if spec.pooling in ("last", "score") else 0
+
+
+def write_tokens(ballot: plan_pb2.Ballot, index: int, drawn: Drawn, message: pb.GenerateEvents) -> None:
+    """Write the tokens of one row, and the end, if any, into a message. All of them into one: a caller that loses the
+    driver then has all or none. index: of the first token."""
+    if message.ballot != ballot:
+        message.ballot.CopyFrom(ballot)
+    if drawn.is_plain:
+        message.events.add(index=index, token_id=drawn.draws[0].token_id)
+    else:
+        message.events.extend(map(event_to_proto, drawn.events(index)))
+
+
+def end_events(ballot: plan_pb2.Ballot, index: int) -> pb.GenerateEvents:
+    """The message that ends a request that draws nothing."""
+    return pb.GenerateEvents(ballot=ballot, events=[pb.TokenEvent(index=index, finish=FinishReason.LENGTH)])
+
+
+def vector_events(ballot: plan_pb2.Ballot, vector: bytes) -> pb.GenerateEvents:
+    """The message with the vector of a prompt, which ends its request."""
+    event = pb.TokenEvent(index=0, finish=FinishReason.STOP, vector=vector)
+    return pb.GenerateEvents(ballot=ballot, events=[event])
+
+
+def prompt_events(ballot: plan_pb2.Ballot, entries: Iterable[PromptLogprob]) -> pb.GenerateEvents:
+    """The message with the log-probabilities of some prompt tokens."""
+    return pb.GenerateEvents(ballot=ballot, prompt=prompt_to_proto(entries))
+
+
+def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.GenerateEvents:
+    """The message with the laps of a traced request since the last such message."""
+    return pb.GenerateEvents(ballot=ballot, trace=traces_to_proto(laps))
+
+
+def prefix_events(ballot: plan_pb2.Ballot, report: PrefixReport) -> pb.GenerateEvents:
+    """The message that says where a prompt parts from what is kept."""
+    told = pb.PrefixReport(common=report.common, theirs=report.theirs, is_own=report.is_own)
+    return pb.GenerateEvents(ballot=ballot, prefix=told)
+
+
+def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:
+    """The message with the number of prompt tokens that have been computed."""
+    return pb.GenerateEvents(ballot=ballot, prefilled=tokens)
+
+
+def queue_events(
+    ballot: plan_pb2.Ballot, place: int, length: int = 0, wait_s: float | None = None
+) -> pb.GenerateEvents:
+    """The message with a request's place in a queue of `length` and the time until its turn; place 0: it no longer
+    waits."""
+    return pb.GenerateEvents(ballot=ballot, queued=place, queue_length=length, wait_s=wait_s or 0.0)
+
+
+def error_events(ballot: plan_pb2.Ballot, error: MeshError) -> pb.GenerateEvents:
+    """The message that ends a request that failed."""
+    wait_s = error.retry_after_s if isinstance(error, OverloadError) else 0.0
+    return pb.GenerateEvents(ballot=ballot, error_code=error.code, error_message=str(error), wait_s=wait_s)

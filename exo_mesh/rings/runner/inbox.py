@@ -1,0 +1,87 @@
+"""What waits in the inbox of a worker: frames, requests, changes of the plan, and results of other threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.rings.runner.mailbox import Mailbox
+from exo_mesh.rings.runner.stage import StageResult
+from exo_mesh.rings.runner.stage_setup import StageSetup
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: GenerateRequest
+    mailbox: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The caller behind the mailbox is gone."""
+
+    request_id: str
+    mailbox: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Unpark:
+    """The caller behind the mailbox has read all messages."""
+
+    request_id: str
+    mailbox: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Reassure:
+    """The ring is stopped and being repaired: callers that wait for tokens get a sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Another thread of the driver has finished the work that a request waits for."""
+
+    callback: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A Shutdown op has come round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A frame failed outside of `run`: an error in exo-mesh itself, because a stage catches errors of its engine."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The ring continues under another plan, in which this stage has the same layers. kept_from: stages from this one
+    on keep the KV of running sequences. done: called once the plan is in force, with how many requests continue at this
+    driver."""
+
+    setup: StageSetup
+    kept_from: int
+    done: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame that waits for its turn, and since when."""
+
+    frame: Frame
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The engine's thread has computed a frame."""
+
+    result: StageResult
+
+
+Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Done | Ended | Failed

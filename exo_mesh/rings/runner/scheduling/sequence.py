@@ -1,0 +1,127 @@
+"""A request on the ring: its tokens, what stages hold of them, and what is wanted. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.domain.images import PictureSpec, content_of_prompt
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
+
+    All but the last prompt token are prefilled; the last one is the first decode row, so all decode rows are alike.
+    """
+
+    id: int
+    tokens: list[int]
+    client: str = ""
+    priority: int = 0
+    resumed: bool = False
+    computed: int = 0
+    decoding: bool = False
+    """Whether a decode row of this sequence is on its way round the ring."""
+    parked: bool = False
+    """Whether the reader of its output is too slow: it gets no further rows, and keeps its KV until others want its
+    place."""
+    last_turn: int = 0
+    """Number of the last decode frame with a row of this sequence."""
+    held: int = 0
+    """Positions that the later stages of the ring hold from a lower ballot: only the other stages prefill them."""
+    forced: int = 0
+    """The number of last tokens that were forced, not drawn: they go round in one row with the token before them."""
+    share_id: str = ""
+    """See GenerateRequest."""
+    num_shared: int = 0
+    """Positions of the prompt that other sequences can copy: all but the last."""
+    prompt: int = 0
+    """Positions that the same prompt can copy later: all of the prompt but the last."""
+    source: Sequence | None = None
+    """The sequence whose prompt this one will copy: it has its place, and waits until that prompt is computed."""
+    draws: bool = True
+    """Whether tokens are to be drawn, besides the log-probabilities of the prompt."""
+    scores: int = 0
+    """The number of positions of the prompt whose logits are wanted."""
+    scored: int = 0
+    """The number of these positions that have come round."""
+    snapshot_at: int = 0
+    """A chunk of the prompt ends at this position, so that stages can copy the KV as it is there; 0: at none."""
+    is_kept: bool = True
+    """Whether stages may keep its KV after its end, for other prompts."""
+    embeds: bool = False
+    """Whether hidden states are wanted of these positions, and not logits. The last token is then prefilled too."""
+    is_whole: bool = False
+    """Whether all tokens must be in one row, because each of them sees all others."""
+    second: int = 0
+    """See Row; of a sequence in one row."""
+    judges: bool = False
+    """Whether logits are wanted in place of hidden states."""
+    cache_scope: bytes = b""
+    """Only sequences of the same scope share KV."""
+    pictures: tuple[PictureSpec, ...] = ()
+    """The images of its prompt."""
+    expected: int = 0
+    """Positions that it will probably hold together with running sequences, until it has begun at the stages."""
+    awaits_images: bool = False
+    """Whether some image has not been sent to the stages yet: it gets no rows before."""
+    awaits_disk: bool = False
+    """Whether stages are reading the beginning of its prompt from their disks: it gets no rows before."""
+
+    @property
+    def waits(self) -> bool:
+        return self.source is not None
+
+    def content(self, stop: int) -> list[int]:
+        """What decides the KV of the first positions: their token ids, and for an image what it shows instead."""
+        return content_of_prompt(self.tokens[:stop], self.pictures)
+
+    @property
+    def prefill_left(self) -> int:
+        if self.source is not None or self.awaits_images or self.awaits_disk:
+            return 0
+        left = len(self.tokens) - 1 + self.embeds - self.forced - self.computed
+        return left if left > 0 else 0  # `max` would take a third of the time, and each frame asks all sequences
+
+    @property
+    def chunk_left(self) -> int:
+        """The most positions of the next chunk."""
+        left = self.prefill_left
+        return min(left, self.snapshot_at - self.computed) if self.computed < self.snapshot_at else left
+
+    @property
+    def may_begin_as_copy(self) -> bool:
+        """Whether its first positions need not be computed if stages hold them: not if stages hold KV of it already, or
+        if logits or hidden states of its prompt are wanted."""
+        return not (self.computed or self.held or self.wants_scores or self.embeds)
+
+    @property
+    def wants_scores(self) -> bool:
+        return self.scored < self.scores
+
+    @property
+    def catch_up_left(self) -> int:
+        if self.waits or self.awaits_images or self.awaits_disk:
+            return 0
+        return max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
+
+    def prefill_row(self, n: int) -> Row:
+        """The row of the next n positions, with the number of logits or hidden states that are wanted of them."""
+        stop = self.computed + n
+        wanted = stop - max(self.computed, self.scored) if self.wants_scores and self.computed < self.scores else 0
+        if self.embeds and not self.judges:
+            return Row(self.id, self.computed, n, num_hidden=max(0, wanted), second=self.second)
+        return Row(self.id, self.computed, n, max(0, wanted))
+
+
+@dataclass(slots=True)
+class SequenceIds:
+    """Numbers the sequences of a driver, those that only its prefix cache has included. last: the newest id."""
+
+    last: int = 0
+
+    def next(self) -> int:
+        """Take an id."""
+        self.last += 1
+        return self.last

@@ -1,0 +1,216 @@
+"""The life of a runner process with a whole-model engine: load, listen, serve, watch the engine, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import grpc
+
+from exo_mesh.base.telemetry.durations import Durations
+from exo_mesh.engine.registry import load_registry
+from exo_mesh.engine.whole import WholeLoadRequest, WholeModelEngine, WholeModelProvider
+from exo_mesh.errors import EngineError, MeshError, StageLostError
+from exo_mesh.rings.runner.endpoint import Binding, bind_in_range
+from exo_mesh.rings.runner.node_link import NodeLink
+from exo_mesh.rings.runner.whole.driver import WholeDriver
+from exo_mesh.rings.runner.whole.service import WholeDriverService
+from exo_mesh.security.credentials import RenewedCredentials
+from exo_mesh.wire.channels import new_server
+from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.incoming import MAX_BYTES
+from exo_mesh.wire.plan_codec import plan_from_proto
+from exo_mesh.wire.proto import driver_pb2_grpc
+from exo_mesh.wire.proto import runner_pb2 as pb
+from exo_mesh.wire.served_codec import served_from_proto
+from exo_mesh.wire.tls_codec import tls_from_proto
+
+LOAD_S = 600.0
+"""Deadline of a load: a server may first read tens of gigabytes from a slow disk."""
+
+CHECK_EVERY_S = 2.0
+CHECK_S = 5.0
+FAILED_CHECKS = 2
+"""An engine whose check fails so many times in a row is lost: a busy server may miss one check."""
+
+CLOSE_S = 1.0
+
+EXIT_STOPPED, EXIT_FAILED = 0, 1
+
+_log = logging.getLogger(__name__)
+
+
+class WholeRunner:
+    """One whole-model instance in its process. Made and used on the event loop; `heartbeat` is called from any thread.
+    report: sends a message to the node; set before `load`."""
+
+    def __init__(self, start: pb.StartStage) -> None:
+        self._start = start
+        self._plan = plan_from_proto(start.plan)
+        self._stopped = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+        self._credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
+        self._loop = asyncio.get_running_loop()
+        self._loading = 0
+        self.report: Callable[[pb.FromRunner], None] = lambda message: None
+        self.engine: WholeModelEngine | None = None
+        self.driver: WholeDriver | None = None
+        self.load_s = 0.0
+
+    async def load(self) -> None:
+        """Make the model ready. Raises the error of the engine, or EngineError after LOAD_S."""
+        began = time.monotonic()
+        provider = _provider(self._plan.stages[0].engine)
+        engine = provider.create()
+
+        def progress(done: int, total: int) -> None:
+            self._loading += 1
+            self.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+
+        request = WholeLoadRequest(served_from_proto(self._start.served), dict(self._start.options))
+        progress(0, 1)
+        try:
+            async with asyncio.timeout(LOAD_S):
+                await engine.load(request, progress)
+        except TimeoutError as exc:
+            raise EngineError(f"{request.model.server} has not made the model ready within {LOAD_S:.0f} s") from exc
+        self.engine, self.load_s = engine, time.monotonic() - began
+        self.driver = WholeDriver(self._plan, engine, self._start.max_queued)
+        gc.collect()
+        gc.freeze()
+
+    async def listen(self) -> int:
+        """Start the server; returns the port. Raises TransportError if no port of the range is free."""
+        assert self.driver is not None, "loaded"
+        # a prompt as text has about 4 bytes per token, and JSON may escape each of them
+        most = MAX_BYTES + 32 * self._plan.context_limit
+        server = new_server([Gate(lambda method, data: most)])
+        driver_pb2_grpc.add_DriverServicer_to_server(WholeDriverService(self.driver), server)  # type: ignore[no-untyped-call]
+        binding = Binding(self._start.host, self._start.port_first, self._start.port_last)
+        port = bind_in_range(server, binding, self._credentials)
+        await server.start()
+        self._server = server
+        return port
+
+    async def watch(self) -> None:
+        """Check the engine until the node asks for a stop. Raises StageLostError when the engine cannot serve any
+        more."""
+        assert self.engine is not None, "loaded"
+        failures = 0
+        while not self._stopped.is_set():
+            try:
+                async with asyncio.timeout(CHECK_S):
+                    await self.engine.check()
+                failures = 0
+            except (MeshError, TimeoutError) as exc:
+                failures += 1
+                reason = str(exc) or f"it has not answered a check within {CHECK_S:g} s"
+                if failures >= FAILED_CHECKS:
+                    raise StageLostError(f"{self._plan.model} is not served any more: {reason}") from exc
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_EVERY_S):
+                    await self._stopped.wait()
+
+    def obey(self, command: pb.ToRunner) -> None:
+        """Take a command of the node; called in another thread."""
+        if command.HasField("change"):
+            self._on_loop(self._change, command.change)
+        elif command.HasField("tls") and self._credentials is not None:
+            self._credentials.replace(tls_from_proto(command.tls))
+        # there is no next stage to link to, and no KV of ours that memory pressure could shrink
+
+    def _change(self, wanted: pb.ChangePlan) -> None:
+        """Continue under another ballot; running calls go on, and their callers see the new ballot."""
+        self._plan = plan_from_proto(wanted.plan)
+        resumed = 0
+        if self.driver is not None:
+            self.driver.change(self._plan)
+            resumed = self.driver.slots.num_running
+        self.report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+
+    def stop(self) -> None:
+        """End `watch`; called in another thread."""
+        self._on_loop(self._stopped.set)
+
+    def _on_loop(self, function: object, *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop has closed: the command came late
+            self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        """End the server and the engine, each within CLOSE_S."""
+        if self._server is not None:
+            await self._server.stop(grace=0.2)
+        if self.engine is not None:
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await self.engine.close()
+            except (TimeoutError, MeshError) as exc:
+                _log.warning("the engine did not close: %s", exc or "no answer")
+
+    def heartbeat(self) -> pb.Heartbeat:
+        """The counters of this moment. A piece of text counts as a token and as a decode frame."""
+        beat = pb.Heartbeat(linked=True, progress=self._loading)
+        driver, engine = self.driver, self.engine
+        if driver is None or engine is None:
+            return beat
+        counters, slots = driver.counters, driver.slots
+        beat.progress += counters.events
+        beat.frames_in = beat.laps = beat.decode_frames = counters.events
+        beat.tokens, beat.prompts, beat.prefill_tokens = counters.tokens, counters.prompts, counters.prompt_tokens
+        beat.busy_s = counters.busy_s
+        beat.memory_bytes = engine.memory_bytes()
+        beat.queued, beat.running, beat.oldest_wait_s = slots.num_waiting, slots.num_running, slots.oldest_wait_s
+        beat.sequences, beat.slots = slots.num_running, slots.num_slots
+        beat.is_idle = driver.rest.is_idle
+        _write(beat.queue_waits, driver.queue_waits)
+        return beat
+
+
+async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
+    """Load, listen, serve; returns the exit code. Every failure is reported to the node before the process ends."""
+    runner = WholeRunner(start)
+    link = NodeLink(pipe, runner.heartbeat, runner.obey, runner.stop)
+    runner.report = link.report
+    link.start()
+    try:
+        await runner.load()
+        port = await runner.listen()
+        link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
+        assert runner.engine is not None and runner.driver is not None, "loaded"
+        # as for a ring: the node then probes its peers by calls from the first request on
+        runner.driver.rest.on_use = link.beat_soon
+        ready = pb.Ready(memory_bytes=runner.engine.memory_bytes(), load_s=runner.load_s, rolls_back=True)
+        link.report(pb.FromRunner(ready=ready))
+        await runner.watch()
+    except MeshError as exc:
+        return await _failed(runner, link, exc.code, str(exc))
+    except Exception as exc:  # noqa: BLE001 - last handler of the process: the node must get every error
+        _log.exception("the whole-model engine failed; the runner ends")
+        return await _failed(runner, link, EngineError.code, f"{type(exc).__name__}: {exc}")
+    await runner.close()
+    return EXIT_STOPPED
+
+
+async def _failed(runner: WholeRunner, link: NodeLink, code: str, message: str) -> int:
+    _log.error("%s: %s", code, message)
+    link.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
+    await runner.close()
+    return EXIT_FAILED
+
+
+def _provider(name: str) -> WholeModelProvider:
+    found = load_registry().provider(name)
+    if found.kind != "whole-model":
+        raise EngineError(f"engine {name} runs layer ranges; it cannot serve a whole model by itself")
+    return found  # type: ignore[return-value]
+
+
+def _write(message: pb.Durations, durations: Durations) -> None:
+    message.counts.extend(durations.counts)
+    message.sum_s = durations.sum_s

@@ -1,0 +1,55 @@
+"""The gRPC service of a whole-model instance, with the calls of a ring's driver."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.errors import InputError, MeshError, StageLostError
+from exo_mesh.rings.runner.generation import error_events
+from exo_mesh.rings.runner.whole.driver import WholeDriver
+from exo_mesh.wire.driver_codec import request_from_proto
+from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
+from exo_mesh.wire.proto import driver_pb2 as pb
+from exo_mesh.wire.proto import driver_pb2_grpc
+from exo_mesh.wire.unknown_fields import require_known
+
+
+class WholeDriverService(driver_pb2_grpc.DriverServicer):
+    """Passes requests to the driver, and its answers to the callers."""
+
+    def __init__(self, driver: WholeDriver) -> None:
+        self._driver = driver
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateEvents]:
+        """Ends after the event with a finish or the message with an error; a cancelled call stops the engine."""
+        try:
+            wanted = self._checked(request)
+        except MeshError as exc:
+            yield error_events(ballot_to_proto(self._driver.plan.ballot), exc)
+            return
+        async with aclosing(self._driver.answer(wanted)) as messages:
+            async for message in messages:
+                yield message
+
+    async def Recall(self, request: pb.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.RecallReply:
+        """Says whether an answer is kept here, and how much of it."""
+        num_events = self._driver.replays.num_tokens(request.key_hash)
+        return pb.RecallReply(found=num_events is not None, num_tokens=num_events or 0)
+
+    def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
+        plan = self._driver.plan
+        ballot = ballot_from_proto(request.ballot)
+        if request.instance_id != plan.instance_id or ballot != plan.ballot:
+            raise StageLostError(f"instance {request.instance_id} at ballot {ballot} is not in force on this runner")
+        require_known(request)
+        try:
+            return request_from_proto(request)
+        except ValueError as exc:
+            raise InputError(str(exc)) from exc

@@ -1,0 +1,87 @@
+"""Builds the parts of a node that serve requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exo_mesh.base.clock import Clock
+from exo_mesh.base.telemetry.metrics import Metrics
+from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.rings.placing.parts import InstanceParts
+from exo_mesh.rings.serving.history import History
+from exo_mesh.rings.serving.journal import Journal
+from exo_mesh.rings.serving.kept_answers import KeptAnswers
+from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.rings.serving.live import LiveStreams
+from exo_mesh.rings.serving.request_file import RequestFile, request_file
+from exo_mesh.rings.serving.request_run import Patience
+from exo_mesh.rings.serving.router import Router
+from exo_mesh.rings.serving.stream_desk import StreamDesk
+from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.settings.config import Settings
+from exo_mesh.wire.control_driver import DriverChannels
+
+
+@dataclass(frozen=True, slots=True)
+class ServingParts:
+    """The parts of a node that serve requests. request_file: None if the request log is off."""
+
+    journal: Journal
+    drivers: DriverChannels
+    router: Router
+    request_file: RequestFile | None
+    streams: StreamDesk
+    kept: KeptDesk
+
+    @staticmethod
+    def at(
+        settings: Settings,
+        membership: Membership,
+        instances: InstanceParts,
+        credentials: CredentialSource | None,
+        used_bytes: Callable[[], int],
+        metrics: Metrics,
+        patience: Patience,
+        clock: Clock,
+        stand_ins: Callable[[str], list[str]] = lambda model: [],
+    ) -> ServingParts:
+        """Build the parts. used_bytes: memory in use on this machine. stand_ins: see Rings. The settings' time limits
+        replace those of `patience`."""
+        file = request_file(settings.request_log, settings.home)
+        history = History(max_recent=settings.request_log_max, write=None if file is None else file.write)
+        journal = Journal(history=history, used_bytes=used_bytes, clock=clock)
+        instances.owned_rings.use.own_requests = journal.outstanding
+        drivers = DriverChannels(credentials)
+        patience = replace(
+            patience,
+            queue_s=settings.queue_timeout,
+            first_s=settings.prefill_timeout,
+            next_s=settings.token_timeout,
+            total_s=settings.response_timeout,
+        )
+        live = LiveStreams()
+        router = Router(
+            instances.instances,
+            instances.members,
+            drivers,
+            journal,
+            metrics.requests,
+            patience=patience,
+            live=live,
+            clock=clock,
+            auto_place=settings.auto_place,
+            stand_ins=stand_ins,
+            max_queued=settings.max_queued,
+        )
+        streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
+        answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
+        kept = KeptDesk(membership.own.id, lambda: membership.peers, answers)
+        return ServingParts(journal, drivers, router, file, streams, kept)
+
+    async def stop(self) -> None:
+        """Close the connections and the request log, after the requests have ended."""
+        await self.drivers.close()
+        if self.request_file is not None:
+            await asyncio.to_thread(self.request_file.close)

@@ -1,0 +1,116 @@
+"""Routes a request from its entry here to an instance, and its tokens back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.tasks import Watchdog
+from exo_mesh.base.telemetry.request_metrics import RequestMeter, RequestMetrics
+from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent, TokenEvent
+from exo_mesh.errors import MeshError
+from exo_mesh.rings.placing.instances import Instances
+from exo_mesh.rings.placing.members import Members
+from exo_mesh.rings.serving.history import FINE, message_for_the_log
+from exo_mesh.rings.serving.journal import Journal, JournalEntry
+from exo_mesh.rings.serving.live import LiveStreams
+from exo_mesh.rings.serving.request_run import Patience, RequestRun, RunState
+from exo_mesh.rings.serving.rings import Rings
+from exo_mesh.rings.serving.traces import TraceStore
+from exo_mesh.wire.control_driver import DriverChannels
+
+
+class Router:
+    """Runs each request to its one end, and keeps its journal, metrics and trace."""
+
+    def __init__(
+        self,
+        instances: Instances,
+        members: Members,
+        drivers: DriverChannels,
+        journal: Journal,
+        metrics: RequestMetrics,
+        *,
+        patience: Patience,
+        live: LiveStreams | None = None,
+        clock: Clock = monotonic,
+        auto_place: bool = True,
+        stand_ins: Callable[[str], list[str]] = lambda model: [],
+        max_queued: int = 2**31,
+    ) -> None:
+        """auto_place, stand_ins, max_queued: see Rings."""
+        self._rings = Rings(
+            instances,
+            members,
+            drivers,
+            journal,
+            clock,
+            auto_place=auto_place,
+            stand_ins=stand_ins,
+            max_queued=max_queued,
+        )
+        self._journal = journal
+        self._live = live or LiveStreams()
+        self._metrics = metrics
+        self._patience = patience
+        self._clock = clock
+        self._watchdog = Watchdog(clock=clock)
+        self.traces = TraceStore()
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
+        """Run a request; see MeshService.generate."""
+        entry = self._journal.open(request, model, self._clock())
+        if request.trace_id:
+            num_prompt = len(request.prompt_ids)
+            entry.trace = self.traces.open(request, model, num_prompt, entry.entered_at)
+        meter = self._metrics.enter(model)
+        outcome = "cancelled"
+        live = self._live.choice(request.request_id)
+        run = RequestRun(entry, self._rings, self._patience, meter)
+        self._watchdog.watch(run.check)
+        try:
+            while run.state is not RunState.ENDED:
+                for event in await run.step():
+                    if isinstance(event, TokenEvent):
+                        if event.token_id is not None or event.piece is not None:
+                            self._count_token(entry, meter)
+                        if event.finish is not None:
+                            outcome = str(event.finish)
+                    if live is not None:
+                        self._live.add(live, event)
+                    yield event
+        except MeshError as exc:
+            outcome, entry.error_message = exc.code, message_for_the_log(exc)
+            if live is not None:
+                live.end(exc)
+            raise
+        finally:
+            self._watchdog.forget(run.check)
+            try:
+                await run.aclose()
+            finally:
+                self._account(entry, meter, outcome)
+
+    def _account(self, entry: JournalEntry, meter: RequestMeter, outcome: str) -> None:
+        """Record how a request ended."""
+        now = self._clock()
+        num_prompt, latency_s = entry.num_prompt_tokens, now - entry.entered_at
+        if outcome in set(FinishReason):
+            self._rings.answered(entry)
+        meter.ended(outcome, num_prompt, latency_s, is_error=outcome not in FINE)
+        self._journal.close(entry, outcome, now)
+        if entry.request.keep_alive_s is not None and entry.instance_id:
+            self._rings.instances.keep_alive(entry.instance_id, entry.request.keep_alive_s)
+        if entry.trace is not None:
+            self.traces.end(entry.trace, outcome, now)
+
+    def _count_token(self, entry: JournalEntry, meter: RequestMeter) -> None:
+        now = self._clock()
+        last, entry.last_token_at = entry.last_token_at, now
+        if entry.trace is not None:
+            entry.trace.token(now)
+        if last is None:
+            entry.ttft_s = now - entry.entered_at
+            meter.first_token(entry.ttft_s)
+        else:
+            meter.next_token(now - last)

@@ -1,0 +1,70 @@
+"""A channel to a control endpoint: limits what its replies may be, and proves whose calls it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from exo_mesh.errors import TransportError
+from exo_mesh.wire.call_access import Access, OwnCalls, rule_of
+from exo_mesh.wire.channel_options import MAX_MESSAGE_BYTES
+from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES, read_message
+
+_REPLY_BYTES = {
+    "Hello": STRANGER_BYTES,
+    "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
+    "Diagnose": 4 * MAX_BYTES,
+    "ReadTraces": MAX_MESSAGE_BYTES,
+    "Capture": 4 * MAX_BYTES,
+    "DescribeModel": 4 * MAX_BYTES,
+    "DescribeFiles": 4 * MAX_BYTES,
+    "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
+    "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
+}
+"""Longest replies, if they differ from MAX_BYTES."""
+
+
+class CarefulChannel:
+    """A channel for stubs. It reads replies by `_reader`, with limits, and sends a proof with each call that needs
+    one."""
+
+    def __init__(self, channel: grpc.aio.Channel, own_calls: OwnCalls | None) -> None:
+        self._channel = channel
+        self._own_calls = own_calls
+
+    def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+        reader = _reader(path, response_deserializer)
+        return self._proving(path, self._channel.unary_unary(path, request_serializer, reader, **options))
+
+    def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+        reader = _reader(path, response_deserializer)
+        return self._proving(path, self._channel.unary_stream(path, request_serializer, reader, **options))
+
+    def _proving(self, path: str, method: Any) -> Any:
+        own_calls = self._own_calls
+        if own_calls is None or rule_of(path).access is not Access.PEER:
+            return method
+
+        def call(request: Any, *, timeout: float | None, metadata: tuple[tuple[str, str], ...]) -> Any:
+            return method(request, timeout=timeout, metadata=(*metadata, own_calls.metadata()))
+
+        return call
+
+
+def _reader(path: str, deserializer: Any) -> Callable[[bytes], Message | TransportError]:
+    """A function that reads replies with limits. It returns an error instead of raising it: gRPC would log the error
+    and return None."""
+    cls = deserializer.__self__
+    max_bytes = _REPLY_BYTES.get(path.rpartition("/")[2], MAX_BYTES)
+
+    def read(data: bytes) -> Message | TransportError:
+        try:
+            message: Message = read_message(cls, data, max_bytes)
+        except TransportError as exc:
+            return exc
+        return message
+
+    return read

@@ -1,0 +1,64 @@
+"""Sends the pixels of a request's images to its driver, in pieces, and then the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from exo_mesh.domain.images import Picture
+from exo_mesh.errors import PeerVersionError
+from exo_mesh.wire.proto import driver_pb2 as pb
+
+PIECE_BYTES = 512 * 1024
+"""Most pixels of one message."""
+
+UPLOAD_LIMIT_S = 120.0
+"""Longest time for the pixels of one image."""
+
+
+class UploadedCall:
+    """A call of Generate that begins once the images are at the driver. It has those parts of a gRPC call that
+    DriverCall uses."""
+
+    def __init__(self, stub: Any, request: pb.GenerateRequest, pictures: Sequence[Picture]) -> None:
+        self._stub = stub
+        self._request = request
+        self._pictures = pictures
+        self._call: Any = None
+
+    async def read(self) -> Any:
+        """The next message of the answer. Raises AioRpcError, or PeerVersionError for a driver of an older version."""
+        if self._pictures:
+            await self._upload()
+            self._pictures = ()
+            self._call = self._stub.Generate(self._request)
+        return await self._call.read()
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _upload(self) -> None:
+        """Send each different image once."""
+        for picture in {picture.spec.digest: picture for picture in self._pictures}.values():
+            self._call = self._stub.PutImage(pieces_of(picture), timeout=UPLOAD_LIMIT_S)
+            try:
+                await self._call
+            except grpc.aio.AioRpcError as exc:
+                if exc.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    raise PeerVersionError(
+                        "the driver of the model's ring takes no images; install one version on all peers"
+                    ) from exc
+                raise
+
+
+def pieces_of(picture: Picture) -> Iterator[pb.ImagePiece]:
+    """The messages of one upload; only the first says what comes."""
+    size = len(picture.pixels)
+    for start in range(0, size, PIECE_BYTES):
+        piece = pb.ImagePiece(pixels=picture.pixels[start : start + PIECE_BYTES])
+        if start == 0:
+            piece.digest, piece.num_bytes = picture.spec.digest, size
+        yield piece

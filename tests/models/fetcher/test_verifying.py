@@ -1,0 +1,168 @@
+"""Parts of a file are compared with the digest of the whole file, with the help of those who have the rest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.domain.spans import Span, Spans, covers, minus
+from exo_mesh.errors import FetchError
+from exo_mesh.models.fetcher import verifying
+from exo_mesh.models.fetcher.download import Context, UsedSource
+from exo_mesh.models.fetcher.duty import DutyCycle
+from exo_mesh.models.fetcher.source import Sink
+from exo_mesh.models.fetcher.verifying import REPAIRED, RIGHT, UNKNOWN, FileCheck, HubBudget
+from exo_mesh.models.fetcher.writing import Writers, make_part, new_manifest
+from exo_mesh.models.file_server.listing import Listing
+from exo_mesh.weights.fetched import part_of, read_manifest, write_manifest
+
+SIZE = 50_021
+CONTENT = bytes(range(251)) * (SIZE // 251 + 1)
+CONTENT = CONTENT[:SIZE]
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+FILE = "model.safetensors"
+HERE: Spans = ((0, 900), (10_000, 30_500))
+
+
+@dataclass
+class Holder:
+    """A peer, or the hub (""), that has some bytes. wrong: positions at which it sends another byte."""
+
+    peer: str
+    spans: Spans = ((0, SIZE),)
+    wrong: tuple[int, ...] = ()
+    reads: list[Span] = field(default_factory=list)
+
+    def listing(self) -> Listing:
+        raise NotImplementedError
+
+    def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
+        self.reads.append((start, stop))
+        if not covers(self.spans, ((start, stop),)):
+            raise FetchError(f"{self.peer} does not have them")
+        sink(memoryview(altered(CONTENT, self.wrong)[start:stop]))
+
+    def close(self) -> None: ...
+
+
+def altered(content: bytes, positions: Sequence[int]) -> bytes:
+    found = bytearray(content)
+    for position in positions:
+        found[position] ^= 0x40
+    return bytes(found)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(verifying, "CHUNK_BYTES", 4000)
+
+
+@dataclass
+class Checked:
+    outcome: str
+    here: bytes
+    named: list[str]
+    verified: Spans
+    present: Spans
+
+
+def check(
+    directory: Path, executor: ThreadPoolExecutor, sources: Sequence[Holder], wrong: Sequence[int] = (), budget: int = 0
+) -> Checked:
+    """Checks a directory that has HERE, with other bytes at `wrong`."""
+    directory.mkdir()
+    make_part(part_of(directory, FILE), SIZE)
+    manifest = new_manifest("m", "", "", {FILE: (SIZE, DIGEST)})
+    manifest.files[FILE].present = list(HERE)
+    write_manifest(directory, manifest)
+    with part_of(directory, FILE).open("r+b") as stream:
+        for start, stop in HERE:
+            stream.seek(start)
+            stream.write(altered(CONTENT, wrong)[start:stop])
+    named: list[str] = []
+    used = [UsedSource(one.peer, lambda one=one: one) for one in sources]  # type: ignore[misc]
+    with Writers().opened(directory) as writer:
+        context = Context(executor, DutyCycle())
+        try:
+            outcome = FileCheck(writer, FILE, used, context, HubBudget(budget)).run(named.append)
+        except FetchError as exc:
+            outcome = str(exc)
+    after = read_manifest(directory)
+    assert after is not None
+    file = after.files[FILE]
+    here = part_of(directory, FILE).read_bytes()
+    return Checked(outcome, here, named, tuple(file.verified), tuple(file.present))
+
+
+REST = minus(((0, SIZE),), HERE)
+
+
+def test_what_is_right_is_noted_with_the_peers_bytes_between(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    first, second, hub = Holder("a", REST[:1]), Holder("b", REST[1:]), Holder("")
+    found = check(tmp_path / "m", executor, [first, second, hub])
+    assert (found.outcome, found.named, found.verified) == (RIGHT, [], HERE)
+    assert not hub.reads, "each byte comes from the hub once"
+
+
+@pytest.mark.parametrize("position", [0, 899, 10_000, 17_123, 29_999, 30_499])
+def test_a_wrong_byte_here_is_said_and_replaced(tmp_path: Path, executor: ThreadPoolExecutor, position: int) -> None:
+    found = check(tmp_path / "m", executor, [Holder("a", REST), Holder("")], [position])
+    assert (found.outcome, found.named, found.verified, found.present) == (REPAIRED, [FILE], HERE, HERE)
+    assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
+
+
+def test_a_wrong_byte_of_another_peer_is_not_held_against_this_one(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    found = check(tmp_path / "m", executor, [Holder("a", REST, wrong=(5000,)), Holder("")])
+    assert (found.outcome, found.named, found.verified) == (RIGHT, [], HERE)
+
+
+def test_where_the_hub_is_wrong_a_peer_with_the_whole_file_is_right(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    found = check(tmp_path / "m", executor, [Holder("a"), Holder("", wrong=(12_000,))], [12_000])
+    assert (found.outcome, found.named, found.verified) == (REPAIRED, [FILE], HERE)
+    assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
+
+
+def test_bytes_that_no_source_has_right_are_dropped(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    found = check(tmp_path / "m", executor, [Holder("a", REST), Holder("", wrong=(12_000,))], [12_000])
+    assert "does not match its sha256 at any source" in found.outcome
+    assert (found.named, found.verified, found.present) == ([FILE], (), ())
+
+
+@pytest.mark.parametrize(
+    ("sources", "budget", "outcome"),
+    [
+        ([Holder("a", REST[:1])], 0, UNKNOWN),
+        ([Holder("a", REST[:1]), Holder("")], 0, UNKNOWN),
+        ([Holder("a", REST[:1]), Holder("")], 20_000, RIGHT),
+        ([Holder("a", ()), Holder("")], 20_000, UNKNOWN),
+    ],
+    ids=["no hub", "not from the hub", "from the hub", "too much from the hub"],
+)
+def test_what_no_peer_has_is_read_from_the_hub_within_limits(
+    tmp_path: Path, executor: ThreadPoolExecutor, sources: list[Holder], budget: int, outcome: str
+) -> None:
+    found = check(tmp_path / "m", executor, sources, budget=budget)
+    assert (found.outcome, found.named, found.present) == (outcome, [], HERE)
+    assert found.verified == (HERE if outcome == RIGHT else ())
+
+
+def test_a_wrong_byte_without_a_second_source_is_an_error(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    found = check(tmp_path / "m", executor, [Holder("a", REST)], [20_000])
+    assert "no second source tells which of its bytes are wrong" in found.outcome
+    assert (found.named, found.verified, found.present) == ([FILE], (), HERE)
