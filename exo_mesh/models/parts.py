@@ -19,7 +19,6 @@ from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.engine_speeds import EngineSpeeds
 from exo_mesh.models.file_exchange import FileExchange
-from exo_mesh.models.kept_here import KeptHere
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.models.mixing import Mixing
@@ -48,6 +47,7 @@ class ModelParts:
     """The parts of a node that deal with models: names, downloads, text files, and what engines know about models."""
 
     catalogue: Catalogue
+    files: LocalFiles
     exchange: FileExchange
     downloads: Downloads
     surveys: Surveys
@@ -58,7 +58,6 @@ class ModelParts:
     profiles: Profiles
     served: ServedModels
     speeds: EngineSpeeds
-    kept: KeptHere
 
     def server_options(self, model: ServedModel) -> dict[str, str]:
         """The settings of a whole-model engine for a model that it serves here, with what the model's card says."""
@@ -123,7 +122,6 @@ class ModelParts:
         profiles = Profiles(catalogue, shelf, texts)
         is_on = settings.measure_engines == "on"
         speeds = EngineSpeeds(registry, catalogue, home / "speeds", disk, options, is_on=is_on)
-        kept = KeptHere(settings, membership, catalogue, files)
         return ModelParts(
-            catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served, speeds, kept
+            catalogue, files, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles, served, speeds
         )

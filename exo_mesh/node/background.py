@@ -65,7 +65,7 @@ def _keep_models(parts: NodeParts) -> None:
     tasks.start(preload(parts.owning.instances, parts.settings.preload, find), "preloading")
     tasks.start(models.resume_pulls(parts.membership), "unfinished pulls")
     tasks.keep(models.keep_cards, "model cards")
-    tasks.keep(models.kept.keep, "what is on disk")
+    tasks.keep(parts.on_disk.keep, "what is on disk")
     tasks.keep(models.served.keep, "model servers")
     needs = parts.engines.needs(parts.hosting.host, lambda: bool(parts.observation.work()))
     tasks.keep(partial(models.speeds.keep, needs), "speeds of engines")

@@ -131,7 +131,7 @@ class Node:
                 has_store=self._models.downloads.rules.store.is_here,
                 static_rank=self._static_rank,
                 macs=own_macs(recent_interfaces()),
-                on_disk=await self._models.kept.first_look(),
+                on_disk=await self._parts.on_disk.first_look(),
             )
         )
         self._hosting.host.start()

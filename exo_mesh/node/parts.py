@@ -32,6 +32,7 @@ from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
 from exo_mesh.rings.hosting.certificate_renewal import own_credentials
+from exo_mesh.rings.hosting.kept_here import KeptHere
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.own_reading import own_prefixes, own_reading
 from exo_mesh.rings.hosting.parts import HostingParts
@@ -94,6 +95,7 @@ class NodeParts:
         sharing = SharingParts.at(settings, origins, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
         self.models = self._new_models()
+        self.on_disk = KeptHere(settings, self.membership, self.models.catalogue, self.models.files)
         self.engines = OwnEngines(settings, registry, self.membership, self.models)
         self.hosting = self._new_hosting(tuning.host)
         self.owning = self._new_owning(tuning.host, rng)

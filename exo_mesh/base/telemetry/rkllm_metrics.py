@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from exo_mesh.base.telemetry.families import Gauges, Histograms
 from exo_mesh.base.telemetry.request_metrics import LATENCY_BOUNDS_S
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 MAX_AT_ONCE = 64
 """Most answers that are counted for one heartbeat, which comes twice a second."""
@@ -45,13 +44,12 @@ class RkllmMetrics:
         for server, up in is_up.items():
             self.server_up.labels(server).set(float(up))
 
-    def note_answers(self, engine: str, before: Heartbeat, now: Heartbeat) -> None:
+    def note_answers(self, engine: str, ended: int, busy_s: float) -> None:
         """Counts the answers that have ended between two heartbeats, with their mean time: a board computes one at a
-        time, so there is rarely more than one."""
-        ended = now.prompts - before.prompts
+        time, so there is rarely more than one. busy_s: seconds that the board computed in between."""
         if engine == ENGINE and ended > 0:
             for _ in range(min(ended, MAX_AT_ONCE)):
-                self.inference_duration.observe((now.busy_s - before.busy_s) / ended)
+                self.inference_duration.observe(busy_s / ended)
 
     def note_load(self, engine: str, duration_s: float) -> None:
         """Counts a model that an engine has made ready."""

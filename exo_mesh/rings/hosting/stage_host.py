@@ -11,7 +11,6 @@ from dataclasses import replace
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.telemetry.metrics import Metrics
-from exo_mesh.base.telemetry.stage_metrics import StageMeter
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.domain.device import why_no_layers
 from exo_mesh.domain.download import FetchStep
@@ -30,6 +29,7 @@ from exo_mesh.rings.hosting.runner_exit import End
 from exo_mesh.rings.hosting.runner_starter import USUAL_LIMITS, HostLimits, RunnerHistory, RunnerStarter
 from exo_mesh.rings.hosting.spares import HeadStart
 from exo_mesh.rings.hosting.speed import SpeedMeter
+from exo_mesh.rings.hosting.stage_meter import StageMeter
 from exo_mesh.rings.hosting.stage_state import goes_on, is_well, seat_of, why_unwell
 from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.hosting.supervisor import Runner
@@ -417,7 +417,7 @@ class StageHost:
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
         self._metrics.runner_started(plan.model, plan.instance_id)
-        meter = self._metrics.stages.follow(started.facts)
+        meter = StageMeter(self._metrics.stages, started.facts)
         self._tasks.start(self._follow(runner, plan.instance_id, meter), f"runner of {runner.label}")
         return runner
 
@@ -433,11 +433,11 @@ class StageHost:
             if beat.frames_in + beat.laps != before.frames_in + before.laps:
                 self._reservations.renew(instance_id, lease.ballot, self._clock())
                 lease.worked_at = self._clock()
-            if lease.ready and not lease.plan.takes_text:
-                steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
-                self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, steps)
+            busy_s = beat.busy_s - before.busy_s
             if lease.plan.takes_text:
-                self._metrics.rkllm.note_answers(lease.stage.engine, before, beat)
+                self._metrics.rkllm.note_answers(lease.stage.engine, beat.prompts - before.prompts, busy_s)
+            elif lease.ready:
+                self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, beat.progress - before.progress)
             if before.is_idle and not beat.is_idle:
                 self.on_use()
             before = beat  # not a copy into one message: its arena would grow with each copy

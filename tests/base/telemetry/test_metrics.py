@@ -15,6 +15,7 @@ from exo_mesh.base.telemetry.families import Infos, MetricFamily
 from exo_mesh.base.telemetry.metrics import ENDS, MAX_MODELS, MODEL_KEPT_S, SWEEP_EVERY_S, Metrics
 from exo_mesh.base.telemetry.stage_metrics import ModelFacts, StageSeat
 from exo_mesh.rings.hosting.runner_exit import End
+from exo_mesh.rings.hosting.stage_meter import StageMeter
 from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -68,7 +69,7 @@ class Node:
     def __init__(self) -> None:
         self.clock = Clock()
         self.metrics = Metrics(self.clock)
-        self.meter = self.metrics.stages.follow(FACTS)
+        self.meter = StageMeter(self.metrics.stages, FACTS)
         self.busy_s = 0.0
 
     def beat(self, busy_s: float, sequences: int = 1, seat: StageSeat = SEAT, **fields: object) -> None:
@@ -79,7 +80,7 @@ class Node:
 
     def restart(self) -> None:
         self.meter.end()
-        self.meter, self.busy_s = self.metrics.stages.follow(FACTS), 0.0
+        self.meter, self.busy_s = StageMeter(self.metrics.stages, FACTS), 0.0
 
     def value(self, sample: str, **labels: str) -> float | None:
         labels = {"model": "m", "instance_id": "i", **labels}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from exo_mesh.base.telemetry.metrics import Metrics
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 
 def value(metrics: Metrics, sample: str, **labels: str) -> float | None:
@@ -21,9 +20,9 @@ def test_a_server_is_up_or_down_as_the_last_look_found_it() -> None:
 
 def test_answers_and_loads_are_counted() -> None:
     metrics = Metrics()
-    metrics.rkllm.note_answers("rkllm", Heartbeat(), Heartbeat(prompts=1, busy_s=4.0))
-    metrics.rkllm.note_answers("rkllm", Heartbeat(prompts=1, busy_s=4.0), Heartbeat(prompts=1, busy_s=4.0))
-    metrics.rkllm.note_answers("rkllm", Heartbeat(prompts=1, busy_s=4.0), Heartbeat(prompts=2, busy_s=44.0))
+    metrics.rkllm.note_answers("rkllm", 1, 4.0)
+    metrics.rkllm.note_answers("rkllm", 0, 0.0)
+    metrics.rkllm.note_answers("rkllm", 1, 40.0)
     metrics.rkllm.note_load("rkllm", 15.0)
     assert value(metrics, "inference_duration_seconds_count") == 2
     assert value(metrics, "inference_duration_seconds_sum") == 44
@@ -36,7 +35,7 @@ def test_the_figures_of_other_engines_are_not_those_of_boards() -> None:
     metrics = Metrics()
     metrics.rkllm.note_servers("rkllm", {"localhost:8080": True})
     metrics.rkllm.note_servers("openai", {})
-    metrics.rkllm.note_answers("openai", Heartbeat(), Heartbeat(prompts=1, busy_s=1.0))
+    metrics.rkllm.note_answers("openai", 1, 1.0)
     metrics.rkllm.note_load("openai", 1.0)
     assert value(metrics, "server_up", server="localhost:8080") == 1
     assert value(metrics, "inference_duration_seconds_count") == 0

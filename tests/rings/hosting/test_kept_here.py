@@ -15,9 +15,10 @@ from exo_mesh import __version__
 from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.engine.registry import provider
 from exo_mesh.machine.disk import Disk
-from exo_mesh.models import kept_here, local_files
-from exo_mesh.models.kept_here import KeptHere, OnDisk
+from exo_mesh.models import local_files
 from exo_mesh.models.local_files import LocalFiles
+from exo_mesh.rings.hosting import kept_here
+from exo_mesh.rings.hosting.kept_here import KeptHere, OnDisk
 from exo_mesh.rings.prefix_disk.makers import KvMaker
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.fetched import MANIFEST_FILE
@@ -139,9 +140,9 @@ async def test_two_stages_that_are_used_in_turn_are_said_in_one_order(tmp_path: 
         write(tmp_path / "disk", f"m/{start}/rank-0", maker, 600)
         (file,) = (tmp_path / "disk" / "m" / str(start)).rglob("*.kv")
         os.utime(file, (time.time() + start, time.time() + start))
-        found.add(node._models.kept.read())
+        found.add(node._parts.on_disk.read())
     assert len(found) == 2
     os.utime(tmp_path / "disk" / "m" / "0" / "rank-0", (1, 1))  # as a new file there would
     for file in (tmp_path / "disk" / "m" / "0").rglob("*.kv"):
         os.utime(file, (time.time() + 9, time.time() + 9))
-    assert node._models.kept.read() in found
+    assert node._parts.on_disk.read() in found
