@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import ast
-import configparser
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tools.structure import constructions, packages
+from tools.structure import constructions
 
 ROOT = Path(__file__).resolve().parents[1]
 
 CLASS = re.compile(r"^[ \t]*class[ \t]+(\w+)[ \t]*[(:]", re.MULTILINE)
-PROMISE = re.compile(r"\bPure[.:]|\bpure functions\b|; pure\.|\b[Nn]o clock\b|: pure\b")
-"""How a docstring says that its module or class knows no clock, socket or event loop."""
 
 
 def product() -> list[Path]:
     """Every module that a user gets, but generated ones."""
     found = [path for folder in ("exo_mesh", "engines") for path in sorted((ROOT / folder).rglob("*.py"))]
     return [path for path in found if "proto" not in path.parts]
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts[1:] if parts[0] == "engines" else parts
-    return ".".join(parts).removesuffix(".__init__")
-
-
-def promises_to_be_pure(tree: ast.Module) -> bool:
-    documented: list[ast.Module | ast.ClassDef] = [
-        tree,
-        *(node for node in tree.body if isinstance(node, ast.ClassDef)),
-    ]
-    return any(PROMISE.search(ast.get_docstring(node) or "") for node in documented)
-
-
-def test_a_module_that_says_it_is_pure_is_checked_for_it() -> None:
-    contracts = configparser.ConfigParser()
-    contracts.read(ROOT / ".importlinter")
-    checked = contracts["importlinter:contract:pure"]["source_modules"].split()
-    texts = {path: path.read_text() for path in product()}
-    trees = {path: ast.parse(text) for path, text in texts.items() if PROMISE.search(text)}
-    promised = [module_name(path) for path, tree in trees.items() if promises_to_be_pure(tree)]
-    assert len(promised) > 15, "the pattern finds what it is for"
-    unchecked = [name for name in promised if not any(f"{name}.".startswith(f"{known}.") for known in checked)]
-    assert not unchecked, "list them in the contract 'pure' of .importlinter"
 
 
 def test_a_class_name_stands_for_one_class() -> None:
@@ -60,20 +31,42 @@ def test_a_class_name_stands_for_one_class() -> None:
     assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
-def test_no_package_is_too_large_to_find_ones_way_in() -> None:
-    sizes = {package.name: package for package in packages()}
-    assert len(sizes) > 20
-    most = {
-        "cli": 9000,
-        "domain": 6500,
-        "text": 8000,
-        "models": 5700,
-    }  # folders for each larger verb, and for each larger subject
-    assert {name: size.lines for name, size in sizes.items() if size.lines > most.get(name, 5500)} == {}, "lines"
-    widest = {"cli": 38, "domain": 38, "api.core": 38}  # a module for each verb, each decision, each step
-    wide = {name: size.widest for name, size in sizes.items() if size.widest > widest.get(name, 36)}
-    assert wide == {}, "modules in one folder"
-    assert sizes["node"].lines <= 2700, "node wires, starts, stops and answers; work belongs to the other packages"
+STILL_WIDE = {
+    "exo_mesh/api": 34,
+    "exo_mesh/api/core": 36,
+    "exo_mesh/domain": 38,
+    "exo_mesh/rings/runner": 34,
+    "exo_mesh/text": 31,
+    "engines/exo_mesh_llamacpp": 33,
+    "engines/exo_mesh_mlx": 34,
+    "engines/exo_mesh_torch": 33,
+}
+STILL_NARROW = {
+    "exo_mesh/api/bodies",
+    "exo_mesh/api/foreign",
+    "exo_mesh/api/prefix",
+    "exo_mesh/domain/embedding",
+    "exo_mesh/domain/power",
+    "exo_mesh/domain/shared",
+    "exo_mesh/domain/speed",
+    "exo_mesh/rings/runner/disk",
+    "exo_mesh/rings/runner/pictures",
+    "engines/exo_mesh_mlx/shared",
+}
+"""Folders that are not as the next test wants them. Nothing may be added here."""
+
+
+def test_a_folder_has_three_to_thirty_modules() -> None:
+    sizes: dict[str, int] = {}
+    for init in (path for path in product() if path.name == "__init__.py"):
+        has_folders = any((path / "__init__.py").is_file() for path in init.parent.iterdir())
+        modules = len(list(init.parent.glob("*.py"))) - 1
+        sizes[str(init.parent.relative_to(ROOT))] = modules if modules >= 3 or not has_folders else 3
+    assert len(sizes) > 40, "the pattern finds what it is for"
+    wide = {name: size for name, size in sizes.items() if size > STILL_WIDE.get(name, 30)}
+    assert wide == {}, "join what belongs together, or make a folder of a subject"
+    narrow = {name for name, size in sizes.items() if size < 3}
+    assert narrow == STILL_NARROW, "its modules belong beside their neighbours"
 
 
 def test_a_node_is_made_of_parts() -> None:
