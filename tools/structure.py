@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SPLIT = ("api", "runner")
-"""Packages whose folders count as packages of their own: the dialects of the API, the two kinds of runners."""
+SPLIT = ("api", "cli", "rings", "models", "mesh")
+"""Wings whose folders are counted by themselves: dialects of the API, and the rooms of large wings."""
 
 
 @dataclass(frozen=True, slots=True)

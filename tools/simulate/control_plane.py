@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
@@ -248,7 +249,7 @@ class SimNode(SimPeer):
             LocalModels(lambda name: CARD, lambda name: Path("/nowhere")),
             lambda engine, architecture: "",
             lambda: MemoryReading(30 * GB, 24 * GB),
-            nothing,
+            Metrics(self.network.loop.time),
             clock=self.network.loop.time,
             make_runner=cast(Any, lambda label, start, *args, **kwargs: SimRunner(self, start)),
         )
