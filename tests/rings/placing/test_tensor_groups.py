@@ -56,6 +56,9 @@ async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path)
         assert shape(instance) == [2] and instance["reason"] == ""
         assert await tokens(nodes[1], a_request()) == expected
         assert len(runners()) == 2
+        shown = [node.observation.memory(whole_mesh=False)["stages"][0]["group"] for node in nodes]
+        assert sorted(one["rank"] for one in shown) == [0, 1] and {one["ranks"] for one in shown} == {2}
+        assert {one["kv_heads"] for one in shown} == {None}, "the dummy engine has no heads"
         assert (await nodes[1].create_instance(PAIR))["digest"] == instance["digest"], "it suits whoever asks for one"
         assert await nodes[1].delete_instance(instance["id"])
         await until(lambda: not runners())
