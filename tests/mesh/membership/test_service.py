@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_codec import peer_to_proto
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.mesh.membership import meshes
-from tests.mesh.membership.meshes import Peer, mesh, peer_info, until
+from tests.mesh.membership.meshes import FAST, Peer, mesh, peer_info, until
 
 
 def an_instance(owner: str) -> InstanceInfo:
@@ -64,6 +65,25 @@ async def test_an_address_on_a_filtered_kind_of_link_is_never_dialled() -> None:
     finally:
         for peer in peers:
             await peer.stop()
+
+
+async def test_a_changed_reading_reaches_the_peers_without_a_round_of_probes() -> None:
+    peers = [Peer(peer_info(name), timing=replace(FAST, period_s=600.0)) for name in ("a", "b", "c")]
+    try:
+        for peer in peers:
+            await peer.start()
+            peer.membership.suggest(peers[0].address)
+        await until(lambda: len(peers[0].sees) == 2)
+        peers[0].reading = replace(peers[0].reading, sequence=2, is_draining=True)
+        peers[0].membership.tell_reading()
+
+        def draining(peer: Peer) -> bool:
+            reading = peer.membership.reading_of("a")
+            return reading is not None and reading.is_draining
+
+        await until(lambda: draining(peers[1]) and draining(peers[2]))
+    finally:
+        await asyncio.gather(*(peer.stop() for peer in peers))
 
 
 async def test_a_record_reaches_everybody_and_its_deletion_too() -> None:
