@@ -18,7 +18,7 @@ from exo_mesh.base.telemetry.tables import columns, human_bytes
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags, api_words
-from exo_mesh.cli.tables import layers_text, peer_names, print_json
+from exo_mesh.cli.tables import layers_text, peer_names, print_json, say
 from exo_mesh.cli.wording import in_words_of_flags, names_for, reworded
 from exo_mesh.errors import InputError
 
@@ -89,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     elif not answer["previews"]:
-        print(f"no plan has {args.peers} peers or more; ask for fewer with --peers")
+        say(f"no plan has {args.peers} peers or more; ask for fewer with --peers")
     else:
         refusals = [entry["refused"] for entry in answer["previews"] if "refused" in entry]
         names = names_for(client, *(refusal["message"] for refusal in refusals))
         for refusal in refusals:
             refusal["message"] = reworded(refusal["message"], names)
-        print("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
+        say("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
     if plans and not args.json:
         command = load_command(args, plans[-1], peer_names(client.get("/state")))
         print(f"\nTo load plan {numbers[id(plans[-1])]} as it is shown: {command}")
