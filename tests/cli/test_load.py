@@ -241,6 +241,11 @@ def test_explain_takes_the_last_request(say: Say, placing: PlacingMesh) -> None:
     assert f"{len(placing.requests[-1].prompt_ids)} were computed" in shown
 
 
+def test_chat_is_another_name_of_run(say: Say) -> None:
+    assert say("chat", MODEL, "Hi") == say("run", MODEL, "Hi")
+    assert say("chat", MODEL, "Hi")[0] == exit_codes.OK
+
+
 def test_layers_are_half_open_ranges_by_peer() -> None:
     def stages(text: str, *names: str) -> list[dict[str, Any]]:
         return stages_of(text, None, names.__contains__)

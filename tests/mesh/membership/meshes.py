@@ -52,7 +52,7 @@ class Peer:
         info: PeerInfo,
         only_peers: tuple[str, ...] = (),
         only_links: tuple[str, ...] = (),
-        timing: Timing = FAST,
+        timing: Timing | None = None,
     ) -> None:
         self.left: list[str] = []
         self.own_calls = OwnCalls(info.id)
@@ -70,7 +70,7 @@ class Peer:
             on_leave=lambda peer, records: self.left.append(peer.id),
             before_refute=self.before_refute,
             read_prefixes=lambda: dict(self.prefixes),
-            timing=timing,
+            timing=timing or FAST,
         )
         self.handler = _CountingHandler(self.membership)
         self.handler.own_calls = self.own_calls

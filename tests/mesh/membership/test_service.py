@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,27 @@ async def test_a_peer_that_falls_silent_is_dead_everywhere_and_stays_dead() -> N
         rounds = a.membership.peer("c").last_heard  # type: ignore[union-attr]
         await until(lambda: a.membership.peer("c").last_heard > rounds + 0.2)  # type: ignore[union-attr]
         assert [peer.id for peer in a.membership.view.peers()] == ["a", "c"]
+
+
+async def test_a_suspicion_that_is_refuted_is_no_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "exo_mesh.mesh.membership")
+    async with mesh("a", "b") as (a, b):
+        answer, hangs = type(b.handler).probe, asyncio.Event()
+
+        async def probe(handler: Any, request: pb.ProbeRequest) -> pb.ProbeReply:
+            if handler is b.handler and not hangs.is_set():
+                await hangs.wait()
+            return await answer(handler, request)
+
+        monkeypatch.setattr(type(b.handler), "probe", probe)
+        monkeypatch.setattr(a.membership._roster.swim, "_timing", replace(FAST, suspicion_s=600.0))
+        await until(lambda: any("is suspected" in line for line in caplog.messages))
+        hangs.set()
+        await until(lambda: a.membership._roster.swim.update_of("b").state is SwimState.ALIVE)  # type: ignore[union-attr]
+        levels = {one.levelno for one in caplog.records if "suspected" in one.getMessage()}
+        assert levels == {logging.DEBUG} and a.sees == ["b"]
 
 
 @pytest.mark.parametrize("others", [("a",), ("a", "c", "d")])
