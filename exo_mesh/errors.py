@@ -52,6 +52,14 @@ class MeshError(Exception):
     code = "internal_error"
 
 
+def code_of(error: BaseException) -> str:
+    """The code of an error that ended something: its own; that of a mistake of ours for any other Exception; and
+    "cancelled" for what is no Exception, as the cancellation of a task."""
+    if isinstance(error, MeshError):
+        return error.code
+    return MeshError.code if isinstance(error, Exception) else CancelledRequestError.code
+
+
 class InputError(MeshError):
     """The caller's input is at fault. `param` names the offending field, if there is one; details: JSON values for
     programs."""

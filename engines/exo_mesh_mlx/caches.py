@@ -188,6 +188,11 @@ class SequenceCache:
         """The entries of the stage's own layers."""
         return [entry for slot, entry in self.entries.items() if slot not in self.layout.phantoms]
 
+    def kv_heads(self) -> int:
+        """The most heads of keys in an entry of the stage's own layers; 0 before the first row, and for states."""
+        keys = [getattr(part, "keys", None) for one in self.own_entries() for part in getattr(one, "caches", (one,))]
+        return max((array.shape[1] for array in keys if array is not None), default=0)
+
     def advance(self, num_tokens: int) -> None:
         """Advance the phantoms after a forward over num_tokens, because no layer has advanced them."""
         for slot in self.layout.phantoms:

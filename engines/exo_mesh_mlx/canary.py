@@ -11,7 +11,7 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -66,6 +66,7 @@ class Canary:
         self._start, self._stop = layers
         self._worst = 0.0
         self._complaint = ""
+        self._kv_heads = 0
 
     def run(self, vocab_size: int, context_limit: int, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
         """Run the check. Raises CanaryError on every rank, with layers and difference, if the group computes other
@@ -83,7 +84,7 @@ class Canary:
         alone_layer_s = _median([seconds for chunk in chunks[4:] for seconds in chunk.alone_s])
         # the first chunk also reads the layer
         figures = (max(chunk.group_s for chunk in chunks), alone_layer_s, _median(chunks[1].alone_s), self._worst)
-        return GroupCheck(*self._ranks.of_leader((*reduces, *figures)))
+        return replace(GroupCheck(*self._ranks.of_leader((*reduces, *figures))), kv_heads=self._kv_heads)
 
     def _chunks(self, vocab_size: int, context_limit: int, chunk_tokens: int) -> list[_Chunk]:
         """Two whole chunks, a part of a third, and decode steps; all smaller if the context is."""
@@ -147,6 +148,7 @@ class Canary:
                 took_s = time.perf_counter() - began
                 if model is self._model:
                     chunk.group_s += took_s
+                    self._kv_heads = max(self._kv_heads, cache.kv_heads())
                 elif stop - start == 1:
                     chunk.alone_s.append(took_s)
                 yield result

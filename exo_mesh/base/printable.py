@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from typing import Any
 
 MAX_CHARS = 1024
@@ -36,6 +37,19 @@ def printable_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
     if isinstance(value, dict):
         return {printable(str(key)): printable_values(item, max_chars) for key, item in value.items()}
     return value
+
+
+def cells(text: str) -> int:
+    """Returns how many columns of a terminal a printable text takes: two for a wide character, none for a mark."""
+    if text.isascii():
+        return len(text)
+    marks = sum(unicodedata.category(char) in ("Mn", "Me", "Cf") for char in text)
+    return len(text) + sum(unicodedata.east_asian_width(char) in "WF" for char in text) - marks
+
+
+def padded(text: str, width: int) -> str:
+    """Returns a text with spaces behind it, so that it takes `width` columns of a terminal, or more if it is longer."""
+    return text + " " * (width - cells(text))
 
 
 def typed(text: str) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from exo_mesh.base.printable import counted
+from exo_mesh.base.printable import cells, counted, padded
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION, curl_line
 from exo_mesh.cli.tables import layers_text, peer_names
@@ -71,14 +71,14 @@ class DemoScreen:
 def ring_picture(stages: list[dict[str, Any]], names: dict[str, str]) -> Text:
     """Draws one line per stage with its layers as blocks, in the order in which a token passes them."""
     picture = Text.assemble(("tokens in ─► embed\n", "dim"))
-    name_width = max(len(names.get(stage["peer"], stage["peer"][:8])) for stage in stages)
+    name_width = max(cells(names.get(stage["peer"], stage["peer"][:8])) for stage in stages)
     total = stages[-1]["layers"][1]
     unit = max(1, 32 // total)
     for index, stage in enumerate(stages):
         start, stop = stage["layers"]
         colour = _COLOURS[index % len(_COLOURS)]
         name = names.get(stage["peer"], stage["peer"][:8])
-        picture.append(f"  {name.ljust(name_width)}  ", style="bold")
+        picture.append(f"  {padded(name, name_width)}  ", style="bold")
         picture.append("·" * (start * unit), style="dim")
         picture.append("█" * ((stop - start) * unit), style=colour)
         picture.append("·" * ((total - stop) * unit), style="dim")

@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from exo_mesh.base.printable import escaped_json, printable
 from exo_mesh.base.telemetry.tables import columns
@@ -45,22 +45,31 @@ def print_json(value: Any) -> None:
 
 
 def complain(text: str) -> None:
-    """Prints an error on standard error. On a terminal its lines end between words; the terminal itself would cut
-    them."""
-    text = f"exo-mesh: {text}"
-    if sys.stderr.isatty():
-        text = wrapped(text, shutil.get_terminal_size().columns - 1)
-    print(text, file=sys.stderr)
+    """Prints an error on standard error; see `say`."""
+    say(f"exo-mesh: {text}", sys.stderr)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints sentences, on standard output by default. On a terminal their lines end between words; the terminal itself
+    would cut them. Not for commands to paste, which must stay on one line."""
+    stream = stream or sys.stdout
+    print(wrapped(text, shutil.get_terminal_size().columns - 1) if stream.isatty() else text, file=stream, flush=True)
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with lines of at most this width that end between words; a longer word has a line of its own."""
-    lines = text.splitlines()
+    """The text with lines of at most this width that end between words, indented as the line that they continue; a
+    longer word has a line of its own."""
     return "\n".join(
         line
         if len(line) <= width
-        else textwrap.fill(line, max(width, 20), break_long_words=False, break_on_hyphens=False)
-        for line in lines
+        else textwrap.fill(
+            line,
+            max(width, 20),
+            subsequent_indent=line[: len(line) - len(line.lstrip())],
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.splitlines()
     )
 
 

@@ -6,16 +6,34 @@ import codecs
 import io
 import sys
 
+from exo_mesh.base.printable import cells
 from exo_mesh.errors import InputError
+
+SIMILAR = "exo-mesh-similar"
+"""The error handler that prepare_streams gives to standard output."""
+
+_ASCII = dict(zip("█▇▆▅▄▃▂▁▒░·─→←↔…–—×", "##==--__=..-><-.--x", strict=True))
+"""What stands for the characters of our bars, lines and arrows."""
+
+
+def _similar(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(_ASCII.get(char, "?" * cells(char)) for char in missing), error.end
+
+
+codecs.register_error(SIMILAR, _similar)
 
 
 def prepare_streams() -> None:
-    """Lets every verb print any text: a character that the output's encoding does not have becomes `?`.
+    """Lets every verb print any text: a character that the output's encoding does not have becomes a similar one or
+    `?`, and takes as many columns as before, so that tables stay aligned.
 
     Input that its encoding cannot decode becomes U+FFFD; input that was announced as ASCII is read as UTF-8.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors=SIMILAR)
     if isinstance(sys.stdin, io.TextIOWrapper):
         is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"
         sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="replace")

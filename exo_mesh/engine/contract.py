@@ -320,7 +320,7 @@ class GroupCheck:
     all_reduce_s: of a few bytes, the median; reduce_bytes_per_s: of a few MiB. chunk_s: of the slowest prefill chunk
     through all layers of the stage. alone_layer_s, alone_chunk_s: of one layer on the leader alone, for one token and
     for a whole chunk, medians; 0.0 if no layer could be run alone. worst: largest difference from one machine's result,
-    relative to its length.
+    relative to its length. kv_heads is of each rank's own KV: the most heads of keys that a layer has; 0 if unknown.
     """
 
     all_reduce_s: float
@@ -329,6 +329,7 @@ class GroupCheck:
     alone_layer_s: float
     alone_chunk_s: float
     worst: float
+    kv_heads: int = field(default=0, kw_only=True)
 
 
 @runtime_checkable

@@ -130,7 +130,7 @@ def test_a_running_node_is_recognised_and_tells_of_its_peers(
         first.stop()
     assert code == exit_codes.OK, found
     assert all(item["finding"].endswith("held by the node that runs here") for item in found["ports"][:2])
-    assert found["peers"][0]["finding"] == "this node sees 1 others: beta"
+    assert found["peers"][0]["finding"] == "this node sees 1 other: beta"
     assert found["clock"][0]["finding"] == "agrees with beta"
 
 

@@ -245,7 +245,7 @@ def test_peers() -> None:
     assert "no node answers at http://x" in one(checks.check_peers(None, "http://x", "")).text
     assert one(checks.check_peers(None, "http://x", "it said 401")).level == "warn"
     assert one(checks.check_peers(state("alpha"), "", "")).text == "this node is alone"
-    assert one(checks.check_peers(state("alpha", "beta"), "", "")).text == "this node sees 1 others: beta"
+    assert one(checks.check_peers(state("alpha", "beta"), "", "")).text == "this node sees 1 other: beta"
     mixed = state("alpha", "beta")
     mixed["view"]["peers"][1]["version"] = "0.2.0"
     assert "exo-mesh 0.1.0, other peers differ: beta 0.2.0" in checks.check_peers(mixed, "", "")[1].text

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.webtools.options import WebToolOptions
-from exo_mesh.base.printable import typed
+from exo_mesh.base.printable import cells, typed
+from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli.bench.scenario import read_scenario
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.client.batch_file import check_requests
@@ -69,6 +70,31 @@ def test_a_verb_prints_names_that_the_terminal_cannot_show(
         assert {peer["name"] for peer in json.loads(text)["view"]["peers"]} == {NAME}, "JSON loses nothing"
     else:
         assert ("名前" if encoding == "utf-8" else "??") in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_tables_stay_aligned_where_names_are_wide_or_cannot_be_shown(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    shown = {}
+    for verb in ("topology", "status"):
+        terminal = Terminal(monkeypatch, encoding)
+        monkeypatch.setattr(ApiClient, "get", lambda *_: {**state_with_names(), "refused": []})
+        assert main([verb, "--api-url", URL]) == 0
+        shown[verb] = [line for line in terminal.shown().splitlines() if line.strip()]
+    table = [line for line in shown["topology"] if "peer" in line or "here" in line]
+    assert len(table) >= 2 and len({cells(line) for line in table}) == 1, table
+    header, row = (next(line for line in shown["status"] if word in line) for word in ("HEALTH", "here"))
+    assert header.index("HEALTH") == cells(row[: row.index("degraded")]), (header, row)
+
+
+def test_a_character_that_is_not_there_takes_as_many_columns_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(monkeypatch, "ascii")
+    prepare_streams()
+    print("█▒· → 名前|é|e\u0301|\U0001f600|\udce9|…")
+    assert terminal.shown() == "#=. > ????|?|e|??|?|.\n"
+    assert [cells(text) for text in ("", "ab", "名前", "é", "e\u0301", "\U0001f600")] == [0, 2, 4, 1, 1, 2]
+    assert columns(("A", "B"), [("名", 1), ("abc", 2)]) == "A    B\n名   1\nabc  2"
 
 
 def test_input_is_utf_8_whatever_the_locale_is(monkeypatch: pytest.MonkeyPatch) -> None:

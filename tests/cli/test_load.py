@@ -17,7 +17,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
-from exo_mesh.cli.verbs.models.loading import loaded_text, pins_of
+from exo_mesh.cli.verbs.models.loading import loaded_text, stages_of
 from exo_mesh.cli.verbs.preview import load_command
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import PrefixReport
@@ -44,6 +44,12 @@ class PlacingMesh(ScriptedMesh):
 
     peers: tuple[str, ...] = ("alpha", "beta", "gamma")
     wanted: list[InstanceSpec] = field(default_factory=list)
+    plans: list[list[dict[str, Any]]] = field(
+        default_factory=lambda: [
+            [stage("alpha", 0, 4), stage("beta", 4, 8)],
+            [stage("beta", 0, 4), stage("gamma", 4, 8)],
+        ]
+    )
 
     def state(self) -> dict[str, Any]:
         peers = [{"id": f"id-{name}", "name": name} for name in self.peers]
@@ -51,7 +57,6 @@ class PlacingMesh(ScriptedMesh):
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         self.specs.append(spec)
-        plans = [[stage("alpha", 0, 4), stage("beta", 4, 8)], [stage("beta", 0, 4), stage("gamma", 4, 8)]]
         return [
             {"width": 1, "policies": ["memory"], "refused": {"message": "too large"}},
             *(
@@ -59,7 +64,7 @@ class PlacingMesh(ScriptedMesh):
                     "width": 2, "policies": ["memory"], "context_limit": 64, "kv_pool_tokens": 64, "stages": stages,
                     "request": {"model": spec.model, "context_limit": 64, "stages": stages},
                 }
-                for stages in plans
+                for stages in self.plans
             ),
         ]  # fmt: skip
 
@@ -114,22 +119,30 @@ def test_preview_numbers_its_plans_and_ends_with_the_command_that_loads_one(say:
     assert [head.partition(" (")[0] for head in heads[:3]] == [
         "1 peer: not possible. too large", "plan 1: 2 peers", "plan 2: 2 peers",
     ]  # fmt: skip
-    command = shown.splitlines()[-1].removeprefix("To load a plan by its number: exo-mesh ").split()
-    assert command[:4] == ["load", MODEL, "--plan", "2"] and command[-2] == "--api-url"
+    command = shown.splitlines()[-1].removeprefix("To load plan 2 as it is shown: exo-mesh ").split()
+    assert command[:6] == ["load", MODEL, "--layers", "beta=0-3:mlx,gamma=4-7:mlx", "--context-limit", "64"]
+    assert command[6:-1] == ["--api-url"]
+    placing.plans.clear()  # other memory is free by now
     code, shown, _ = say(*command[:-2])
     assert code == exit_codes.OK, shown
-    assert placing.specs[-1] == InstanceSpec(MODEL, context_limit=64, exclude_peers=("delta", "epsilon"))
     assert placing.wanted == [
-        InstanceSpec(
-            MODEL, context_limit=64, engine="mlx", pins=(Pin("id-beta", 0, 4, "mlx"), Pin("id-gamma", 4, 8, "mlx"))
-        )
+        InstanceSpec(MODEL, context_limit=64, engine="mlx", pins=(Pin("beta", 0, 4, "mlx"), Pin("gamma", 4, 8, "mlx")))
     ]
+
+
+def test_a_plan_is_loaded_by_the_number_that_it_has_now(say: Say, placing: PlacingMesh) -> None:
+    for _ in range(2):
+        code, _, said = say("load", MODEL, "--plan", "2", "--context-limit", "64", "--exclude", "delta,epsilon")
+        assert code == exit_codes.OK and "plan 2: " in said, "it shows which plan that is"
+        assert placing.specs[-1] == InstanceSpec(MODEL, context_limit=64, exclude_peers=("delta", "epsilon"))
+        placing.plans.reverse()
+    assert [one.pins[0].peer_id for one in placing.wanted] == ["id-beta", "id-alpha"]
 
 
 def test_plans_of_few_peers_can_be_left_out_and_the_others_keep_their_numbers(say: Say) -> None:
     code, shown, _ = say("preview", MODEL, "--min-peers", "2")
     assert code == exit_codes.OK and "too large" not in shown
-    assert "plan 1: " in shown and "--plan 2" in shown.splitlines()[-1]
+    assert "plan 1: " in shown and shown.splitlines()[-1].startswith("To load plan 2 as it is shown: ")
     assert say("preview", MODEL, "--peers", "3")[:2] == (
         exit_codes.FAILED,
         "no plan has 3 peers or more; ask for fewer with --peers\n",
@@ -158,6 +171,10 @@ def test_load_prints_the_stages(say: Say) -> None:
         (["--on", "alpha, id-gamma"], InstanceSpec(MODEL, min_peers=2, exclude_peers=("id-beta",))),
         (["--on", "id-g"], InstanceSpec(MODEL, min_peers=1, exclude_peers=("id-alpha", "id-beta"))),
         (["--layers", "alpha=0-3, beta=4"], InstanceSpec(MODEL, pins=(Pin("alpha", 0, 4), Pin("beta", 4, 5)))),
+        (
+            ["--layers", "alpha+beta=0-3:mlx,gamma=4", "--group-backend", "ring"],
+            InstanceSpec(MODEL, pins=(Pin("alpha", 0, 4, "mlx", None, ("alpha", "beta"), "ring"), Pin("gamma", 4, 5))),
+        ),
         (
             ["--exclude", "alpha,beta", "--engine", "mlx", "--context-limit", "99"],
             InstanceSpec(MODEL, context_limit=99, engine="mlx", exclude_peers=("alpha", "beta")),
@@ -190,6 +207,7 @@ def test_each_wish_reaches_the_placement(say: Say, placing: PlacingMesh, flags: 
         (["--on", "delta"], 'no peer is called "delta"; known peers: alpha, beta, gamma'),
         (["--on", ","], "--on names no peer"),
         (["--layers", "alpha"], '--layers "alpha": write PEER=FIRST-LAST'),
+        (["--layers", "alpha=0-3", "--group-backend", "ring"], "--group-backend: --layers names no tensor group"),
         (["--policy", "speed"], "invalid choice: 'speed'"),
     ],
 )
@@ -223,11 +241,29 @@ def test_explain_takes_the_last_request(say: Say, placing: PlacingMesh) -> None:
     assert f"{len(placing.requests[-1].prompt_ids)} were computed" in shown
 
 
+def test_chat_is_another_name_of_run(say: Say) -> None:
+    assert say("chat", MODEL, "Hi") == say("run", MODEL, "Hi")
+    assert say("chat", MODEL, "Hi")[0] == exit_codes.OK
+
+
 def test_layers_are_half_open_ranges_by_peer() -> None:
-    assert pins_of("alpha=0-3,beta=4,a=b=5-9,") == {"alpha": [0, 4], "beta": [4, 5], "a=b": [5, 10]}
-    for text in ("", "=0-3", "alpha=3-0", "alpha=x", "alpha=-1", "alpha=0-3,alpha=4-7", "alpha=999999"):
+    def stages(text: str, *names: str) -> list[dict[str, Any]]:
+        return stages_of(text, None, names.__contains__)
+
+    assert stages("alpha=0-3,beta=4:llamacpp,a=b=5-9,") == [
+        {"peer": "alpha", "layers": [0, 4]}, {"peer": "beta", "layers": [4, 5], "engine": "llamacpp"},
+        {"peer": "a=b", "layers": [5, 10]},
+    ]  # fmt: skip
+    assert stages("a+b=0-1", "a+b") == [{"peer": "a+b", "layers": [0, 2]}]
+    assert stages("a+b=0-1", "a") == [
+        {"peer": "a", "layers": [0, 2], "group": {"peers": ["a", "b"], "backend": "auto"}}
+    ]
+    for text in (
+        "", "=0-3", "alpha=3-0", "alpha=x", "alpha=-1", "alpha=0-3,alpha=4-7", "alpha=999999", "alpha=0-3:",
+        "a+=0-3", "a+a=0-3", "a+b=0-3,b=4-7",
+    ):  # fmt: skip
         with pytest.raises(InputError, match="--layers"):
-            pins_of(text)
+            stages(text)
 
 
 def test_the_reason_of_a_placement_is_shown_with_its_stages() -> None:
@@ -240,13 +276,14 @@ def test_the_reason_of_a_placement_is_shown_with_its_stages() -> None:
     ]
 
 
-def test_the_command_for_a_plan_repeats_each_wish() -> None:
-    given = {
-        "context_limit": 64, "engine": None, "mixed_rings": None, "tensor_group": None, "group": ["a,b", "c,d"],
-        "group_backend": None, "exclude": "my mac", "api_url": None, "home": "h 1",
-    }  # fmt: skip
-    assert load_command(argparse.Namespace(model="org/m", **given), 1) == (
-        "exo-mesh load org/m --plan 1 --context-limit 64 --group a,b --group c,d --exclude 'my mac' --home 'h 1'"
+def test_the_command_for_a_plan_says_all_of_it() -> None:
+    given = {"context_limit": 64, "mixed_rings": "auto", "api_url": None, "home": "h 1"}
+    ids = {"id-a": "a", "id-b": "b+c", "id-c": "my mac", "id-d": "d"}
+    grouped = {**stage("a", 0, 4), "group": {"peers": ["id-a", "id-b"], "backend": "jaccl"}}
+    entry = {"stages": [grouped, {**stage("c", 4, 5), "engine": "torch"}, stage("d", 5, 8)]}
+    assert load_command(argparse.Namespace(model="org/m", **given), entry, ids) == (
+        "exo-mesh load org/m --layers a+id-b=0-3:mlx,id-c=4:torch,d=5-7:mlx --context-limit 64 --mixed-rings auto "
+        "--group-backend jaccl --home 'h 1'"
     )
 
 
@@ -255,10 +292,13 @@ def test_a_person_places_a_model_over_three_machines_without_a_restart(tmp_path:
     with mesh(tmp_path, [[], [], []], engine="dummy") as peers:
         own = tmp_path / "peer-0"
         shown = run_process(["preview", MODEL], own).stdout
-        last = shown.splitlines()[-1].removeprefix("To load a plan by its number: exo-mesh ").split()
+        last = shown.splitlines()[-1].partition(": exo-mesh ")[2].split()
         done = run_process(last, own)
         assert done.returncode == exit_codes.OK, done.stderr
         assert f"{MODEL} is ready on 3 peers" in done.stdout
+        done = run_process(["load", MODEL, "--peers", "9"], own)
+        assert done.returncode != exit_codes.OK
+        assert all(f"peer-{index} (" in done.stderr for index in range(3)) and "lower --peers" in done.stderr
         done = run_process(["load", MODEL, "--layers", "peer-2=0-2,peer-0=3-7"], own)
         assert [line.split()[:2] for line in done.stdout.splitlines()[2:]] == [["peer-2", "0-2"], ["peer-0", "3-7"]]
         done = run_process(["load", MODEL, "--on", "peer-1,peer-2", "--json"], own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import re
 import subprocess
@@ -16,7 +17,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser, add_node_flags
-from exo_mesh.cli.tables import wrapped
+from exo_mesh.cli.tables import say, wrapped
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.settings.table import GROUPS, SETTINGS
@@ -124,6 +125,20 @@ def test_an_error_on_a_terminal_is_not_cut_in_a_word() -> None:
     assert " ".join(lines).split() == text.split()
     assert all(len(line) <= 40 for line in lines) and lines[-1] == "  log"
     assert wrapped("a" * 50 + " b", 40) == "a" * 50 + "\nb"
+    assert wrapped("  -> free some memory", 20) == "  -> free some\n  memory"
+
+
+def test_a_sentence_is_wrapped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "41")
+    text = "exo-mesh-demo 0-7 stays here until the node stops; then another peer loads it"
+    for stream, lines in ((Terminal(), 2), (io.StringIO(), 1)):
+        say(text, stream)
+        shown = stream.getvalue().splitlines()
+        assert len(shown) == lines and " ".join(shown) == text
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS)

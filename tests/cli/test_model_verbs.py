@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -298,12 +299,20 @@ def test_figures_of_a_download() -> None:
 
 
 def test_facts_of_a_model() -> None:
-    state = {
+    state: dict[str, Any] = {
         "view": {"peers": [{"id": "a"}, {"id": "b"}]},
         "telemetry": {"a": {"usable_bytes": 6}, "b": {"usable_bytes": 5}},
     }
     fits = [facts.fit_text(size, state) for size in (0, 6, 11, 12)]
     assert fits == ["?", "yes, 1 peer", "yes, 2 peers", "no: 12 B of weights, 11 B usable"]
+    first, second = state["view"]["peers"]
+    first["model_engines"] = {"m": [], "n": ["numpy"]}
+    fits = [facts.fit_text(size, state, name="m") for size in (0, 5, 6)]
+    assert fits == ["?", "yes, 1 peer", "no: 6 B of weights, 5 B usable"], "only the second peer may run it"
+    second["model_engines"] = {"m": []}
+    assert [facts.fit_text(5, state, name=name) for name in "mn"] == [
+        "no: no engine of the peers runs it", "yes, 1 peer",
+    ]  # fmt: skip
     model = {"id": "m", "peers": ["a", "b"]}
     peers = [{"id": "a", "name": "alpha"}, {"id": "b", "name": "beta", "partial_models": ["m"]}]
     half = {"peer_id": "b", "model": "m", "layers": [0, 14], "state": "completed"}

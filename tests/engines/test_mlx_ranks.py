@@ -71,6 +71,7 @@ def test_a_group_is_checked_and_gives_what_one_process_gives_from_half_of_the_by
         }
         heads = TinyModel().kv_heads // 2
         assert outcome.answer["kv_heads"] == [heads] * LAYERS * 2, "of each layer of two sequences"
+        assert outcome.answer["checked_kv_heads"] == heads
         assert 0 < outcome.answer["worst"] < 1e-5
         assert outcome.answer["chunk_s"] > 0 and outcome.answer["all_reduce_s"] > 0, "both are measured"
 

@@ -15,6 +15,9 @@ from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import GB, MODEL, a_request, mesh, tokens, until
+from tests.support.peers import Peer
+from tests.support.peers import mesh as processes
+from tests.support.processes import eventually
 
 BLOCK = 64
 PROMPT = tuple(np.random.default_rng(3).integers(3, 500, 2100).tolist())
@@ -62,6 +65,27 @@ async def test_after_each_restart_the_prompt_is_read_from_disk_whoever_is_asked(
             if start:
                 assert driver.disk_hit_tokens >= 0.99 * (len(PROMPT) // BLOCK * BLOCK), f"start {start}"
     assert len(cuts) == 1 and len(texts) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_restarts_of_real_nodes_find_the_prompt_whoever_is_asked(tmp_path: Path) -> None:
+    flags = [["--prefix-disk", str(tmp_path / f"disk-{index}"), "--min-peers", "3"] for index in range(3)]
+    asked = {"model": MODEL, "prompt": list(PROMPT), "max_tokens": 4, "temperature": 0}
+    texts: set[str] = set()
+
+    def has_file(peer: Peer) -> bool:
+        (stage,) = peer.api.get("/memory", 10)["stages"]
+        return bool(stage["prefix_cache"].get("disk", {}).get("files"))
+
+    for start in range(11):
+        with processes(tmp_path, flags, engine="numpy") as peers:
+            answer = peers[start % 3].api.post("/v1/completions", asked, 200)
+            texts.add(answer["choices"][0]["text"])
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached >= (0.99 * (len(PROMPT) // BLOCK * BLOCK) if start else 0), f"start {start}"
+            assert all(eventually(lambda peer=peer: has_file(peer), 60) for peer in peers)  # type: ignore[misc]
+    assert len(texts) == 1
 
 
 async def test_a_node_plans_with_what_others_have_on_disk(tmp_path: Path) -> None:

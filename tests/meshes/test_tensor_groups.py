@@ -26,6 +26,7 @@ pytest.importorskip("mlx.core")
 pytestmark = pytest.mark.timeout(900)
 
 PLACE_S = 300.0
+KV_HEADS = 2  # of the demo model
 NAMES = ("count up", "spell", "add")
 LONG = (*NAMES, "long")
 FIGURES = ("stage_memory_bytes", "step_all_reduce_seconds")
@@ -93,6 +94,9 @@ def test_two_peers_are_one_group_where_one_would_not_do(
 ) -> None:
     instance = place(three, min_peers=2, engine="mlx", exclude_peers=[three[2].id])
     assert shape(instance) == [(2, "mlx")]
+    held = [peer.api.get("/memory", 10)["stages"][0]["group"] for peer in three[:2]]
+    assert sorted(one["rank"] for one in held) == [0, 1]
+    assert {one["kv_heads"] * one["ranks"] for one in held} == {KV_HEADS}, "each rank keeps half of the heads"
     answers_right(three, whole, names)
     end(three, instance)
 

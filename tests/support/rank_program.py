@@ -50,6 +50,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     if job["verify_chunk"]:
         check = stage.verify(job["verify_chunk"], lambda done, total: None)
         answer |= {"worst": check.worst, "all_reduce_s": check.all_reduce_s, "chunk_s": check.chunk_s}
+        answer["checked_kv_heads"] = check.kv_heads
     reduces.clear()
     run_frames(stage, job)
     answer["reduces"] = len(reduces)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from exo_mesh.base.printable import printable
+from exo_mesh.base.printable import cells, padded, printable
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Formats a table with left-aligned columns and printable cells; only the header if there are no rows."""
     table = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+    widths = [max(cells(row[i]) for row in table) for i in range(len(header))]
+    lines = ("  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)) for row in table)
     return "\n".join(line.rstrip() for line in lines)
 
 

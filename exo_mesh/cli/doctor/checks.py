@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from exo_mesh import OLDEST_PYTHON
+from exo_mesh.base.printable import counted
 from exo_mesh.base.telemetry.tables import human_bytes
 from exo_mesh.engine.floors import upgrade
 
@@ -344,7 +345,7 @@ def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list
     peers = {peer["id"]: peer for peer in state["view"]["peers"] if peer["alive"]}
     own = peers.pop(state["node_id"], {})
     others = [peer["name"] for peer in peers.values()]
-    text = f"this node sees {len(others)} others: {_names(others)}" if others else "this node is alone"
+    text = f"this node sees {counted(len(others), 'other')}: {_names(others)}" if others else "this node is alone"
     remedy = "" if others else "start exo-mesh on another machine; if it runs there, see broadcast and firewall above"
     reasons = [reason for reason in state["health"].get("reasons", ()) if reason["code"] not in _SAID_HERE]
     problems = [Finding("peers", Severity.WARN, r["message"], r.get("remedy", "")) for r in reasons]
@@ -373,7 +374,7 @@ def check_health(state: Mapping[str, Any] | None) -> list[Finding]:
         for reason in one["reasons"]
         if reason["level"] != "ok" and reason["code"] != "version_mix"
     ]
-    return wrong or [Finding("health", Severity.OK, f"{len(said)} other peers and instances are healthy")]
+    return wrong or [Finding("health", Severity.OK, f"healthy other peers and instances: {len(said)}")]
 
 
 def check_services(reading: ServiceReading) -> list[Finding]:

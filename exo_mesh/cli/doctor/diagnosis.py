@@ -170,7 +170,7 @@ def version_findings() -> list[Finding]:
 def _config_finding(loaded: LoadedSettings) -> Finding:
     num_set = sum(loaded.was_set(name) for name in loaded.origins)
     there = "" if loaded.config_file.is_file() else " (there is none)"
-    text = f"{num_set} settings differ from their defaults; config.toml is {loaded.config_file}{there}"
+    text = f"settings that differ from their defaults: {num_set}; config.toml is {loaded.config_file}{there}"
     return Finding(
         "config", Severity.OK, text, "exo-mesh config show --origin shows where each comes from" if num_set else ""
     )

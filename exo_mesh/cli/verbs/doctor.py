@@ -15,7 +15,7 @@ from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.doctor.checks import Finding, Severity
 from exo_mesh.cli.doctor.diagnosis import ask_node, checks_for, diagnose, rdma_checks, version_findings
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say
 from exo_mesh.settings.config import LoadedSettings
 from exo_mesh.settings.loading import load_settings
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"ok": not failed, "findings": [_as_json(finding) for finding in findings]})
     else:
-        print(report(findings))
+        say(report(findings))
     return exit_codes.FAILED if failed else exit_codes.OK
 
 

@@ -16,7 +16,7 @@ from exo_mesh.base.printable import counted, printable
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import layers_text
+from exo_mesh.cli.tables import layers_text, say
 
 _POLL_S = 0.2
 _THEN = "answers that use it then pause until other peers have loaded these layers"
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     client = ApiClient(args.api_url, args.home)
     if args.undo:
         client.delete("/drain")
-        print("the node accepts requests again")
+        say("the node accepts requests again")
         return exit_codes.OK
     state = client.post("/drain", {})
     end = time.monotonic() + args.wait
@@ -42,12 +42,12 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(_POLL_S)
         state = client.get("/drain")
     if state["drained"]:
-        print("drained: the node can be stopped")
+        say("drained: the node can be stopped")
     else:
         left = f"{counted(state['requests'], 'request')} and {counted(state['sequences'], 'sequence')}"
-        print(f"not drained: {left} of its stages still run")
+        say(f"not drained: {left} of its stages still run")
     for line in staying(client.get("/state")):
-        print(line)
+        say(line)
     return exit_codes.OK if state["drained"] else exit_codes.FAILED
 
 

@@ -11,7 +11,7 @@ from exo_mesh.base.printable import counted, printable
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say
 from exo_mesh.errors import InputError
 
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     client = ApiClient(args.api_url, args.home)
     request = args.request or _last_request(client)
     found = client.get(f"/v1/requests/{urllib.parse.quote(request, safe='')}/prefix")
-    print_json(found) if args.json else print(describe(found))
+    print_json(found) if args.json else say(describe(found))
     return exit_codes.OK
 
 

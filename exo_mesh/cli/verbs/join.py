@@ -14,6 +14,7 @@ from pathlib import Path
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import base_url
+from exo_mesh.cli.tables import say
 from exo_mesh.security.joiner import fetch
 from exo_mesh.security.joining import parse_password
 from exo_mesh.security.secret import write_new
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {shlex.quote(str(target))}"
     start += f" --home {shlex.quote(args.home[-1])}" if args.home else ""
     start += "" if gift.namespace == settings.namespace else f" --namespace {shlex.quote(gift.namespace)}"
-    print(f"joined the mesh of {gift.node}: its secret is in {target}")
+    say(f"joined the mesh of {gift.node}: its secret is in {target}")
     print(
         f"start `{start}`, or restart a node that runs here already. If the node finds no peer, add "
         f"--bootstrap-peers {gift.peer}",

@@ -1,13 +1,16 @@
 """Show how a model could be placed now: which peer would hold which layers, how much memory, and what stays free.
 
-`exo-mesh load MODEL --plan N` loads the model as plan N says.
+The last line is the command that loads the model as the last plan says, whatever memory is free by then. `exo-mesh load
+MODEL --plan N` takes the plan that has number N at that time.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import urllib.parse
+from collections.abc import Mapping
 from typing import Any
 
 from exo_mesh.base.printable import counted, quoted
@@ -15,7 +18,8 @@ from exo_mesh.base.telemetry.tables import columns, human_bytes
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags, api_words
-from exo_mesh.cli.tables import layers_text, print_json
+from exo_mesh.cli.tables import layers_text, peer_names, print_json, say
+from exo_mesh.cli.wording import in_words_of_flags, names_for, reworded
 from exo_mesh.errors import InputError
 
 _DEADLINE_S = 150.0
@@ -35,6 +39,9 @@ _WISHES = {
     "exclude": "--exclude",
 }
 """The flags of add_wish_flags by the name of their argument."""
+_PLAIN_NAME = re.compile(r"\w[\w.-]*")
+ID_CHARS = 12
+"""Of an id where a name will not do."""
 _FIELDS = {"group": "groups", "exclude": "exclude_peers"}
 """The names of wishes in the API, where they differ from those of the arguments."""
 
@@ -73,18 +80,25 @@ def add_wish_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints `GET /instance/previews`; exit code 1 if no placement is possible."""
     refuse_zero(args, "peers")
-    answer = find_previews(ApiClient(args.api_url, args.home), args)
+    client = ApiClient(args.api_url, args.home)
+    with in_words_of_flags(client):
+        answer = find_previews(client, args)
     numbers = {id(plan): number for number, plan in enumerate(plans_of(answer), 1)}
     answer["previews"] = [entry for entry in answer["previews"] if entry["width"] >= (args.peers or 1)]
     plans = plans_of(answer)
     if args.json:
         print_json(answer)
     elif not answer["previews"]:
-        print(f"no plan has {args.peers} peers or more; ask for fewer with --peers")
+        say(f"no plan has {args.peers} peers or more; ask for fewer with --peers")
     else:
-        print("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
+        refusals = [entry["refused"] for entry in answer["previews"] if "refused" in entry]
+        names = names_for(client, *(refusal["message"] for refusal in refusals))
+        for refusal in refusals:
+            refusal["message"] = reworded(refusal["message"], names)
+        say("\n\n".join(describe(entry, numbers.get(id(entry), 0)) for entry in answer["previews"]))
     if plans and not args.json:
-        print(f"\nTo load a plan by its number: {load_command(args, numbers[id(plans[-1])])}")
+        command = load_command(args, plans[-1], peer_names(client.get("/state")))
+        print(f"\nTo load plan {numbers[id(plans[-1])]} as it is shown: {command}")
     return exit_codes.OK if plans else exit_codes.FAILED
 
 
@@ -116,18 +130,27 @@ def find_previews(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]
 
 
 def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The possible placements among the previews; `--plan N` names the N-th."""
+    """The possible placements among the previews; `--plan N` takes the N-th."""
     return [entry for entry in answer["previews"] if "refused" not in entry]
 
 
-def load_command(args: argparse.Namespace, number: int) -> str:
-    """The command that loads the model as this plan says, ready to paste."""
-    words = ["exo-mesh", "load", args.model, "--plan", str(number)]
-    for name, flag in _WISHES.items():
-        value = getattr(args, name)
-        for one in value if isinstance(value, list) else [] if value is None else [value]:
-            words += [flag, str(one)]
+def load_command(args: argparse.Namespace, entry: dict[str, Any], names: Mapping[str, str]) -> str:
+    """The command that loads the model as this plan says, ready to paste. names: of peers, by id."""
+    words = ["exo-mesh", "load", args.model, "--layers", ",".join(_layers_word(one, names) for one in entry["stages"])]
+    given = {name: getattr(args, name) for name in ("context_limit", "mixed_rings")}
+    backends = [stage["group"]["backend"] for stage in entry["stages"] if stage.get("group")]
+    given["group_backend"] = backends[0] if backends else None
+    for name, value in given.items():
+        words += [] if value is None else [_WISHES[name], str(value)]
     return shlex.join([*words, *api_words(args)])
+
+
+def _layers_word(stage: dict[str, Any], names: Mapping[str, str]) -> str:
+    """A stage as `--layers` takes it: `alpha=0-3:mlx`, or `alpha+beta=0-3:mlx` for a tensor group. Names that could be
+    read otherwise give way to ids."""
+    ids = (stage.get("group") or {}).get("peers") or [stage["peer"]]
+    called = [name if _PLAIN_NAME.fullmatch(name := names.get(one, "")) else one[:ID_CHARS] for one in ids]
+    return f"{'+'.join(called)}={layers_text(stage['layers'])}:{stage['engine']}"
 
 
 def describe(entry: dict[str, Any], number: int = 0) -> str:

@@ -20,7 +20,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.services.applying import Installation, ServiceCommandError
 from exo_mesh.cli.services.applying import run as run_command
 from exo_mesh.cli.services.plan import ServicePlan
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say
 from exo_mesh.settings.config import ConfigError, home_of
 
 MANAGERS = {"linux": "systemd", "darwin": "launchd"}
@@ -85,13 +85,13 @@ def _install(args: argparse.Namespace) -> int:
     except ServiceCommandError:
         if not args.user or not _failed_by_sandbox(plan):
             raise
-        print(
+        say(
             "users may not create namespaces here, which the sandbox of the service needs: retrying without the sandbox"
         )
         plan = _plan(args, can_sandbox=False)
         Installation(plan, root, print).install(start=True, is_running=lambda: _state(plan)[0])
     for note in plan.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     print(f"log: {plan.logs}")
     return exit_codes.OK
 

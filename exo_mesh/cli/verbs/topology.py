@@ -13,7 +13,7 @@ from rich.live import Live
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import people_console, print_json
+from exo_mesh.cli.tables import people_console, print_json, say
 from exo_mesh.cli.topology_picture import picture, tokens_by_instance
 from exo_mesh.errors import InputError
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK
     console.print(picture(client.get("/state"), now=time.time()))
     if refused := client.get("/v1/topology")["refused"]:
-        print("refused:\n" + "\n".join(f"  {reason}" for reason in refused))
+        say("refused:\n" + "\n".join(f"  {reason}" for reason in refused))
     return exit_codes.OK
 
 

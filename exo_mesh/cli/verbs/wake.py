@@ -12,6 +12,7 @@ import urllib.parse
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import say
 
 _POLL_S = 0.5
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if found["status"] == "here":
         print(f"{found['name']} is awake and in the mesh")
         return exit_codes.OK
-    print(f"sent Wake-on-LAN packets to {found['name']} from {', '.join(found['senders'])}")
+    say(f"sent Wake-on-LAN packets to {found['name']} from {', '.join(found['senders'])}")
     end = time.monotonic() + args.wait
     while args.wait and time.monotonic() < end:
         time.sleep(_POLL_S)
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{found['name']} is in the mesh again")
             return exit_codes.OK
     if args.wait:
-        print(
+        say(
             f"{found['name']} did not join within {args.wait:g} s: "
             "check that Wake-on-LAN is enabled in its firmware and system"
         )

@@ -88,6 +88,10 @@ class News:
         sample = roster.rng.sample(others, min(most - 1, len(others)))
         return [self._own_reading, *map(roster.records.reading_of, sample)]
 
+    def renew_reading(self) -> None:
+        """Read this node's own telemetry again for the next message."""
+        self._own_read_at = -math.inf
+
     def probe_readings(self) -> list[pb.Telemetry]:
         """Like `readings`, with as many as fit a probe."""
         return self.readings(1 if self._roster.is_small else MAX_READINGS // 2)

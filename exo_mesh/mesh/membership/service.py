@@ -41,6 +41,9 @@ MAX_SILENT_PROBED = 8
 MAX_CLOSE_PROBED = 4
 """Peers of this node's own rings that are probed in each period."""
 
+MAX_TOLD = 32
+"""Peers that get a changed reading of this node at once."""
+
 MIN_PAUSE_S = 0.02
 """Shortest pause between two rounds of news, however often records change."""
 
@@ -230,6 +233,14 @@ class Membership:
         for peer_id in self._ring_neighbours():
             if (peer := self._roster.peers.get(peer_id)) is not None:
                 self._probing.start(peer, by_call=True)
+
+    def tell_reading(self) -> None:
+        """Send this node's telemetry to its peers now, because it changed in a way that they act on; in a large mesh to
+        some of them. A peer that is not reached gets it with a later probe."""
+        self._news.renew_reading()
+        peers = list(self._roster.peers.values())
+        for peer in self._roster.rng.sample(peers, min(MAX_TOLD, len(peers))):
+            self._probing.start(peer, by_call=True)
 
     # Start and stop.
 

@@ -149,6 +149,8 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
         "library": _describe_library(stage.beat),
         "prefix_cache": {"sequences": stage.beat.prefix.kept, "bytes": stage.beat.prefix.bytes},
     }
+    if stage.num_ranks > 1:
+        shown["group"] = {"rank": stage.rank, "ranks": stage.num_ranks, "kv_heads": stage.kv_heads or None}
     figures = stage.beat.prefix
     if figures.has_disk:
         shown["prefix_cache"]["disk"] = {

@@ -32,6 +32,7 @@ class PeerDesk:
     def drain_here(self, *, on: bool) -> None:
         """Finish what runs and take nothing new; or take requests again."""
         self._host.draining = on
+        self._membership.tell_reading()
         _log.info("draining: this node takes no new requests" if on else "this node takes requests again")
 
     async def drain(self, peer: str, *, on: bool) -> str:

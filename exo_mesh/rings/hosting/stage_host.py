@@ -30,7 +30,7 @@ from exo_mesh.rings.hosting.runner_starter import USUAL_LIMITS, HostLimits, Runn
 from exo_mesh.rings.hosting.spares import HeadStart
 from exo_mesh.rings.hosting.speed import SpeedMeter
 from exo_mesh.rings.hosting.stage_meter import StageMeter
-from exo_mesh.rings.hosting.stage_state import goes_on, is_well, seat_of, why_unwell
+from exo_mesh.rings.hosting.stage_state import beat_of, goes_on, is_well, seat_of, why_unwell
 from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.security.credentials import CredentialSource
@@ -196,13 +196,7 @@ class StageHost:
 
     def beats(self) -> list[StageBeat]:
         """The last heartbeat of every stage that runs here."""
-        found = []
-        for name, runner in self._runners.items():
-            lease = self._started[name]
-            beat = runner.beat or runner_pb2.Heartbeat()  # no heartbeat has come yet
-            drives = lease.stage.shard.is_last and lease.stage.peer_id == self._own_id
-            found.append(StageBeat(name, lease.index, drives, beat))
-        return found
+        return [beat_of(self._started[name], runner, self._own_id) for name, runner in self._runners.items()]
 
     async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
         """Hold memory for a stage, or for this node's rank of it. The stage of a replaced plan is ended first, so that

@@ -11,6 +11,7 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.rings.hosting.reservations import Lease
+from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
@@ -99,6 +100,20 @@ def goes_on(started: Lease, plan: Plan, index: int) -> bool:
         and (started.stage.engine, started.stage.shard) == (new.stages[index].engine, new.stages[index].shard)
         and (old.model, old.model_digest) == (new.model, new.model_digest)
         and (old.context_limit, old.activation_dtype) == (new.context_limit, new.activation_dtype)
+    )
+
+
+def beat_of(lease: Lease, runner: Runner, own_id: str) -> StageBeat:
+    """The last heartbeat of a lease's runner, with its place."""
+    stage, beat = lease.stage, runner.beat or runner_pb2.Heartbeat()  # no heartbeat has come yet
+    return StageBeat(
+        lease.plan.instance_id,
+        lease.index,
+        stage.shard.is_last and stage.peer_id == own_id,
+        beat,
+        stage.peers.index(own_id),
+        len(stage.peers),
+        runner.board.kv_heads,
     )
 
 

@@ -14,12 +14,16 @@ _NEVER_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StageBeat:
-    """The last heartbeat of a stage that runs here; is_driver: it is the last stage of its ring."""
+    """The last heartbeat of a stage that runs here; is_driver: it is the last stage of its ring. rank, num_ranks: of
+    its tensor group; 0 and 1 without one. kv_heads: of this rank's KV; 0 if unknown."""
 
     instance_id: str
     index: int
     is_driver: bool
     beat: Heartbeat
+    rank: int = 0
+    num_ranks: int = 1
+    kv_heads: int = 0
 
 
 class StatusBoard:
@@ -54,6 +58,12 @@ class StatusBoard:
         none."""
         entry = self._latest.get("ready")
         return entry[1].ready.group.all_reduce_s if entry else 0.0
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys in the KV of this rank of a tensor group; 0 if unknown or no group."""
+        entry = self._latest.get("ready")
+        return entry[1].ready.group.kv_heads if entry else 0
 
     def publish(self, status: pb.StageStatus) -> None:
         """Publish a status to all watchers. A status after "failed" is dropped."""

@@ -27,6 +27,7 @@ from exo_mesh.errors import (
     ReservationError,
     StageLostError,
     TransportError,
+    code_of,
 )
 from exo_mesh.mesh.membership.naming import told_apart
 from exo_mesh.mesh.membership.service import Membership
@@ -167,8 +168,7 @@ class Placer:
             self._rising[instance_id] = monitor
             return await monitor.bring_up()
         except BaseException as exc:
-            outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
-            self._metrics.placed(monitor.plan.model, outcome)
+            self._metrics.placed(monitor.plan.model, code_of(exc))
             try:
                 await monitor.release()  # may be cancelled again: two peers may delete at once
             finally:

@@ -21,7 +21,15 @@ from exo_mesh.domain.rings import Candidate, Surroundings, by_tier
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, StageLostError, TransportError
+from exo_mesh.errors import (
+    DeadlineError,
+    MeshError,
+    PlacementError,
+    ReservationError,
+    StageLostError,
+    TransportError,
+    code_of,
+)
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mixing import Mixing
@@ -107,8 +115,7 @@ class Recoverer:
         try:
             monitor, instance, found = await self._try_plans(attempt, on_progress)
         except BaseException as exc:
-            outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
-            self._metrics.recovery_ended(old.model, cause, outcome)
+            self._metrics.recovery_ended(old.model, cause, code_of(exc))
             if attempt.is_published:
                 self._membership.put_instance(old.instance_id, None)
             # The peer that recovers the ring by a higher ballot may need the remaining stages.

@@ -8,7 +8,7 @@ from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import Watchdog
 from exo_mesh.base.telemetry.request_metrics import RequestMeter, RequestMetrics
 from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent, TokenEvent
-from exo_mesh.errors import MeshError
+from exo_mesh.errors import MeshError, code_of
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.serving.history import FINE, message_for_the_log
@@ -83,6 +83,11 @@ class Router:
             outcome, entry.error_message = exc.code, message_for_the_log(exc)
             if live is not None:
                 live.end(exc)
+            raise
+        except Exception as exc:  # our own mistake; the API answers with the same code
+            outcome, entry.error_message = code_of(exc), f"internal error ({type(exc).__name__})"
+            if live is not None:
+                live.end(MeshError(entry.error_message))
             raise
         finally:
             self._watchdog.forget(run.check)

@@ -199,7 +199,7 @@ class HopLost(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class GroupFigures(_message.Message):
-    __slots__ = ("all_reduce_s", "chunk_s", "worst", "deadline_s", "reduce_bytes_per_s", "alone_layer_s", "alone_chunk_s")
+    __slots__ = ("all_reduce_s", "chunk_s", "worst", "deadline_s", "reduce_bytes_per_s", "alone_layer_s", "alone_chunk_s", "kv_heads")
     ALL_REDUCE_S_FIELD_NUMBER: _ClassVar[int]
     CHUNK_S_FIELD_NUMBER: _ClassVar[int]
     WORST_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class GroupFigures(_message.Message):
     REDUCE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     ALONE_LAYER_S_FIELD_NUMBER: _ClassVar[int]
     ALONE_CHUNK_S_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     all_reduce_s: float
     chunk_s: float
     worst: float
@@ -214,7 +215,8 @@ class GroupFigures(_message.Message):
     reduce_bytes_per_s: float
     alone_layer_s: float
     alone_chunk_s: float
-    def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ..., reduce_bytes_per_s: _Optional[float] = ..., alone_layer_s: _Optional[float] = ..., alone_chunk_s: _Optional[float] = ...) -> None: ...
+    kv_heads: int
+    def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ..., reduce_bytes_per_s: _Optional[float] = ..., alone_layer_s: _Optional[float] = ..., alone_chunk_s: _Optional[float] = ..., kv_heads: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s", "laps_saved", "computing_tokens", "computing_prefill", "expected_s", "prefill_frames", "decode_frames", "shared_tokens", "prompts", "laps_took", "hops_took", "queue_waits", "prefill_tokens", "prefill_s", "hop_took", "all_reduce_s", "library", "slots", "is_idle", "hop_rests", "step_all_reduces", "prefix")

@@ -47,7 +47,13 @@ class _CountingHandler(MembershipHandler):
 class Peer:
     """One membership behind a control server. `crash` closes the server without a goodbye."""
 
-    def __init__(self, info: PeerInfo, only_peers: tuple[str, ...] = (), only_links: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        info: PeerInfo,
+        only_peers: tuple[str, ...] = (),
+        only_links: tuple[str, ...] = (),
+        timing: Timing | None = None,
+    ) -> None:
         self.left: list[str] = []
         self.own_calls = OwnCalls(info.id)
         self.num_returns = 0
@@ -64,7 +70,7 @@ class Peer:
             on_leave=lambda peer, records: self.left.append(peer.id),
             before_refute=self.before_refute,
             read_prefixes=lambda: dict(self.prefixes),
-            timing=FAST,
+            timing=timing or FAST,
         )
         self.handler = _CountingHandler(self.membership)
         self.handler.own_calls = self.own_calls

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_codec import peer_to_proto
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.mesh.membership import meshes
-from tests.mesh.membership.meshes import Peer, mesh, peer_info, until
+from tests.mesh.membership.meshes import FAST, Peer, mesh, peer_info, until
 
 
 def an_instance(owner: str) -> InstanceInfo:
@@ -66,6 +69,25 @@ async def test_an_address_on_a_filtered_kind_of_link_is_never_dialled() -> None:
             await peer.stop()
 
 
+async def test_a_changed_reading_reaches_the_peers_without_a_round_of_probes() -> None:
+    peers = [Peer(peer_info(name), timing=replace(FAST, period_s=600.0)) for name in ("a", "b", "c")]
+    try:
+        for peer in peers:
+            await peer.start()
+            peer.membership.suggest(peers[0].address)
+        await until(lambda: len(peers[0].sees) == 2)
+        peers[0].reading = replace(peers[0].reading, sequence=2, is_draining=True)
+        peers[0].membership.tell_reading()
+
+        def draining(peer: Peer) -> bool:
+            reading = peer.membership.reading_of("a")
+            return reading is not None and reading.is_draining
+
+        await until(lambda: draining(peers[1]) and draining(peers[2]))
+    finally:
+        await asyncio.gather(*(peer.stop() for peer in peers))
+
+
 async def test_a_record_reaches_everybody_and_its_deletion_too() -> None:
     async with mesh("a", "b", "c") as peers:
         peers[1].membership.put_instance("m-1", an_instance("b"))
@@ -93,6 +115,27 @@ async def test_a_peer_that_falls_silent_is_dead_everywhere_and_stays_dead() -> N
         rounds = a.membership.peer("c").last_heard  # type: ignore[union-attr]
         await until(lambda: a.membership.peer("c").last_heard > rounds + 0.2)  # type: ignore[union-attr]
         assert [peer.id for peer in a.membership.view.peers()] == ["a", "c"]
+
+
+async def test_a_suspicion_that_is_refuted_is_no_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "exo_mesh.mesh.membership")
+    async with mesh("a", "b") as (a, b):
+        answer, hangs = type(b.handler).probe, asyncio.Event()
+
+        async def probe(handler: Any, request: pb.ProbeRequest) -> pb.ProbeReply:
+            if handler is b.handler and not hangs.is_set():
+                await hangs.wait()
+            return await answer(handler, request)
+
+        monkeypatch.setattr(type(b.handler), "probe", probe)
+        monkeypatch.setattr(a.membership._roster.swim, "_timing", replace(FAST, suspicion_s=600.0))
+        await until(lambda: any("is suspected" in line for line in caplog.messages))
+        hangs.set()
+        await until(lambda: a.membership._roster.swim.update_of("b").state is SwimState.ALIVE)  # type: ignore[union-attr]
+        levels = {one.levelno for one in caplog.records if "suspected" in one.getMessage()}
+        assert levels == {logging.DEBUG} and a.sees == ["b"]
 
 
 @pytest.mark.parametrize("others", [("a",), ("a", "c", "d")])

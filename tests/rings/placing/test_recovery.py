@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -75,8 +76,9 @@ async def crash(node: Node, instance: dict[str, Any]) -> None:
     [pytest.param(0, marks=pytest.mark.extended), pytest.param(1, marks=pytest.mark.slow), 2],
 )
 async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep_theirs(
-    tmp_path: Path, lost: int
+    tmp_path: Path, lost: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
         expected = await tokens(nodes[1], a_request("undisturbed", 18))
@@ -97,6 +99,8 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
         assert counted(restarted, "runner_restarts_total", model=MODEL) == 1
         assert counted(restarted, "runner_ends_total", end="crashed") == 1
         assert len(await tokens(nodes[2], a_request("next"))) == 12
+    (line,) = [line for line in caplog.messages if "recovered by ballot" in line]
+    assert "loaded " in line and " 0 request" not in line, "a request that is sent again is not kept in the ring"
 
 
 async def test_while_a_ring_recovers_its_context_limit_stands_and_its_model_counts_as_loaded(tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
-from exo_mesh.errors import InputError, PlacementError
+from exo_mesh.errors import InputError, PendingPlacementError, PlacementError
 from exo_mesh.node.node import Node
 from exo_mesh.rings.hosting.collectives import collective_endpoint, wiring_fault
 from exo_mesh.rings.hosting.runner_starter import HostLimits
 from exo_mesh.rings.placing import tensor_groups
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.placing.tensor_groups import GroupTroubles, wirings
-from tests.support.nodes import MODEL, a_request, instances, mesh, runners, tokens, until
+from tests.support.nodes import MODEL, a_request, crash, instances, mesh, runners, tokens, until
 
 PAIR = InstanceSpec(MODEL, tensor_group=2, group_backend="ring")
 
@@ -56,6 +56,9 @@ async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path)
         assert shape(instance) == [2] and instance["reason"] == ""
         assert await tokens(nodes[1], a_request()) == expected
         assert len(runners()) == 2
+        shown = [node.observation.memory(whole_mesh=False)["stages"][0]["group"] for node in nodes]
+        assert sorted(one["rank"] for one in shown) == [0, 1] and {one["ranks"] for one in shown} == {2}
+        assert {one["kv_heads"] for one in shown} == {None}, "the dummy engine has no heads"
         assert (await nodes[1].create_instance(PAIR))["digest"] == instance["digest"], "it suits whoever asks for one"
         assert await nodes[1].delete_instance(instance["id"])
         await until(lambda: not runners())
@@ -232,6 +235,21 @@ async def test_a_group_that_cannot_be_is_refused_and_says_what_would_help(tmp_pa
     async with mesh(tmp_path, 2) as nodes:
         with pytest.raises(PlacementError, match="a tensor group of 3 was asked for, and 2 can take part"):
             await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=3, group_backend="ring"))
+
+
+async def test_a_group_waits_for_a_peer_that_is_gone_but_for_none_that_is_kept_out(tmp_path: Path) -> None:
+    wish = InstanceSpec(MODEL, tensor_group=3, group_backend="ring")
+    async with mesh(tmp_path, 3) as nodes:
+        gone = nodes[2].membership.own
+        await crash(nodes[2])
+        await until(lambda: [peer.id for peer in nodes[0].membership.gone] == [gone.id])
+        with pytest.raises(PlacementError, match=f"with {gone.name} .not reachable now") as refused:
+            await nodes[0].create_instance(wish)
+        assert refused.value.code == PendingPlacementError.code
+        nodes[0].membership._roster.note_refusal(gone.name, "another secret", peer_id=gone.id)
+        with pytest.raises(PlacementError, match="a tensor group of 3 was asked for, and 2 can take part") as refused:
+            await nodes[0].create_instance(wish)
+        assert refused.value.code == PlacementError.code and "reachable" not in str(refused.value)
 
 
 # the parts

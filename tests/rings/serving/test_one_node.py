@@ -71,6 +71,7 @@ async def test_each_way_to_end_is_one_line_without_text(node: tuple[Path, ApiCli
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["status"] for line in lines] == ["error", "ok", "timeout", "cancelled"]
     assert [line["outcome"] for line in lines] == ["engine_error", "length", "length", "cancelled"]
+    assert "fail_at" in lines[0]["error_message"] and not any(line["error_message"] for line in lines[1:])
     assert (lines[1]["output_tokens"], lines[1]["max_tokens"], lines[1]["kind"]) == (5, 5, "completion")
     assert lines[2]["output_tokens"] == late["usage"]["completion_tokens"]
     assert all(0 < line["memory_before_bytes"] < 2**34 and line["duration_s"] > 0 for line in lines)

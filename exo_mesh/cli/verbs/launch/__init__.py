@@ -21,6 +21,7 @@ from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
 from exo_mesh.cli.parser import Parser, add_api_flags
+from exo_mesh.cli.tables import complain, say
 from exo_mesh.cli.verbs.launch.agents import AGENTS, Agent, AgentSetup, LaunchTarget
 from exo_mesh.cli.verbs.launch.mesh_access import LaunchModel, find_launch_model, revoke_key, take_key
 from exo_mesh.cli.verbs.launch.running import run_agent, unwinding
@@ -109,10 +110,8 @@ def _run_once(
         return run_agent([program, *setup.arguments, *arguments], environ, workspace.lock)
     finally:
         if key.id and not revoke_key(client, key.id):
-            print(
-                f"exo-mesh: the key {key.id} of this run could not be revoked; `exo-mesh key remove {key.id}` on a "
-                "node does it",
-                file=sys.stderr,
+            complain(
+                f"the key {key.id} of this run could not be revoked; `exo-mesh key remove {key.id}` on a node does it"
             )
 
 
@@ -135,21 +134,19 @@ def _clean_up(root: Path, client: ApiClient) -> None:
             return False
 
     for key_id in remove_abandoned(root, revoke):
-        print(f"exo-mesh: the key {key_id} of a run that was killed could not be revoked yet", file=sys.stderr)
+        complain(f"the key {key_id} of a run that was killed could not be revoked yet")
 
 
 def _tell(agent: Agent, client: ApiClient, model: LaunchModel) -> None:
     """Say what is going to happen, and warn about a context that is too small."""
     state = "" if model.is_loaded else "; it loads with the first request"
-    print(
-        f"{agent.title} uses {model.name} at {client.url} ({model.context_tokens} tokens of context){state}",
-        file=sys.stderr,
+    say(
+        f"{agent.title} uses {model.name} at {client.url} ({model.context_tokens} tokens of context){state}", sys.stderr
     )
     if model.context_tokens < agent.needs_tokens:
-        print(
-            f"exo-mesh: the instructions and tools of {agent.title} need about {agent.needs_tokens} tokens of context, "
-            "so its requests may be refused; use a model with a longer context",
-            file=sys.stderr,
+        complain(
+            f"the instructions and tools of {agent.title} need about {agent.needs_tokens} tokens of context, so its "
+            "requests may be refused; use a model with a longer context"
         )
 
 

@@ -63,16 +63,19 @@ def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: I
     return ", ".join(f"{names.get(peer, peer[:8])} {part}" for peer, part in parts)
 
 
-def fit_text(num_bytes: int, state: Mapping[str, Any], estimated_bytes: int = 0) -> str:
+def fit_text(num_bytes: int, state: Mapping[str, Any], estimated_bytes: int = 0, name: str = "") -> str:
     """Whether the weights alone, by their size or else an estimate, fit the memory that peers have free now, on how few
-    of them; if not, the numbers.
+    of them; if not, the numbers. name: of the model; peers that say that none of their engines runs it do not count.
 
     `exo-mesh show` and `exo-mesh preview` also count KV, overhead, engines and cuts.
     """
     needed = num_bytes or estimated_bytes
     if not needed:
         return "?"
-    live = {peer["id"] for peer in state["view"]["peers"]}
+    peers = state["view"]["peers"]
+    live = {peer["id"] for peer in peers if peer.get("model_engines", {}).get(name) != []}
+    if peers and not live:
+        return "no: no engine of the peers runs it"
     usable = sorted((r["usable_bytes"] for peer, r in state["telemetry"].items() if peer in live), reverse=True)
     for count in range(1, len(usable) + 1):
         if sum(usable[:count]) >= needed:

@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = {instance["model"] for instance in state["view"]["instances"]}
     for model in models:
         model["used_at"] = stored.get(model["id"], {}).get("used_at")
-        sizes = model["num_bytes"], state, model.get("estimated_bytes", 0)
-        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(*sizes)
+        about = model["num_bytes"], state, model.get("estimated_bytes", 0), model["id"]
+        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(*about)
     if args.json:
         print_json([*models, *unusable])
         return exit_codes.OK

@@ -1,7 +1,8 @@
 """Place a model over peers, and wait until it is ready.
 
-Without wishes the mesh chooses the fewest peers that hold the model. `--plan N` takes plan N that `exo-mesh preview
-MODEL` shows. `--layers` names the layers of each peer, and so also their order. Ctrl-C ends the wait only.
+Without wishes the mesh chooses the fewest peers that hold the model. `--plan N` takes the plan that has number N in
+`exo-mesh preview MODEL` now. `--layers` names the layers of each peer, and so also their order: `alpha=0-3,beta=4-7`;
+with an engine `alpha=0-3:mlx`; for a tensor group `alpha+beta=0-3`. Ctrl-C ends the wait only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exo_mesh.base.printable import counted, printable, quoted
@@ -31,13 +32,14 @@ from exo_mesh.cli.verbs.preview import (
     refuse_zero,
     wishes,
 )
+from exo_mesh.cli.wording import in_words_of_flags
 from exo_mesh.errors import InputError
 from exo_mesh.mesh.membership.naming import peer_called
 
 _READY_S = 6 * 3600.0
 """The peers may first download the model, which takes hours over a slow line."""
 
-_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?(?::([\w.-]+))?")
 
 
 class _Peer(NamedTuple):
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--plan`, `--peers`, `--on`, `--layers`, `--policy`, the wishes of `preview`, `--api-url`,
     `--json`."""
     parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
-    parser.add_argument("--plan", type=int, metavar="N", help="the plan with this number in exo-mesh preview MODEL")
+    parser.add_argument("--plan", type=int, metavar="N", help="the plan with this number in exo-mesh preview MODEL now")
     parser.add_argument(
         "--peers", "--min-peers", type=peer_count, metavar="N", help="at least this many peers; the mesh chooses them"
     )
@@ -72,13 +74,14 @@ def run(args: argparse.Namespace) -> int:
     """Calls `POST /instance`, shows what it waits for, and prints the stages."""
     _refuse_contradictions(args)
     client = ApiClient(args.api_url, args.home)
-    body = _body(client, args)
+    with in_words_of_flags(client):
+        body = _body(client, args)
     began = time.monotonic()
     client.get("/healthz")
     if not (args.json or sys.stderr.isatty()):
         print(f"loading {args.model} …", file=sys.stderr, flush=True)
     try:
-        with WaitingScreen(MeshNodes(client), body["model"], asks=False) as screen:
+        with in_words_of_flags(client), WaitingScreen(MeshNodes(client), body["model"], asks=False) as screen:
             instance: dict[str, Any] = client.post("/instance", body, _READY_S)
             screen.end()
     except KeyboardInterrupt:
@@ -132,7 +135,7 @@ def _body(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]:
     if args.on is not None:
         body |= _only_on(_words(args.on), client.get("/state")["view"]["peers"])
     if args.layers is not None:
-        body["pins"] = pins_of(args.layers)
+        body["stages"] = stages_of(args.layers, body.pop("group_backend", None), lambda name: _is_peer(client, name))
     more = {"min_peers": args.peers, "policy": args.policy}
     return body | {name: value for name, value in more.items() if value is not None}
 
@@ -149,6 +152,10 @@ def _planned(client: ApiClient, args: argparse.Namespace) -> dict[str, Any]:
     return request
 
 
+def _is_peer(client: ApiClient, name: str) -> bool:
+    return any(peer["name"] == name for peer in client.get("/state")["view"]["peers"])
+
+
 def _only_on(wanted: Sequence[str], peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of the body that place a model on exactly these peers. Raises InputError for an unknown one."""
     known = [_Peer(str(peer["id"]), str(peer["name"])) for peer in peers]
@@ -163,21 +170,33 @@ def _only_on(wanted: Sequence[str], peers: Sequence[Mapping[str, Any]]) -> dict[
     return {"exclude_peers": sorted({peer.id for peer in known} - chosen), "min_peers": len(chosen)}
 
 
-def pins_of(text: str) -> dict[str, list[int]]:
-    """Half-open ranges by peer, of `alpha=0-3,beta=4`. Raises InputError."""
-    pins: dict[str, list[int]] = {}
+def stages_of(text: str, backend: str | None, is_peer: Callable[[str], bool]) -> list[dict[str, Any]]:
+    """Stages of `alpha=0-3,beta=4:mlx,gamma+delta=5-7`. backend: of the groups. is_peer: whether a peer has this name;
+    asked only for a name with a plus. Raises InputError."""
+    stages: list[dict[str, Any]] = []
+    used: set[str] = set()
     for word in _words(text):
         name, _, layers = word.rpartition("=")
         found = _RANGE.fullmatch(layers.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not name.strip() or first > last:
+        names = (
+            [one.strip() for one in name.split("+")] if "+" in name and not is_peer(name.strip()) else [name.strip()]
+        )
+        if found is None or not all(names) or first > last:
             raise InputError(f"--layers {quoted(word)}: write PEER=FIRST-LAST, such as alpha=0-3", param="layers")
-        if name.strip() in pins:
-            raise InputError(f"--layers names {quoted(name.strip())} twice: a peer holds one range", param="layers")
-        pins[name.strip()] = [first, last + 1]
-    if not pins:
+        if twice := used.intersection(names) or {one for one in names if names.count(one) > 1}:
+            raise InputError(f"--layers names {quoted(min(twice))} twice: a peer holds one range", param="layers")
+        used.update(names)
+        stages.append({"peer": names[0], "layers": [first, last + 1]})
+        if found[3]:
+            stages[-1]["engine"] = found[3]
+        if len(names) > 1:
+            stages[-1]["group"] = {"peers": names, "backend": backend or "auto"}
+    if not stages:
         raise InputError("--layers names no peer: write PEER=FIRST-LAST, such as alpha=0-3", param="layers")
-    return pins
+    if backend and not any("group" in stage for stage in stages):
+        raise InputError("--group-backend: --layers names no tensor group, such as alpha+beta=0-3", param="layers")
+    return stages
 
 
 def _words(text: str) -> list[str]:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             model["downloads"],
             model["likes"],
             "gated" if model["is_gated"] else "open",
-            facts.fit_text(model["num_bytes"], state),
+            facts.fit_text(model["num_bytes"], state, name=model["id"]),
         ]
         for model in found
     ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from exo_mesh.base.printable import counted
 from exo_mesh.errors import OverloadError
 from exo_mesh.rings.runner.scheduling.queue import OUTPUT_WEIGHT, FairQueue
 
@@ -58,7 +59,7 @@ class Slots:
         if not self._queue.push(turn):
             wait_s = self._wait_s(len(self._queue))
             raise OverloadError(
-                f"{len(self._queue)} requests wait already for the {self.num_slots} places of this model",
+                f"already waiting for the {counted(self.num_slots, 'place')} of this model: {len(self._queue)}",
                 retry_after_s=max(1.0, wait_s),
             )
         self._admit()
