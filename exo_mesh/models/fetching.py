@@ -197,7 +197,7 @@ class Fetcher:
         uses_hub: bool,
     ) -> tuple[str, ...]:
         """Compares those of the files of which only parts are here with the digests of the whole files; returns those
-        that could not be checked. on_wrong: called with the name of a file whose wrong bytes were dropped,
+        that could not be checked. on_wrong: called with the name of a file with wrong bytes,
         before they are replaced. uses_hub: see Verify.
 
         Raises FetchError, also if no source has the right bytes.

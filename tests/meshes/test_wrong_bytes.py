@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.domain.plan import Ballot
-from exo_mesh.errors import InstanceDeletedError
+from exo_mesh.errors import FetchError
 from exo_mesh.models.downloads import checks
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.weights.safetensors import on_disk
 from tests.meshes.test_fetching import MODEL, delete_all, knows, manifest_of, nodes_at
 from tests.support.checkpoints import write_checkpoint
-from tests.support.hub import LoopbackHub
+from tests.support.hub import LoopbackHub, Refusal
 from tests.support.nodes import a_request, instances, tokens, until
 
 pytestmark = pytest.mark.extended
@@ -60,7 +62,132 @@ async def answer_of_one(a: Node, b: Node) -> list[int]:
     return await tokens(a, a_request("alone", 16), NAME)
 
 
-@pytest.mark.parametrize("tenth", [pytest.param(one, marks=[pytest.mark.slow] if one % 3 else []) for one in range(10)])
+TENTHS = [pytest.param(one, marks=[pytest.mark.slow] if one % 3 else []) for one in range(10)]
+
+
+def present_bytes(root: Path, node: str) -> dict[tuple[int, int], bytes]:
+    """What a node has of the file, by span, as its manifest says."""
+    present = manifest_of(root, node, NAME).files[FILE].present  # first: what is replaced meanwhile is then right
+    held = on_disk(root / node / "models" / NAME / FILE).read_bytes()
+    return {(start, stop): held[start:stop] for start, stop in present}
+
+
+def is_right(root: Path, node: str) -> bool:
+    whole = (root / "tiny" / FILE).read_bytes()
+    return all(content == whole[start:stop] for (start, stop), content in present_bytes(root, node).items())
+
+
+@asynccontextmanager
+async def no_unmarked_service(root: Path, nodes: list[Node]) -> AsyncIterator[None]:
+    """Fails if a ring is ready on wrong bytes of a node that does not say that they are unchecked."""
+    names = {node.node_id: node.membership.own.name for node in nodes}
+    found: list[str] = []
+
+    async def watch() -> None:
+        while True:
+            ready = [one for one in instances(nodes[0]) if one["state"] == "ready" and one["model"] == NAME]
+            serving = {names[stage["peer"]] for one in ready for stage in one["stages"]}
+            marked = unverified(nodes)
+            found.extend(one for one in serving - marked if not is_right(root, one))
+            await asyncio.sleep(0.02)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        await asyncio.wait((watcher,))
+    assert watcher.cancelled() and not found, f"served unmarked at {set(found)}"
+
+
+def alter(root: Path, node: str, position: int) -> None:
+    """Changes a byte of the whole file of a node behind its back."""
+    file = root / node / "models" / NAME / FILE
+    content = bytearray(file.read_bytes())
+    content[position] ^= 0x40
+    file.write_bytes(content)
+
+
+def silence(hub: LoopbackHub) -> None:
+    """From now on the hub answers nothing."""
+    hub.faults.refusals.append(Refusal(HTTPStatus.NOT_FOUND, times=10**6))
+
+
+async def fetch_whole(root: Path, nodes: list[Node], names: str) -> None:
+    """Fetches the whole file to the nodes of these names, from the hub and each other."""
+    await nodes[0].find_model(NAME, may_download=True)
+    await knows(nodes, NAME)
+    for node in nodes:
+        if (name := node.membership.own.name) in names:
+            await nodes[0].start_download(NAME, peers=[node.node_id], whole=True)
+            await until(lambda name=name: is_whole(root, name), 30)  # type: ignore[misc]
+
+
+def is_whole(root: Path, node: str) -> bool:
+    return (root / node / "models" / NAME / FILE).exists()
+
+
+@pytest.mark.parametrize("tenth", TENTHS)
+async def test_a_wrong_byte_at_any_tenth_from_a_peer_is_never_served_unmarked_and_is_taken_from_the_hub(
+    tmp_path: Path, hub: LoopbackHub, caplog: pytest.LogCaptureFixture, tenth: int
+) -> None:
+    size = (tmp_path / "tiny" / FILE).stat().st_size
+    async with nodes_at(tmp_path, "abc", secret=SECRET) as nodes:
+        a, b, c = nodes
+        await fetch_whole(tmp_path, nodes, "c")
+        alter(tmp_path, "c", size * tenth // 10 + size // 20)
+        async with no_unmarked_service(tmp_path, nodes):
+            await a.create_instance(InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id,)))
+            await until(lambda: not unverified(nodes), 60)
+            await ready(nodes)
+            served = await tokens(a, a_request("served", 16), NAME)
+        assert f"{FILE} of {NAME} does not match its digest" in caplog.text, "the wrong byte arrived"
+        assert is_right(tmp_path, "a") and is_right(tmp_path, "b")
+        assert await answer_of_one(a, b) == served
+
+
+@pytest.mark.parametrize("secret", [SECRET, ""], ids=["closed", "open"])
+@pytest.mark.parametrize("wrong_of_d", [None, 7], ids=["a right peer", "peers that are wrong at different places"])
+async def test_without_a_hub_a_wrong_byte_of_a_peer_is_taken_from_other_peers(
+    tmp_path: Path, hub: LoopbackHub, caplog: pytest.LogCaptureFixture, wrong_of_d: int | None, secret: str
+) -> None:
+    size = (tmp_path / "tiny" / FILE).stat().st_size
+    async with nodes_at(tmp_path, "abcd", secret=secret, open_admin=not secret) as nodes:
+        a, _, c, d = nodes
+        await fetch_whole(tmp_path, nodes, "cd")
+        silence(hub)
+        alter(tmp_path, "c", size * 3 // 10)
+        if wrong_of_d is not None:
+            alter(tmp_path, "d", size * wrong_of_d // 10)
+        async with no_unmarked_service(tmp_path, nodes):
+            await a.create_instance(InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id, d.node_id)))
+            await until(lambda: not unverified(nodes), 60)
+            await ready(nodes)
+            await tokens(a, a_request("served", 16), NAME)
+        assert f"{FILE} of {NAME} does not match its digest" in caplog.text, "a wrong byte arrived"
+        assert is_right(tmp_path, "a") and is_right(tmp_path, "b")
+
+
+async def test_where_no_source_is_right_the_error_says_so_and_nothing_is_served_after_it_was_found(
+    tmp_path: Path, hub: LoopbackHub
+) -> None:
+    size = (tmp_path / "tiny" / FILE).stat().st_size
+    async with nodes_at(tmp_path, "abc", secret=SECRET) as nodes:
+        a, _, c = nodes
+        await fetch_whole(tmp_path, nodes, "c")
+        silence(hub)
+        alter(tmp_path, "c", size // 2)
+        spec = InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id,))
+        async with no_unmarked_service(tmp_path, nodes):
+            with contextlib.suppress(FetchError):  # the check may take longer than the download
+                await a.create_instance(spec)
+                await until(lambda: not instances(a), 30)
+            with pytest.raises(FetchError, match=r"model.safetensors does not match its sha256"):
+                await a.create_instance(spec)
+            assert not [one for one in instances(a) if one["state"] == "ready"] and unverified(nodes)
+
+
+@pytest.mark.parametrize("tenth", TENTHS)
 async def test_a_wrong_byte_at_any_tenth_from_the_hub_is_never_served_once_it_is_checked(
     tmp_path: Path, hub: LoopbackHub, tenth: int
 ) -> None:
@@ -71,8 +198,7 @@ async def test_a_wrong_byte_at_any_tenth_from_the_hub_is_never_served_once_it_is
         await a.find_model(NAME, may_download=True)
         await knows(nodes, NAME)
         hub.faults.wrong_at[FILE] = len(whole) * tenth // 10 + len(whole) // 20
-        with contextlib.suppress(InstanceDeletedError):  # found after the wait, and placed again by itself
-            await a.create_instance(InstanceSpec(NAME, min_peers=2))
+        await a.create_instance(InstanceSpec(NAME, min_peers=2))
         assert not hub.faults.wrong_at, "the wrong byte was sent"
         await until(lambda: not unverified(nodes), 60)
         await ready(nodes)

@@ -27,6 +27,9 @@ LEAST_WAIT_S = 2.0
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
 """Time until a check is tried again that found no source for some bytes; it doubles each time."""
 
+REPLACE_S = 60.0
+"""Longest wait until the instances on wrong bytes are deleted."""
+
 _log = logging.getLogger(__name__)
 
 OnWrong = Callable[[str, bool], Coroutine[Any, Any, None]]
@@ -59,10 +62,12 @@ class FileChecks:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._layers: dict[str, set[Layers]] = {}
         self._waiting: Counter[str] = Counter()
+        self._wrong: set[str] = set()
+        """Models of which wrong bytes were found and not replaced yet."""
 
     async def check(self, model: str, layers: Layers, wait_s: float) -> None:
-        """Starts a check of these layers of a model, unless they are checked, and waits for it at most wait_s. Raises
-        FetchError if wrong bytes were found within that time that no source has right."""
+        """Starts a check of these layers of a model, unless they are checked, and waits for it at most wait_s; as soon
+        as wrong bytes are known, until they are replaced. Raises WrongBytesError if they are not."""
         files = await asyncio.to_thread(self._files.unverified, model, layers)
         if not files:
             return
@@ -76,12 +81,17 @@ class FileChecks:
             return  # without a digest, a check needs more sources than there usually are
         self._waiting[model] += 1
         try:
-            await asyncio.wait((task,), timeout=max(LEAST_WAIT_S, wait_s))
+            if model not in self._wrong:
+                await asyncio.wait((task,), timeout=max(LEAST_WAIT_S, wait_s))
+            if model in self._wrong:
+                await asyncio.wait((task,), timeout=LAST_RETRY_S)
         finally:
             self._waiting[model] -= 1
             self._waiting += Counter()  # drops zero counts
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise error
+        if model in self._wrong:
+            raise WrongBytesError(f"wrong bytes of {model} are here, and were not replaced within {LAST_RETRY_S:g} s")
 
     def _ended(self, model: str) -> None:
         del self._running[model], self._layers[model]
@@ -92,28 +102,43 @@ class FileChecks:
         pause_s, uses_hub = FIRST_RETRY_S, False
         while True:
             await self._await_fetches(model)
+            fetching = self._sources.is_fetching_elsewhere(model)
             try:
                 if not await self._check_once(model, uses_hub=uses_hub):
-                    self._note(model, is_unverified=False)
+                    self._settle(model)
                     return
+                if model in self._wrong:
+                    raise WrongBytesError(f"wrong bytes of {model} are here, and no source has the rest of its files")
             except WrongBytesError as exc:
                 _log.error("the files of %s: %s", model, exc)
                 raise  # the next stage that needs them tries again
             except UnknownModelError:
-                self._note(model, is_unverified=False)
+                self._settle(model)
                 return
             except (MeshError, OSError) as exc:
                 _log.info("the files of %s cannot be checked now: %s", model, exc)
-            await asyncio.sleep(pause_s)
+            await self._await_news(model, fetching, pause_s)
             pause_s, uses_hub = min(2 * pause_s, LAST_RETRY_S), True
+
+    def _settle(self, model: str) -> None:
+        """Notes that nothing of a model is unchecked any more."""
+        self._wrong.discard(model)
+        self._note(model, is_unverified=False)
 
     async def _await_fetches(self, model: str) -> None:
         """Waits until no other peer fetches the model: what is missing is then there. At most LAST_RETRY_S, because a
         stranger may claim to fetch for ever."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_RETRY_S):
-                while self._sources.is_fetched_elsewhere(model):
+                while any(self._sources.is_fetching_elsewhere(model).values()):
                     await self._membership.changed.wait(LAST_RETRY_S)
+
+    async def _await_news(self, model: str, before: dict[str, bool], pause_s: float) -> None:
+        """Waits until the downloads of the model at other peers have changed, or for pause_s."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                while self._sources.is_fetching_elsewhere(model) == before:
+                    await self._membership.changed.wait(pause_s)
 
     async def _check_once(self, model: str, *, uses_hub: bool) -> tuple[str, ...]:
         """Returns the files that are still unknown. uses_hub: not at the first time, because peers may just begin to
@@ -127,22 +152,25 @@ class FileChecks:
         used = [*map(self._sources.source, others), *self._sources.hub(own)]
         if not used or not files:
             return tuple(files)
-        wrong: list[str] = []
+        replacing: list[asyncio.Task[None]] = []
 
         def on_wrong(file: str) -> None:
             _log.error("%s of %s does not match its digest: its wrong bytes are looked for and replaced", file, model)
-            wrong.append(file)
-            if len(wrong) == 1:
+            self._wrong.add(model)
+            if not replacing:
                 call = self._on_wrong(model, bool(self._waiting[model]))
-                self._tasks.start(call, f"replace the instances of {model}")
+                replacing.append(self._tasks.start(call, f"replace the instances of {model}"))
 
         model_dir = await asyncio.to_thread(self._files.model_dir, model)
         try:
             return await self._fetcher.verify(model_dir, files, used, on_wrong, uses_hub=uses_hub)
         except FetchError as exc:
-            if wrong:
+            if replacing:
                 raise WrongBytesError(str(exc), remedy=exc.remedy, is_final=exc.is_final) from exc
             raise
+        finally:
+            if replacing:  # the model stays marked until nothing computes with the wrong bytes any more
+                await asyncio.wait(replacing, timeout=REPLACE_S)
 
     def _members(self, model: str) -> set[str]:
         """The peers with stages of the model. Their bytes are compared first: a stranger who holds other bytes must not

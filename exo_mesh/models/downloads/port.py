@@ -40,7 +40,7 @@ class FileFetcher(Protocol):
         uses_hub: bool,
     ) -> tuple[str, ...]:
         """Compares files with their digests; returns those that could not be checked. on_wrong: called with the name of
-        a file whose wrong bytes were dropped, before they are replaced. uses_hub: bytes that no peer has may be read
+        a file with wrong bytes, before they are replaced. uses_hub: bytes that no peer has may be read
         from the hub only to check."""
 
     async def search(self, query: str, limit: int) -> Sequence[HubModel]:

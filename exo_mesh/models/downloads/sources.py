@@ -72,9 +72,10 @@ class ModelSources:
         """The hub, if the model is from there and this node may use it."""
         return [Source()] if own.repo and self._membership.own.id in self._hub_users(FetchNeed("", None, {})) else []
 
-    def is_fetched_elsewhere(self, model: str) -> bool:
-        """Whether another peer fetches the model now."""
-        return bool(self.fetched_elsewhere(FetchNeed(model, None, {})))
+    def is_fetching_elsewhere(self, model: str) -> dict[str, bool]:
+        """Returns for the other peers with a download of the model whether bytes of it are still missing there."""
+        own_id, downloads = self._membership.own.id, self._membership.view.downloads()
+        return {owner: info.is_fetching for owner, info in downloads if info.model == model and owner != own_id}
 
     def fetched_elsewhere(self, need: FetchNeed) -> OtherFetches:
         """Returns what other peers fetch of the model now, without fetches for the same reason as this one."""

@@ -78,9 +78,9 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
 
 class Verify(msgspec.Struct, frozen=True, tag="verify"):
     """Asks to compare those of these files of which only parts are here with the digests of the whole files, with the
-    help of these sources. Wrong bytes are dropped, and replaced if a source has the right ones. uses_hub: bytes that no
-    peer has may be read from the hub only to check, at most as many as are here; else a hub among the sources is only
-    for the comparison after a wrong digest."""
+    help of these sources. Wrong bytes are replaced if a source has the right ones, else dropped. uses_hub: bytes that
+    no peer has may be read from the hub only to check, at most as many as are here; else a hub among the sources is
+    only for the comparison after a wrong digest."""
 
     id: int
     model_dir: str
@@ -135,7 +135,7 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 class WrongBytes(msgspec.Struct, frozen=True, tag="wrong"):
-    """Wrong bytes of this file were here, and are dropped; sent before they are replaced."""
+    """Wrong bytes of this file are here; sent before they are replaced."""
 
     id: int
     file: str

@@ -240,7 +240,8 @@ class ModelWriter:
                 with self._syncing:
                     with self._changed:
                         file.is_checked = is_right and bool(file.sha256)
-                        file.present = file.present if is_right else []
+                        if not is_right:
+                            file.present, file.verified = [], []
                     write_manifest(self.model_dir, self.manifest)
                 if is_right:
                     _take_name(self.model_dir, name)

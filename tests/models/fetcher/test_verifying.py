@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.domain.spans import Span, Spans, covers, minus
+from exo_mesh.domain.spans import Span, Spans, common, covers, minus
 from exo_mesh.errors import FetchError
 from exo_mesh.models.fetcher import verifying
 from exo_mesh.models.fetcher.download import Context, UsedSource
@@ -35,17 +35,20 @@ class Holder:
 
     peer: str
     spans: Spans = ((0, SIZE),)
-    wrong: tuple[int, ...] = ()
+    wrong: Sequence[int] = ()
     reads: list[Span] = field(default_factory=list)
 
     def listing(self) -> Listing:
         raise NotImplementedError
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
+        """Sends what it has of a range up to the first gap, as the file server of a peer does."""
         self.reads.append((start, stop))
+        there = common(((start, stop),), self.spans)
+        if there and there[0][0] == start:
+            sink(memoryview(altered(CONTENT, self.wrong)[start : there[0][1]]))
         if not covers(self.spans, ((start, stop),)):
             raise FetchError(f"{self.peer} does not have them")
-        sink(memoryview(altered(CONTENT, self.wrong)[start:stop]))
 
     def close(self) -> None: ...
 
@@ -79,12 +82,17 @@ class Checked:
 
 
 def check(
-    directory: Path, executor: ThreadPoolExecutor, sources: Sequence[Holder], wrong: Sequence[int] = (), budget: int = 0
+    directory: Path,
+    executor: ThreadPoolExecutor,
+    sources: Sequence[Holder],
+    wrong: Sequence[int] = (),
+    budget: int = 0,
+    digest: str = DIGEST,
 ) -> Checked:
     """Checks a directory that has HERE, with other bytes at `wrong`."""
     directory.mkdir()
     make_part(part_of(directory, FILE), SIZE)
-    manifest = new_manifest("m", "", "", {FILE: (SIZE, DIGEST)})
+    manifest = new_manifest("m", "", "", {FILE: (SIZE, digest)})
     manifest.files[FILE].present = list(HERE)
     write_manifest(directory, manifest)
     with part_of(directory, FILE).open("r+b") as stream:
@@ -158,6 +166,49 @@ def test_what_no_peer_has_is_read_from_the_hub_within_limits(
     tmp_path: Path, executor: ThreadPoolExecutor, sources: list[Holder], budget: int, outcome: str
 ) -> None:
     found = check(tmp_path / "m", executor, sources, budget=budget)
+    assert (found.outcome, found.named, found.present) == (outcome, [], HERE)
+    assert found.verified == (HERE if outcome == RIGHT else ())
+
+
+def test_a_gap_that_two_peers_share_is_read_from_both(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    first, second = Holder("a", ((900, 12_345), (30_500, 41_111))), Holder("b", ((12_345, 30_500), (41_111, SIZE)))
+    found = check(tmp_path / "m", executor, [first, second])
+    assert (found.outcome, found.verified) == (RIGHT, HERE)
+
+
+def test_sources_that_are_wrong_at_different_places_are_right_together(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    sources = [Holder("a", wrong=(5000, 12_000)), Holder("b", wrong=(25_000, 40_000)), Holder("c", ((0, 9000),))]
+    found = check(tmp_path / "m", executor, sources, [12_000])
+    assert (found.outcome, found.named, found.verified) == (REPAIRED, [FILE], HERE)
+    assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
+
+
+def test_sources_that_differ_everywhere_are_not_mixed_in_every_way(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    noise = Holder("a", wrong=range(0, SIZE, 500))
+    found = check(tmp_path / "m", executor, [noise, Holder("b", wrong=(40,)), Holder("c")], [12_000])
+    assert (found.outcome, found.verified) == (REPAIRED, HERE)
+    found = check(tmp_path / "n", executor, [noise, Holder("b", wrong=(12_000,))], [12_000])
+    assert "at any source" in found.outcome
+
+
+@pytest.mark.parametrize(
+    ("sources", "outcome"),
+    [
+        ([Holder("a"), Holder("b")], RIGHT),
+        ([Holder("a"), Holder("b", wrong=(12_000,))], UNKNOWN),
+        ([Holder("a"), Holder("b", ((0, 12_000),))], UNKNOWN),
+        ([Holder("a")], UNKNOWN),
+    ],
+    ids=["two agree", "two differ", "one has only some", "one"],
+)
+def test_without_a_digest_two_sources_must_have_the_same_bytes(
+    tmp_path: Path, executor: ThreadPoolExecutor, sources: list[Holder], outcome: str
+) -> None:
+    found = check(tmp_path / "m", executor, sources, digest="")
     assert (found.outcome, found.named, found.present) == (outcome, [], HERE)
     assert found.verified == (HERE if outcome == RIGHT else ())
 
