@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import FetchError
 from exo_mesh.models.downloads import checks
+from exo_mesh.models.file_server import answering
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.weights.safetensors import on_disk
 from tests.meshes.test_fetching import MODEL, delete_all, knows, manifest_of, nodes_at
 from tests.support.checkpoints import write_checkpoint
 from tests.support.hub import LoopbackHub, Refusal
-from tests.support.nodes import a_request, instances, tokens, until
+from tests.support.nodes import Machine, a_request, instances, make_node, tokens, until
 
 pytestmark = pytest.mark.extended
 
@@ -237,3 +240,57 @@ async def test_a_ring_that_started_before_the_check_says_so_and_is_replaced(
         await ready(nodes)
         served = await tokens(b, a_request("after", 16), NAME)
         assert await answer_of_one(a, b) == served
+
+
+@pytest.mark.parametrize(("secret", "most"), [(SECRET, 0.8), ("", 2.1)], ids=["closed", "open"])
+async def test_one_node_of_a_closed_ring_reads_the_file_for_all_and_in_an_open_mesh_each_does(
+    tmp_path: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, secret: str, most: float
+) -> None:
+    """The share of the file that the checks read from peers: with three nodes, what the checker does not have itself,
+    or twice the file."""
+    sent: list[int] = []
+    send = answering.send_span
+
+    def count(sock: socket.socket, stream: BinaryIO, start: int, stop: int, *rest: Any) -> None:
+        sent.append(stop - start)
+        send(sock, stream, start, stop, *rest)
+
+    monkeypatch.setattr(answering, "send_span", count)
+    size = (tmp_path / "tiny" / FILE).stat().st_size
+    async with nodes_at(tmp_path, "abc", secret=secret, open_admin=not secret) as nodes:
+        await nodes[0].find_model(NAME, may_download=True)
+        await knows(nodes, NAME)
+        sent.clear()
+        await nodes[0].create_instance(InstanceSpec(NAME, min_peers=3))
+        await until(lambda: not unverified(nodes), 60)
+        assert most / 2 < sum(sent) / size <= most
+        for node in "abc":
+            file = manifest_of(tmp_path, node, NAME).files[FILE]
+            assert not file.is_unverified and bool(file.pieces) is bool(secret)
+
+
+@pytest.mark.parametrize("holders", ["c", "cd"])
+async def test_a_model_without_digests_is_checked_by_two_sources_and_else_stays_marked(
+    tmp_path: Path, hub: LoopbackHub, holders: str
+) -> None:
+    """Only peers have it, in directories that no hub knows."""
+    write_checkpoint(tmp_path / "models" / "own", MODEL)
+    nodes: list[Node] = []
+    async with AsyncExitStack() as stack:
+        for name in "abcd":
+            known = (f"127.0.0.1:{nodes[0].grpc_port}",) if nodes else ()
+            settings = {"engine": "numpy", "context_limit": 256, "bootstrap_peers": known, "secret": SECRET}
+            dirs = (tmp_path / "models",) if name in holders else ()
+            nodes.append(make_node(tmp_path / name, name, Machine(), models_dirs=dirs, **settings))
+            stack.push_async_callback(nodes[-1].stop)
+            await nodes[-1].start()
+        await until(lambda: all(len(node.membership.telemetry) == len(nodes) for node in nodes))
+        await knows(nodes, "own")
+        a, b, c, d = nodes
+        await a.create_instance(InstanceSpec("own", min_peers=2, exclude_peers=(c.node_id, d.node_id)))
+        if holders == "cd":
+            await until(lambda: not any("own" in node.membership.own.unverified for node in (a, b)), 30)
+        files = [manifest_of(tmp_path, name, "own").files[FILE] for name in "ab"]
+        assert [file.sha256 for file in files] == ["", ""]
+        assert {file.is_unverified for file in files} == {holders == "c"}
+        assert ("unverified" in str(a._parts.health.describe("ok"))) is (holders == "c")

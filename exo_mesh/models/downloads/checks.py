@@ -10,16 +10,19 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from exo_mesh.base.tasks import TaskOwner
+from exo_mesh.domain.spans import num_bytes
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
+from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.sources import ModelSources
-from exo_mesh.models.local_files import Layers, LocalFiles
+from exo_mesh.models.fetcher.wire import NO_EDGES, Source, Word
+from exo_mesh.models.local_files import Holding, Layers, LocalFiles
 
 LEAST_WAIT_S = 2.0
 """A stage waits at least this long for the check of its files, however quick the download was."""
@@ -30,11 +33,23 @@ FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
 REPLACE_S = 60.0
 """Longest wait until the instances on wrong bytes are deleted."""
 
+FIRST_WORD_S, LAST_WORD_S = 0.5, 8.0
+"""Pauses between two questions whether another member of the ring has checked a file; they double."""
+
+MARK_S = 3.0
+"""How long the mark of a member that checks may take to arrive here."""
+
+WORD_S = 600.0
+"""Longest wait for the check of another member; then this node checks by itself."""
+
 _log = logging.getLogger(__name__)
 
 OnWrong = Callable[[str, bool], Coroutine[Any, Any, None]]
 """Called when a file of a model turned out to have wrong bytes: (model, whether stages that load now still wait for the
 check)."""
+
+
+_Verify = Callable[[Sequence[str], Word, Mapping[str, tuple[int, ...]]], Coroutine[Any, Any, tuple[str, ...]]]
 
 
 class WrongBytesError(FetchError):
@@ -146,12 +161,52 @@ class FileChecks:
         found = [await asyncio.to_thread(self._files.unverified, model, one) for one in tuple(self._layers[model])]
         files = sorted({file for one in found for file in one})
         own = await asyncio.to_thread(self._files.holding, model)
-        others = [peer for peer, one in await self._sources.holdings(model) if one.digest == own.digest]
         members = self._members(model)
-        others.sort(key=lambda peer: peer.id not in members)
-        used = [*map(self._sources.source, others), *self._sources.hub(own)]
+        others = [(peer, one) for peer, one in await self._sources.holdings(model) if one.digest == own.digest]
+        others.sort(key=lambda other: other[0].id not in members)
+        used = [*(self._sources.source(peer) for peer, _ in others), *self._sources.hub(own)]
         if not used or not files:
             return tuple(files)
+        verify = await self._verifier(model, used, uses_hub=uses_hub)
+        if not self._sources.trusts_peers:
+            return await verify(files, "", NO_EDGES)
+        edges = {file: tuple(edge for _, one in others for edge in _edges(one, file)) for file in files}
+        checkers = {file: self._checker(file, own, others, members) for file in files}
+        unknown = await verify([file for file, checker in checkers.items() if checker is None], "first", edges)
+        theirs = {file: checker for file, checker in checkers.items() if checker is not None}
+        left = await self._await_word(model, theirs, verify)
+        return (*unknown, *(await verify(left, "first", edges)))
+
+    def _checker(
+        self, file: str, own: Holding, others: Sequence[tuple[Peer, Holding]], members: Collection[str]
+    ) -> Peer | None:
+        """The member of the ring that checks a file for all: that with most of its bytes, which reads the least of
+        others. None: this node."""
+        sizes = [(num_bytes(one.present.get(file, ())), peer) for peer, one in others if peer.id in members]
+        held = [(-size, peer.id, peer) for size, peer in sizes if 0 < size < own.files[file].size]
+        best = min(held, key=lambda one: one[:2], default=None)
+        mine = (-num_bytes(own.present.get(file, ())), self._membership.own.id)
+        return None if best is None or mine < best[:2] else best[2]
+
+    async def _await_word(self, model: str, checkers: Mapping[str, Peer], verify: _Verify) -> list[str]:
+        """Compares files with what the members that check them have found. Returns the files that nobody checks."""
+        clock = asyncio.get_running_loop().time
+        began, pause_s, left = clock(), FIRST_WORD_S, list(checkers)
+        while left:
+            is_early = clock() < began + MARK_S
+            left = list(await verify(left, "only", NO_EDGES))
+            alive = {peer.id: model in peer.info.unverified for peer in self._membership.peers}
+            is_checking = any(alive.get(checkers[file].id, False) or is_early for file in left)
+            if not is_checking or clock() > began + WORD_S:
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_WORD_S)
+        return left
+
+    async def _verifier(self, model: str, used: Sequence[Source], *, uses_hub: bool) -> _Verify:
+        """Returns a function that verifies files with the help of these sources. If it finds wrong bytes, it has the
+        instances on them replaced, and returns after that."""
+        model_dir = await asyncio.to_thread(self._files.model_dir, model)
         replacing: list[asyncio.Task[None]] = []
 
         def on_wrong(file: str) -> None:
@@ -161,16 +216,22 @@ class FileChecks:
                 call = self._on_wrong(model, bool(self._waiting[model]))
                 replacing.append(self._tasks.start(call, f"replace the instances of {model}"))
 
-        model_dir = await asyncio.to_thread(self._files.model_dir, model)
-        try:
-            return await self._fetcher.verify(model_dir, files, used, on_wrong, uses_hub=uses_hub)
-        except FetchError as exc:
-            if replacing:
-                raise WrongBytesError(str(exc), remedy=exc.remedy, is_final=exc.is_final) from exc
-            raise
-        finally:
-            if replacing:  # the model stays marked until nothing computes with the wrong bytes any more
-                await asyncio.wait(replacing, timeout=REPLACE_S)
+        async def verify(files: Sequence[str], word: Word, edges: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+            if not files:
+                return ()
+            try:
+                return await self._fetcher.verify(
+                    model_dir, files, used, on_wrong, uses_hub=uses_hub, word=word, edges=edges
+                )
+            except FetchError as exc:
+                if replacing:
+                    raise WrongBytesError(str(exc), remedy=exc.remedy, is_final=exc.is_final) from exc
+                raise
+            finally:
+                if replacing:  # the model stays marked until nothing computes with the wrong bytes any more
+                    await asyncio.wait(replacing, timeout=REPLACE_S)
+
+        return verify
 
     def _members(self, model: str) -> set[str]:
         """The peers with stages of the model. Their bytes are compared first: a stranger who holds other bytes must not
@@ -184,3 +245,9 @@ class FileChecks:
         now = tuple(sorted({*before, model} if is_unverified else {*before} - {model}))
         if now != before:
             self._membership.describe(replace(self._membership.own, unverified=now))
+
+
+def _edges(holding: Holding, file: str) -> Iterator[int]:
+    """Where the parts of a file that a machine has begin and end."""
+    for span in holding.present.get(file, ()):
+        yield from span

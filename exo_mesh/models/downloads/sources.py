@@ -52,6 +52,11 @@ class ModelSources:
         urls = tuple(f"{self.rules.scheme}://{host}:{peer.info.files_port}" for host in peer.hosts)
         return Source(peer.id, urls, is_arriving)
 
+    @property
+    def trusts_peers(self) -> bool:
+        """Whether what peers have found about files counts here: in a closed mesh all have its secret."""
+        return self.rules.scheme == "https"
+
     async def holdings(self, model: str, company: Collection[str] = ()) -> list[tuple[Peer, Holding]]:
         """Returns what other peers have of a model, the best path first, without peers that do not answer. company: ids
         of peers that have the model although their records may not list it yet."""

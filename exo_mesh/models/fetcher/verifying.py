@@ -2,7 +2,8 @@
 
 The bytes that are here are hashed in their order, and between them those of other sources, of which nothing is kept. If
 the digest is wrong, the whole file is read from one source after the other, and at last from all together, until a file
-with the right digest is found; what differs from it here is replaced.
+with the right digest is found; what differs from it here is replaced. In a closed mesh, the node that has read all of a
+file lists the digests of its pieces, and the others compare their parts with these.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from exo_mesh.domain.spans import Span, Spans, cut, minus
+from exo_mesh.domain.spans import Digests, Span, Spans, covers, cut, cut_at, merged, minus
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.models.fetcher.download import (
     CHUNK_BYTES,
@@ -25,7 +26,8 @@ from exo_mesh.models.fetcher.download import (
     UsedSource,
     read_persistently,
 )
-from exo_mesh.models.fetcher.source import NoRangesError
+from exo_mesh.models.fetcher.source import NoRangesError, SourceError
+from exo_mesh.models.fetcher.wire import Word
 from exo_mesh.models.fetcher.writing import ModelWriter
 from exo_mesh.weights.safetensors import on_disk
 
@@ -38,6 +40,9 @@ PIECE_BYTES = 2**20
 
 SOURCES_WITHOUT_DIGEST = 2
 """How many sources must hold the same bytes as this node if the digest of a file is not known."""
+
+MAX_PIECES = 16_384
+"""Most pieces of a file whose digests are kept: 2 MB of text."""
 
 MAX_CANDIDATES = 16
 """Most files of a search that are hashed at once: sources that differ in four pieces are mixed in every way."""
@@ -96,14 +101,25 @@ class FileCheck:
     """Checks one file of a directory. sources: peers first; the hub last."""
 
     def __init__(
-        self, writer: ModelWriter, name: str, sources: Sequence[UsedSource], context: Context, budget: HubBudget
+        self,
+        writer: ModelWriter,
+        name: str,
+        sources: Sequence[UsedSource],
+        context: Context,
+        budget: HubBudget,
+        *,
+        word: Word = "",
+        edges: Sequence[int] = (),
     ) -> None:
+        """word, edges: see Verify."""
         self._writer = writer
         self._name = name
         self._file = writer.manifest.files[name]
         self._sources = sources
         self._context = context
         self._budget = budget
+        self._word = word
+        self._edges = edges
         self._here: Spans = tuple(self._file.present)
 
     def run(self, on_wrong: OnWrong) -> str:
@@ -111,22 +127,72 @@ class FileCheck:
         bytes here are dropped, unless there was no source to compare with."""
         if not self._file.sha256:
             return self._compare_copies()
+        for pieces in self._pieces_of_peers():
+            if (found := self._compare_pieces(pieces, on_wrong)) != UNKNOWN:
+                return found
+        if self._word == "only":
+            return UNKNOWN
         try:
-            if self._digest() == self._file.sha256:
-                self._writer.note_verified(self._name, self._here)
-                return RIGHT
+            digest, pieces = self._digest()
         except _NoSourceError:
             return UNKNOWN
+        if digest == self._file.sha256:
+            self._writer.note_verified(self._name, self._here, pieces if len(pieces) <= MAX_PIECES else ())
+            return RIGHT
         return self._find_wrong(on_wrong)
 
-    def _digest(self) -> str:
-        """The digest of the bytes here and those of the sources between them."""
-        sha = hashlib.sha256()
+    def _digest(self) -> tuple[str, Digests]:
+        """The digest of the bytes here and those of the sources between them, and those of their pieces."""
+        sha, pieces = hashlib.sha256(), []
         for span, is_here in _in_order(self._here, self._file.size):
-            for piece in cut((span,), CHUNK_BYTES):
-                sha.update(self._own(piece) if is_here else self._read_from_any(piece))
+            for piece in cut(cut_at((span,), self._edges), CHUNK_BYTES):
+                content = self._own(piece) if is_here else self._read_from_any(piece)
+                sha.update(content)
+                if self._word:
+                    pieces.append((*piece, hashlib.sha256(content).hexdigest()))
                 self._context.go_on()
-        return sha.hexdigest()
+        return sha.hexdigest(), tuple(pieces)
+
+    def _pieces_of_peers(self) -> Iterator[Digests]:
+        """The digests of pieces that peers have found in a file with the right digest."""
+        for source in self._sources:
+            if self._word and source.peer:
+                with contextlib.suppress(MeshError, SourceError):
+                    info = source.listing().files.get(self._name)
+                    is_same = info is not None and info.sha256 == self._file.sha256 and info.size == self._file.size
+                    if info is not None and is_same and 0 < len(info.pieces) <= MAX_PIECES:
+                        yield info.pieces
+
+    def _compare_pieces(self, pieces: Digests, on_wrong: OnWrong) -> str:
+        """Compares the bytes here with the digests of pieces, and replaces those that differ. UNKNOWN if not all bytes
+        here are in pieces, or no source has a piece as its digest says."""
+        mine = [one for one in pieces if covers(self._here, (one[:2],)) and 0 < one[1] - one[0] <= CHUNK_BYTES]
+        if not covers(merged(one[:2] for one in mine), self._here):
+            return UNKNOWN
+        wrong = []
+        for start, stop, digest in mine:
+            if hashlib.sha256(self._own((start, stop))).hexdigest() != digest:
+                wrong.append(((start, stop), digest))
+            self._context.go_on()
+        if wrong:
+            on_wrong(self._name)
+        for span, digest in wrong:
+            content = self._read_as(span, digest)
+            if not content:
+                return UNKNOWN
+            self._writer.write(self._name, span[0], memoryview(content))
+        self._writer.sync()
+        self._writer.note_verified(self._name, self._here, pieces)
+        return REPAIRED if wrong else RIGHT
+
+    def _read_as(self, span: Span, digest: str) -> bytes:
+        """Reads a piece from a source that has it with this digest; nothing if none has."""
+        for source in self._sources:
+            with contextlib.suppress(_NoSourceError):
+                content = self._read(source, span)
+                if hashlib.sha256(content).hexdigest() == digest:
+                    return content
+        return b""
 
     def _compare_copies(self) -> str:
         """Without a digest, bytes count as right if they are those of two sources: one of them may be where they came
