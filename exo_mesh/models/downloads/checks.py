@@ -1,7 +1,8 @@
 """Checks fetched parts of model files against the digests of the whole files, and says which are not checked yet.
 
-A file that is whole is checked as it is completed. Of a file that is fetched in parts, no node has all bytes; each node
-hashes its own and reads the others' from the peers that have them. A stage waits for that as long as its download took.
+A file that is whole is checked as it is completed. Of a file that is fetched in parts, no node has all bytes; a node
+hashes its own and reads the others' from the peers that have them. In a closed mesh one member of a ring does that for
+all. A stage waits for the check as long as its download took.
 """
 
 from __future__ import annotations

@@ -224,7 +224,10 @@ class FileCheck:
             is_compared |= found.is_compared
             if found.right is not None:
                 self._replace(found.right.other, on_wrong)
-                return REPAIRED if found.right.other else RIGHT  # or what another peer has was wrong
+                if found.right.other:
+                    return REPAIRED
+                _log.warning("%s: the bytes here are right, but those of another peer are not", self._name)
+                return RIGHT
         on_wrong(self._name)
         if not is_compared:
             raise FetchError(
