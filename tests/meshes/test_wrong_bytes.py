@@ -56,11 +56,11 @@ async def ready(nodes: list[Node]) -> None:
     await until(lambda: any(one["state"] == "ready" for one in instances(nodes[0])), 30)
 
 
-async def answer_of_one(a: Node, b: Node) -> list[int]:
+async def answer_of_one(a: Node, *others: Node) -> list[int]:
     """The answer of node a alone, which then has the whole file."""
     await delete_all(a)
-    await until(lambda: not instances(b))
-    alone = await a.create_instance(InstanceSpec(NAME, min_peers=1, exclude_peers=(b.node_id,)))
+    await until(lambda: not any(map(instances, others)))
+    alone = await a.create_instance(InstanceSpec(NAME, exclude_peers=tuple(one.node_id for one in others)))
     assert len(alone["stages"]) == 1
     return await tokens(a, a_request("alone", 16), NAME)
 
@@ -146,14 +146,15 @@ async def test_a_wrong_byte_at_any_tenth_from_a_peer_is_never_served_unmarked_an
             served = await tokens(a, a_request("served", 16), NAME)
         assert f"{FILE} of {NAME} does not match its digest" in caplog.text, "the wrong byte arrived"
         assert is_right(tmp_path, "a") and is_right(tmp_path, "b")
-        assert await answer_of_one(a, b) == served
+        assert await answer_of_one(a, b, c) == served
 
 
 @pytest.mark.parametrize("secret", [SECRET, ""], ids=["closed", "open"])
 @pytest.mark.parametrize("wrong_of_d", [None, 7], ids=["a right peer", "peers that are wrong at different places"])
 async def test_without_a_hub_a_wrong_byte_of_a_peer_is_taken_from_other_peers(
-    tmp_path: Path, hub: LoopbackHub, caplog: pytest.LogCaptureFixture, wrong_of_d: int | None, secret: str
+    tmp_path: Path, hub: LoopbackHub, wrong_of_d: int | None, secret: str
 ) -> None:
+    """Which of them the nodes read first is not known."""
     size = (tmp_path / "tiny" / FILE).stat().st_size
     async with nodes_at(tmp_path, "abcd", secret=secret, open_admin=not secret) as nodes:
         a, _, c, d = nodes
@@ -167,7 +168,6 @@ async def test_without_a_hub_a_wrong_byte_of_a_peer_is_taken_from_other_peers(
             await until(lambda: not unverified(nodes), 60)
             await ready(nodes)
             await tokens(a, a_request("served", 16), NAME)
-        assert f"{FILE} of {NAME} does not match its digest" in caplog.text, "a wrong byte arrived"
         assert is_right(tmp_path, "a") and is_right(tmp_path, "b")
 
 
