@@ -52,6 +52,11 @@ class DownloadInfo:
     from_hub_bytes: int = 0
     from_peers_bytes: int = 0
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether bytes are still missing; a download that only waits for the check of its files has all."""
+        return self.state.is_active and not 0 < self.total_bytes <= self.done_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class DownloadEntry(DownloadInfo):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
+
+Digests = tuple[tuple[int, int, str], ...]
+"""The SHA-256 of pieces of a file, in hex: (start, stop, digest)."""
 
 Pieces = Mapping[str, Spans]
 """Bytes of several files of one model, by file name."""
@@ -60,6 +64,16 @@ def num_bytes(spans: Iterable[Span]) -> int:
 def covers(spans: Spans, wanted: Spans) -> bool:
     """Checks whether all bytes of `wanted` are in `spans`."""
     return not minus(wanted, spans)
+
+
+def cut_at(spans: Spans, edges: Iterable[int]) -> Spans:
+    """Cuts the spans at these positions."""
+    ordered = sorted(set(edges))
+    return tuple(
+        (begin, end)
+        for start, stop in spans
+        for begin, end in pairwise([start, *(edge for edge in ordered if start < edge < stop), stop])
+    )
 
 
 def cut(spans: Spans, most: int) -> Spans:

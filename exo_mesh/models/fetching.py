@@ -22,6 +22,7 @@ from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError, error_from_code
 from exo_mesh.models.fetcher.wire import (
     MAX_LINE_BYTES,
+    NO_EDGES,
     Answer,
     CancelFetch,
     Fetch,
@@ -41,6 +42,7 @@ from exo_mesh.models.fetcher.wire import (
     Tls,
     Verified,
     Verify,
+    Word,
     WrongBytes,
 )
 from exo_mesh.settings.config import SECRET_VARIABLE
@@ -195,15 +197,17 @@ class Fetcher:
         on_wrong: Callable[[str], None],
         *,
         uses_hub: bool,
+        word: Word = "",
+        edges: Mapping[str, tuple[int, ...]] = NO_EDGES,
     ) -> tuple[str, ...]:
         """Compares those of the files of which only parts are here with the digests of the whole files; returns those
-        that could not be checked. on_wrong: called with the name of a file whose wrong bytes were dropped,
-        before they are replaced. uses_hub: see Verify.
+        that could not be checked. on_wrong: called with the name of a file with wrong bytes, before they are replaced.
+        uses_hub, word, edges: see Verify.
 
         Raises FetchError, also if no source has the right bytes.
         """
         allowed = self._allowed(model_dir.name, tuple(sources))
-        verify = Verify(next(self._ids), str(model_dir), tuple(files), allowed, uses_hub)
+        verify = Verify(next(self._ids), str(model_dir), tuple(files), allowed, uses_hub, word, dict(edges))
         asked = _Asked(verify, asyncio.get_running_loop().create_future(), on_wrong=on_wrong)
         answer = await self._ask(asked)
         return answer.unknown if isinstance(answer, Verified) else ()

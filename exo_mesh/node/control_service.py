@@ -231,4 +231,5 @@ class ControlService:
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         if request.HasField("fence"):
             self._membership.take_fence(fence_from_proto(request.fence))
-        return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))
+        found = await self._instances.delete_own(request.instance_id, is_replaced=request.replaced)
+        return pb.DeleteInstanceReply(found=found)

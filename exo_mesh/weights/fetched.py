@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from exo_mesh.domain.spans import Pieces, Span, Spans, covers, merged, num_bytes
+from exo_mesh.domain.spans import Digests, Pieces, Span, Spans, covers, merged, num_bytes
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import is_head, is_side_model, is_vision, is_vocabulary, layer_of
 from exo_mesh.weights.model_files import named, read_model_file, shown
@@ -45,7 +45,8 @@ class FetchedFile(msgspec.Struct):
     A file that a source only lists is a files.listing.FileInfo. size: in bytes, of the whole file. sha256: of the whole
     file, "" if unknown. present: bytes that are on disk, merged. is_checked: the file is whole and its digest was
     right. verified: bytes that belonged to a file with the right digest when they were checked, merged; of a file that
-    is not whole. Peers report neither of their files.
+    is not whole. pieces: digests of the pieces of the file with the right digest, if this machine or a peer of its
+    closed mesh has read all of it. Peers report none of these of their files.
     """
 
     size: _Size
@@ -53,6 +54,7 @@ class FetchedFile(msgspec.Struct):
     present: list[Span] = []
     is_checked: bool = False
     verified: list[Span] = []
+    pieces: Digests = ()
 
     @property
     def is_unverified(self) -> bool:

@@ -257,8 +257,8 @@ class ControlClient:
         reply: pb.DeleteCardReply = await self._call(self._stub.DeleteCard, pb.DeleteCardRequest(model=model), CALL_S)
         return reply.found
 
-    async def delete_instance(self, fence: pb.Fence) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence)
+    async def delete_instance(self, fence: pb.Fence, *, is_replaced: bool = False) -> bool:
+        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence, replaced=is_replaced)
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
         return reply.found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.registry import providers
+from exo_mesh.models.fetcher.writing import new_manifest
 from exo_mesh.rings.prefix_disk.folder import stored_files
 from exo_mesh.settings.values import MOST_CACHE_BYTES
+from exo_mesh.weights.fetched import write_manifest
 from exo_mesh.wire.control_driver import DriverChannels
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.group_rings import generate
@@ -22,6 +25,7 @@ from tests.support.group_rings import generate
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 LAYERS, CONTEXT = 4, 1024
+FILE = "model.safetensors"
 PROMPT = np.random.default_rng(3).integers(3, 256, 600).tolist()
 
 
@@ -41,7 +45,7 @@ def plan_of(engines: tuple[str, ...]) -> Plan:
 
 
 async def answer(
-    model_dir: Path, engines: tuple[str, ...], disks: Path, *, writes: bool = False
+    model_dir: Path, engines: tuple[str, ...], disks: Path, *, writes: bool = False, is_on: bool = True
 ) -> tuple[list[int], int, int]:
     """What a new ring answers, and how many hits and misses of its disks that took. writes: each stage has its file
     then."""
@@ -49,6 +53,7 @@ async def answer(
     try:
         async with local_ring(plan, model_dir, {}, prefix_bytes=MOST_CACHE_BYTES, disks=disks) as runners:
             tokens = await generate(channels, runners, plan, PROMPT, 16)
+            assert (await runners[-1].fresh_beat()).prefix.disk_is_on is is_on
             if writes:
                 await have_written(runners)
             figures = (await runners[-1].fresh_beat()).prefix
@@ -93,3 +98,19 @@ async def test_after_a_restart_of_all_stages_the_prompt_is_read_and_the_answer_i
         data[-100] ^= 0xFF
         file.write_bytes(data)
     assert await answer(llama, engines, tmp_path) == (cold, 1, int(is_damaged)), "a miss counts as a hit first"
+
+
+async def test_a_ring_writes_no_kv_while_its_weights_are_unchecked(llama: Path, tmp_path: Path) -> None:
+    """The manifest is that of a node that has fetched only some bytes of a file, of which it knows the digest."""
+    model_dir, engines, disks = tmp_path / "m", ("numpy", "numpy"), tmp_path / "disks"
+    shutil.copytree(llama, model_dir)
+    size = (model_dir / FILE).stat().st_size
+    manifest = new_manifest("tiny", "", "", {FILE: (size, 64 * "0")})
+    manifest.files[FILE].present = [(0, size - 1)]
+    write_manifest(model_dir, manifest)
+    cold, *_ = await answer(model_dir, engines, disks, is_on=False)
+    assert not list(stored_files(disks))
+    manifest.files[FILE].verified = [(0, size - 1)]
+    write_manifest(model_dir, manifest)
+    assert await answer(model_dir, engines, disks, writes=True) == (cold, 0, 0)
+    assert await answer(model_dir, engines, disks) == (cold, 1, 0)

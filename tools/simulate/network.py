@@ -189,8 +189,8 @@ class SimClient(PeerClient):
         reply = await self._call(lambda h: h.delete_card(request), request, 5.0)
         return bool(reply.found)
 
-    async def delete_instance(self, fence: pb.Fence) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence)
+    async def delete_instance(self, fence: pb.Fence, *, is_replaced: bool = False) -> bool:
+        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence, replaced=is_replaced)
         reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)
         return bool(reply.found)
 

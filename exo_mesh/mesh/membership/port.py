@@ -133,8 +133,9 @@ class PeerClient(ControlPort, Protocol):
     async def delete_card(self, model: str) -> bool:
         """Delete the custom model card that the peer has of a model. False if it has none."""
 
-    async def delete_instance(self, fence: pb.Fence) -> bool:
-        """Send the peer a deletion; it ends the instance if it owns it. False if it owns no instance with this id."""
+    async def delete_instance(self, fence: pb.Fence, *, is_replaced: bool = False) -> bool:
+        """Send the peer a deletion; it ends the instance if it owns it. False if it owns no instance with this id.
+        is_replaced: see Instances.delete."""
 
     async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
         """Set how long an instance that the peer owns may be idle; negative: for ever. False if it owns no instance

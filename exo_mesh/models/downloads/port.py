@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from exo_mesh.models.fetcher.wire import HubModel, Share, Source
+from exo_mesh.models.fetcher.wire import NO_EDGES, HubModel, Share, Source, Word
 from exo_mesh.models.fetching import OnBytes
 
 
@@ -38,10 +38,12 @@ class FileFetcher(Protocol):
         on_wrong: Callable[[str], None],
         *,
         uses_hub: bool,
+        word: Word = "",
+        edges: Mapping[str, tuple[int, ...]] = NO_EDGES,
     ) -> tuple[str, ...]:
         """Compares files with their digests; returns those that could not be checked. on_wrong: called with the name of
-        a file whose wrong bytes were dropped, before they are replaced. uses_hub: bytes that no peer has may be read
-        from the hub only to check."""
+        a file with wrong bytes, before they are replaced. uses_hub: bytes that no peer has may be read
+        from the hub only to check. word, edges: see Verify."""
 
     async def search(self, query: str, limit: int) -> Sequence[HubModel]:
         """Searches models on the hub."""

@@ -52,6 +52,11 @@ class ModelSources:
         urls = tuple(f"{self.rules.scheme}://{host}:{peer.info.files_port}" for host in peer.hosts)
         return Source(peer.id, urls, is_arriving)
 
+    @property
+    def trusts_peers(self) -> bool:
+        """Whether what peers have found about files counts here: in a closed mesh all have its secret."""
+        return self.rules.scheme == "https"
+
     async def holdings(self, model: str, company: Collection[str] = ()) -> list[tuple[Peer, Holding]]:
         """Returns what other peers have of a model, the best path first, without peers that do not answer. company: ids
         of peers that have the model although their records may not list it yet."""
@@ -72,9 +77,10 @@ class ModelSources:
         """The hub, if the model is from there and this node may use it."""
         return [Source()] if own.repo and self._membership.own.id in self._hub_users(FetchNeed("", None, {})) else []
 
-    def is_fetched_elsewhere(self, model: str) -> bool:
-        """Whether another peer fetches the model now."""
-        return bool(self.fetched_elsewhere(FetchNeed(model, None, {})))
+    def is_fetching_elsewhere(self, model: str) -> dict[str, bool]:
+        """Returns for the other peers with a download of the model whether bytes of it are still missing there."""
+        own_id, downloads = self._membership.own.id, self._membership.view.downloads()
+        return {owner: info.is_fetching for owner, info in downloads if info.model == model and owner != own_id}
 
     def fetched_elsewhere(self, need: FetchNeed) -> OtherFetches:
         """Returns what other peers fetch of the model now, without fetches for the same reason as this one."""

@@ -21,6 +21,7 @@ from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.models.fetcher.duty import DutyCycle
 from exo_mesh.models.fetcher.source import ModelFiles, NoRangesError, Sink, SourceError
 from exo_mesh.models.fetcher.writing import DiskError, ModelWriter
+from exo_mesh.models.file_server.listing import Listing
 
 MAX_AT_ONCE = 8
 """Most chunks in flight, of all requests together."""
@@ -60,6 +61,7 @@ class UsedSource:
     is_given_up: bool = False
     rests_until: float = 0.0
     _files: ModelFiles | None = None
+    _listing: Listing | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def files(self) -> ModelFiles:
@@ -68,6 +70,12 @@ class UsedSource:
             if self._files is None:
                 self._files = self.open_files()
             return self._files
+
+    def listing(self) -> Listing:
+        """What the source lists, read once. Raises FetchError and SourceError."""
+        if self._listing is None:
+            self._listing = self.files().listing()
+        return self._listing
 
     def close(self) -> None:
         with self._lock:

@@ -230,7 +230,8 @@ class FetcherService:
                 used = [sources.used(source) for source in request.sources]
                 unknown = []
                 for name in names:
-                    check = FileCheck(writer, name, used, context, budget)
+                    edges = request.edges.get(name, ())
+                    check = FileCheck(writer, name, used, context, budget, word=request.word, edges=edges)
                     if check.run(lambda file: self._send(WrongBytes(request.id, file))) == UNKNOWN:
                         unknown.append(name)
                 return tuple(unknown)

@@ -6,6 +6,10 @@ Fetched, Verified, SearchResult or FetchFailed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
 import msgspec
 
 from exo_mesh.domain.spans import Span
@@ -14,6 +18,11 @@ MAX_LINE_BYTES = 32 * 2**20
 
 FILES_ONLY = "files"
 """End of a Resolve's repo for the files of a GGUF model that cannot be run: `id:Q4_K_M:files`."""
+
+
+NO_EDGES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+Word = Literal["", "first", "only"]
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -78,15 +87,18 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
 
 class Verify(msgspec.Struct, frozen=True, tag="verify"):
     """Asks to compare those of these files of which only parts are here with the digests of the whole files, with the
-    help of these sources. Wrong bytes are dropped, and replaced if a source has the right ones. uses_hub: bytes that no
-    peer has may be read from the hub only to check, at most as many as are here; else a hub among the sources is only
-    for the comparison after a wrong digest."""
+    help of these sources. Wrong bytes are replaced if a source has the right ones, else dropped. uses_hub: bytes that
+    no peer has may be read from the hub only to check, at most as many as are here; else a hub among the sources is
+    only for the comparison after a wrong digest. word: whether the digests of pieces that peers have found are used;
+    "only": without them, a file stays unknown. edges: where pieces of a file begin for peers."""
 
     id: int
     model_dir: str
     files: tuple[str, ...]
     sources: tuple[Source, ...]
     uses_hub: bool
+    word: Word = ""
+    edges: dict[str, tuple[int, ...]] = {}
 
 
 class Search(msgspec.Struct, frozen=True, tag="search"):
@@ -135,7 +147,7 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 class WrongBytes(msgspec.Struct, frozen=True, tag="wrong"):
-    """Wrong bytes of this file were here, and are dropped; sent before they are replaced."""
+    """Wrong bytes of this file are here; sent before they are replaced."""
 
     id: int
     file: str

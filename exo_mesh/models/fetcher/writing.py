@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from exo_mesh.domain.spans import Pieces, Span, Spans, common, merged, minus, num_bytes
+from exo_mesh.domain.spans import Digests, Pieces, Span, Spans, common, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError
 from exo_mesh.weights.fetched import FetchedFile, Manifest, open_own_file, part_of, read_manifest, write_manifest
 from exo_mesh.weights.model_files import label
@@ -181,9 +181,14 @@ class ModelWriter:
             self.manifest.made = sorted({*self.manifest.made, *names})
             write_manifest(self.model_dir, self.manifest)
 
-    def note_verified(self, name: str, spans: Spans) -> None:
-        """Notes bytes that belong to a file with the right digest. Raises DiskError."""
-        self._change_file(name, lambda file: setattr(file, "verified", list(merged((*file.verified, *spans)))))
+    def note_verified(self, name: str, spans: Spans, pieces: Digests = ()) -> None:
+        """Notes bytes that belong to a file with the right digest. pieces: see FetchedFile. Raises DiskError."""
+
+        def note(file: FetchedFile) -> None:
+            file.verified = list(merged((*file.verified, *spans)))
+            file.pieces = pieces or file.pieces
+
+        self._change_file(name, note)
 
     def drop(self, name: str, spans: Spans) -> None:
         """Forgets bytes that are wrong: they count as missing from now on. Raises DiskError."""
@@ -240,7 +245,8 @@ class ModelWriter:
                 with self._syncing:
                     with self._changed:
                         file.is_checked = is_right and bool(file.sha256)
-                        file.present = file.present if is_right else []
+                        if not is_right:
+                            file.present, file.verified = [], []
                     write_manifest(self.model_dir, self.manifest)
                 if is_right:
                     _take_name(self.model_dir, name)

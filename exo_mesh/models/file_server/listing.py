@@ -6,17 +6,21 @@ import hashlib
 
 import msgspec
 
+from exo_mesh.domain.spans import Digests
+
 
 class FileInfo(msgspec.Struct, frozen=True):
     """A complete file, even if the source has only a part of it. sha256: "" if unknown; hubs know it for weights.
 
     git_id: the id of the content in the hub's git repository, "" if unknown; hubs know it for small files, which they
-    keep in git itself. For the bytes of a file that a machine has, see weights.fetched.FetchedFile.
+    keep in git itself. pieces: digests of all pieces of the file, if a peer has read it and its digest was right; for
+    files of which peers have parts. For the bytes of a file that a machine has, see weights.fetched.FetchedFile.
     """
 
     size: int
     sha256: str = ""
     git_id: str = ""
+    pieces: Digests = ()
 
     def has_content(self, content: bytes) -> bool:
         """Whether this is the content of the file, as far as a digest is known."""

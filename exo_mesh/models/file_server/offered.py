@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from exo_mesh.domain.spans import Spans
+from exo_mesh.domain.spans import Digests, Spans
 from exo_mesh.errors import ModelError
 from exo_mesh.models.file_server.listing import FileInfo, Listing
 from exo_mesh.weights.fetched import MANIFEST_FILE, Manifest, read_manifest
@@ -42,6 +42,7 @@ class OfferedFile:
     size: int
     sha256: str
     present: Spans
+    pieces: Digests = ()
 
     def available(self, start: int, stop: int) -> tuple[int, int] | None:
         """Returns as much of `[start, stop)` as is present without a gap; None if the first byte is not."""
@@ -77,7 +78,7 @@ class OfferedModel:
             return None
         if self.manifest and name in self.manifest.files:
             fetched = self.manifest.files[name]
-            return OfferedFile(path, fetched.size, fetched.sha256, tuple(fetched.present))
+            return OfferedFile(path, fetched.size, fetched.sha256, tuple(fetched.present), fetched.pieces)
         suffix = suffix_of(name)
         if name in FOLDER_FILES.values():
             return _whole(place_of(self.model_dir, name))
@@ -98,7 +99,7 @@ class OfferedModel:
         made = tuple(self.manifest.made) if self.manifest else ()
         git_ids = self.manifest.git_ids if self.manifest else {}
         listed = {
-            name: FileInfo(file.size, file.sha256, "" if name in made else git_ids.get(name, ""))
+            name: FileInfo(file.size, file.sha256, "" if name in made else git_ids.get(name, ""), file.pieces)
             for name, file in found.items()
         }
         repo, revision = self._origin()

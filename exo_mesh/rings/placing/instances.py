@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import TaskOwner
@@ -36,7 +36,7 @@ from exo_mesh.rings.placing.recoverer import Recoverer
 from exo_mesh.rings.placing.refused_stages import BallotBeatenError, StageFailedError
 from exo_mesh.rings.placing.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.rings.placing.short_peers import draining_members, refusal_of, short_members
-from exo_mesh.rings.placing.spec import InstanceSpec, replica_id, suits
+from exo_mesh.rings.placing.spec import InstanceSpec, is_replica, replica_id, suits
 from exo_mesh.rings.placing.stage_phases import StagePhase
 
 MAX_ATTEMPTS = 6
@@ -96,6 +96,8 @@ class Instances:
         self._rng = rng
         self._clock = clock
         self._flights: dict[InstanceSpec, asyncio.Task[InstanceInfo]] = {}
+        self._replaced: WeakSet[asyncio.Task[InstanceInfo]] = WeakSet()
+        """Placements whose instance was deleted because its weights had wrong bytes."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._progress: dict[str, tuple[str, int, int]] = {}
         self._distrust = Distrust()
@@ -214,15 +216,19 @@ class Instances:
             if is_asked and best.is_auto:
                 self.keep_alive(best.plan.instance_id, -1.0)
             return best
-        flight = self._flight(spec)
-        try:
-            return await asyncio.shield(flight)
-        except asyncio.CancelledError:
-            if flight.cancelled():  # a deletion cancelled the placement, not the caller
-                raise InstanceDeletedError(
-                    f"{spec.model}: the instance was deleted while it was being placed"
-                ) from None
-            raise
+        for _ in range(MAX_ATTEMPTS):
+            flight = self._flight(spec)
+            try:
+                return await asyncio.shield(flight)
+            except asyncio.CancelledError:
+                if not flight.cancelled():  # the caller was cancelled, not the placement by a deletion
+                    raise
+            except InstanceDeletedError:
+                if flight not in self._replaced:
+                    raise
+            if flight not in self._replaced:
+                break
+        raise InstanceDeletedError(f"{spec.model}: the instance was deleted while it was being placed")
 
     def _flight(self, spec: InstanceSpec) -> asyncio.Task[InstanceInfo]:
         """The placement for a spec that is under way; started if there is none."""
@@ -263,8 +269,9 @@ class Instances:
         """See UnusedRings.left_s."""
         return self._owned.unused.left_s(instance_id, asyncio.get_running_loop().time())
 
-    async def delete(self, instance_id: str) -> bool:
-        """End an instance on every peer, regardless of its owner; False if it has no owner.
+    async def delete(self, instance_id: str, *, is_replaced: bool = False) -> bool:
+        """End an instance on every peer, regardless of its owner; False if it has no owner. is_replaced: its weights
+        had wrong bytes; callers that wait for it to be placed wait for the next one instead of an error.
 
         Every peer remembers the deletion (see Fences) and ends its part of the instance. If two peers placed the
         instance at the same time, both end it. Returns when the owners have ended it.
@@ -278,12 +285,12 @@ class Instances:
         self._membership.take_fence(fence)
         waited = []
         for peer in self._membership.peers:
-            call = peer.client.delete_instance(fence_to_proto(fence))
+            call = peer.client.delete_instance(fence_to_proto(fence), is_replaced=is_replaced)
             if peer.id in owners:
                 waited.append(call)
             else:
                 self._tasks.start(_ignore_failure(call), f"delete {instance_id}")
-        await asyncio.gather(self.delete_own(instance_id), *waited, return_exceptions=True)
+        await asyncio.gather(self.delete_own(instance_id, is_replaced=is_replaced), *waited, return_exceptions=True)
         return True  # answers do not matter: the fence spreads by gossip too
 
     async def place_again(self, model: str, *, only_ready: bool) -> None:
@@ -295,13 +302,16 @@ class Instances:
             is_meant = one.state is InstanceState.READY or not only_ready
             if plan.model == model and own_id in plan.member_ids and is_meant:
                 _log.error("deleting %s: its weights had wrong bytes on this machine", plan.instance_id)
-                await self.delete(plan.instance_id)
+                await self.delete(plan.instance_id, is_replaced=True)
                 if not one.is_auto:
                     pins = tuple(map(_pin, plan.stages))
                     self.place_soon(InstanceSpec(model, context_limit=plan.context_limit, pins=pins))
 
-    async def delete_own(self, instance_id: str) -> bool:
-        """End an instance that this node owns; False if this node owns no instance with the id."""
+    async def delete_own(self, instance_id: str, *, is_replaced: bool = False) -> bool:
+        """End an instance that this node owns; False if this node owns no instance with the id. is_replaced: see
+        `delete`."""
+        if is_replaced:
+            self._replaced.update(one for spec, one in self._flights.items() if is_replica(instance_id, spec.model))
         monitor = self._owned.monitors.pop(instance_id, None)
         if monitor is not None:
             await self._owned.end(monitor, for_good=True)

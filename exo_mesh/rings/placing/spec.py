@@ -54,6 +54,12 @@ def replica_id(model: str, replica: int) -> str:
     return f"{slug[-80:]}-{replica}"
 
 
+def is_replica(instance_id: str, model: str) -> bool:
+    """Whether it is the instance id of a replica of the model."""
+    replica = instance_id.rpartition("-")[2]
+    return replica.isdecimal() and instance_id == replica_id(model, int(replica))
+
+
 _MIXED = {None: (False, True), "auto": (False, True), "never": (False,), "always": (True,)}
 """Allowed values of "the plan uses several engines", by the `mixed_rings` value of the spec."""
 

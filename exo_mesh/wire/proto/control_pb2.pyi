@@ -1117,12 +1117,14 @@ class DeleteCardReply(_message.Message):
     def __init__(self, found: bool = ...) -> None: ...
 
 class DeleteInstanceRequest(_message.Message):
-    __slots__ = ("instance_id", "fence")
+    __slots__ = ("instance_id", "fence", "replaced")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     fence: Fence
-    def __init__(self, instance_id: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+    replaced: bool
+    def __init__(self, instance_id: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., replaced: bool = ...) -> None: ...
 
 class DeleteInstanceReply(_message.Message):
     __slots__ = ("found",)

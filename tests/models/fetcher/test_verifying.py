@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.domain.spans import Span, Spans, covers, minus
+from exo_mesh.domain.spans import Digests, Span, Spans, common, covers, cut_at, minus
 from exo_mesh.errors import FetchError
 from exo_mesh.models.fetcher import verifying
 from exo_mesh.models.fetcher.download import Context, UsedSource
 from exo_mesh.models.fetcher.duty import DutyCycle
 from exo_mesh.models.fetcher.source import Sink
 from exo_mesh.models.fetcher.verifying import REPAIRED, RIGHT, UNKNOWN, FileCheck, HubBudget
+from exo_mesh.models.fetcher.wire import Word
 from exo_mesh.models.fetcher.writing import Writers, make_part, new_manifest
-from exo_mesh.models.file_server.listing import Listing
+from exo_mesh.models.file_server.listing import FileInfo, Listing
 from exo_mesh.weights.fetched import part_of, read_manifest, write_manifest
 
 SIZE = 50_021
@@ -35,17 +36,21 @@ class Holder:
 
     peer: str
     spans: Spans = ((0, SIZE),)
-    wrong: tuple[int, ...] = ()
+    wrong: Sequence[int] = ()
+    pieces: Digests = ()
     reads: list[Span] = field(default_factory=list)
 
     def listing(self) -> Listing:
-        raise NotImplementedError
+        return Listing("", "", {FILE: FileInfo(SIZE, DIGEST, pieces=self.pieces)})
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
+        """Sends what it has of a range up to the first gap, as the file server of a peer does."""
         self.reads.append((start, stop))
+        there = common(((start, stop),), self.spans)
+        if there and there[0][0] == start:
+            sink(memoryview(altered(CONTENT, self.wrong)[start : there[0][1]]))
         if not covers(self.spans, ((start, stop),)):
             raise FetchError(f"{self.peer} does not have them")
-        sink(memoryview(altered(CONTENT, self.wrong)[start:stop]))
 
     def close(self) -> None: ...
 
@@ -76,15 +81,23 @@ class Checked:
     named: list[str]
     verified: Spans
     present: Spans
+    pieces: Digests
 
 
 def check(
-    directory: Path, executor: ThreadPoolExecutor, sources: Sequence[Holder], wrong: Sequence[int] = (), budget: int = 0
+    directory: Path,
+    executor: ThreadPoolExecutor,
+    sources: Sequence[Holder],
+    wrong: Sequence[int] = (),
+    budget: int = 0,
+    digest: str = DIGEST,
+    word: Word = "",
+    edges: Sequence[int] = (),
 ) -> Checked:
     """Checks a directory that has HERE, with other bytes at `wrong`."""
     directory.mkdir()
     make_part(part_of(directory, FILE), SIZE)
-    manifest = new_manifest("m", "", "", {FILE: (SIZE, DIGEST)})
+    manifest = new_manifest("m", "", "", {FILE: (SIZE, digest)})
     manifest.files[FILE].present = list(HERE)
     write_manifest(directory, manifest)
     with part_of(directory, FILE).open("r+b") as stream:
@@ -96,14 +109,16 @@ def check(
     with Writers().opened(directory) as writer:
         context = Context(executor, DutyCycle())
         try:
-            outcome = FileCheck(writer, FILE, used, context, HubBudget(budget)).run(named.append)
+            outcome = FileCheck(writer, FILE, used, context, HubBudget(budget), word=word, edges=edges).run(
+                named.append
+            )
         except FetchError as exc:
             outcome = str(exc)
     after = read_manifest(directory)
     assert after is not None
     file = after.files[FILE]
     here = part_of(directory, FILE).read_bytes()
-    return Checked(outcome, here, named, tuple(file.verified), tuple(file.present))
+    return Checked(outcome, here, named, tuple(file.verified), tuple(file.present), file.pieces)
 
 
 REST = minus(((0, SIZE),), HERE)
@@ -162,7 +177,102 @@ def test_what_no_peer_has_is_read_from_the_hub_within_limits(
     assert found.verified == (HERE if outcome == RIGHT else ())
 
 
+def test_a_gap_that_two_peers_share_is_read_from_both(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    first, second = Holder("a", ((900, 12_345), (30_500, 41_111))), Holder("b", ((12_345, 30_500), (41_111, SIZE)))
+    found = check(tmp_path / "m", executor, [first, second])
+    assert (found.outcome, found.verified) == (RIGHT, HERE)
+
+
+def test_sources_that_are_wrong_at_different_places_are_right_together(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    sources = [Holder("a", wrong=(5000, 12_000)), Holder("b", wrong=(25_000, 40_000)), Holder("c", ((0, 9000),))]
+    found = check(tmp_path / "m", executor, sources, [12_000])
+    assert (found.outcome, found.named, found.verified) == (REPAIRED, [FILE], HERE)
+    assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
+
+
+def test_sources_that_differ_everywhere_are_not_mixed_in_every_way(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    noise = Holder("a", wrong=range(0, SIZE, 500))
+    found = check(tmp_path / "m", executor, [noise, Holder("b", wrong=(40,)), Holder("c")], [12_000])
+    assert (found.outcome, found.verified) == (REPAIRED, HERE)
+    found = check(tmp_path / "n", executor, [noise, Holder("b", wrong=(12_000,))], [12_000])
+    assert "at any source" in found.outcome
+
+
+@pytest.mark.parametrize(
+    ("sources", "outcome"),
+    [
+        ([Holder("a"), Holder("b")], RIGHT),
+        ([Holder("a"), Holder("b", wrong=(12_000,))], UNKNOWN),
+        ([Holder("a"), Holder("b", ((0, 12_000),))], UNKNOWN),
+        ([Holder("a")], UNKNOWN),
+    ],
+    ids=["two agree", "two differ", "one has only some", "one"],
+)
+def test_without_a_digest_two_sources_must_have_the_same_bytes(
+    tmp_path: Path, executor: ThreadPoolExecutor, sources: list[Holder], outcome: str
+) -> None:
+    found = check(tmp_path / "m", executor, sources, digest="")
+    assert (found.outcome, found.named, found.present) == (outcome, [], HERE)
+    assert found.verified == (HERE if outcome == RIGHT else ())
+
+
 def test_a_wrong_byte_without_a_second_source_is_an_error(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
     found = check(tmp_path / "m", executor, [Holder("a", REST)], [20_000])
     assert "no second source tells which of its bytes are wrong" in found.outcome
     assert (found.named, found.verified, found.present) == ([FILE], (), HERE)
+
+
+def digests(*edges: int, wrong: int | None = None) -> Digests:
+    """Of pieces that begin at the edges of what is here, at these, and every 3,000 bytes. wrong: a position whose piece
+    has another digest."""
+    spans = cut_at(((0, SIZE),), [edge for span in HERE for edge in span] + [*edges, *range(0, SIZE, 3000)])
+    return tuple(
+        (start, stop, hashlib.sha256(CONTENT[start:stop] + b"!" * (wrong in range(start, stop))).hexdigest())
+        for start, stop in spans
+    )
+
+
+def test_a_check_leaves_the_digests_of_pieces_that_begin_where_the_parts_of_peers_begin(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    found = check(tmp_path / "m", executor, [Holder("a", REST)], word="first", edges=[5000, 40_000])
+    assert found.outcome == RIGHT and {0, 900, 5000, 10_000, 30_500, 40_000} <= {one[0] for one in found.pieces}
+    assert all(hashlib.sha256(CONTENT[start:stop]).hexdigest() == digest for start, stop, digest in found.pieces)
+    assert not check(tmp_path / "n", executor, [Holder("a", REST)]).pieces, "an open mesh has no use for them"
+
+
+def test_on_the_word_of_a_peer_no_byte_is_read(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    peer = Holder("a", REST, pieces=digests(7777))
+    found = check(tmp_path / "m", executor, [peer, Holder("")], word="only")
+    assert (found.outcome, found.verified, found.pieces, peer.reads) == (RIGHT, HERE, peer.pieces, [])
+    found = check(tmp_path / "n", executor, [Holder("b"), peer], [900 - 1, 20_000], word="only")
+    assert (found.outcome, found.named, found.verified, found.present) == (REPAIRED, [FILE], HERE, HERE)
+    assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [digests()[:-8], digests()[6:], digests(wrong=20_000), ((0, SIZE, DIGEST),), ((-5, 10**12, DIGEST),), ()],
+    ids=["cut short", "without the first", "wrong", "not those here", "impossible", "none"],
+)
+def test_a_word_that_is_of_no_use_changes_nothing_and_the_check_is_made_here(
+    tmp_path: Path, executor: ThreadPoolExecutor, pieces: Digests
+) -> None:
+    peer = Holder("a", REST, pieces=pieces)
+    found = check(tmp_path / "m", executor, [peer], word="only")
+    assert (found.outcome, found.verified, found.present) == (UNKNOWN, (), HERE)
+    found = check(tmp_path / "n", executor, [peer], word="first")
+    assert (found.outcome, found.verified) == (RIGHT, HERE)
+    assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
+
+
+def test_an_open_mesh_takes_no_peers_word(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    altered_piece = altered(CONTENT, [20_000])
+    lie = tuple((a, b, hashlib.sha256(altered_piece[a:b]).hexdigest()) for a, b, _ in digests())
+    found = check(tmp_path / "m", executor, [Holder("liar", pieces=lie, wrong=[20_000]), Holder("")], [20_000])
+    assert (found.outcome, found.named) == (REPAIRED, [FILE])
+    assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)

@@ -41,7 +41,7 @@ def test_a_listing_has_every_file_of_the_model_and_nothing_else(tmp_path: Path) 
         texts = {"config.json", "model.safetensors.index.json", "vocab.txt", "LICENSE", "LICENSE.md"}
         assert set(listing["files"]) == {WEIGHTS, *texts}
         size = len(served.content)
-        assert listing["files"][WEIGHTS] == {"size": size, "sha256": "", "git_id": ""}
+        assert listing["files"][WEIGHTS] == {"size": size, "sha256": "", "git_id": "", "pieces": []}
         for name in (".env", "README.md", "notes.pickle", "notes"):
             assert served.get(path_of(NAME, name))[0] == 404
 
@@ -56,7 +56,7 @@ def test_a_model_in_a_cache_of_the_hub_says_where_it_is_from(tmp_path: Path) -> 
     with serving(model_dir) as served:
         listing = json.loads(served.get(path_of(NAME))[2])
         assert (listing["repo"], listing["revision"]) == ("org/tiny", "c" * 40)
-        assert listing["files"][WEIGHTS] == {"size": 7, "sha256": "a" * 64, "git_id": ""}
+        assert listing["files"][WEIGHTS] == {"size": 7, "sha256": "a" * 64, "git_id": "", "pieces": []}
         assert served.get(path_of(NAME, WEIGHTS))[2] == b"weights"
 
 

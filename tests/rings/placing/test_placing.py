@@ -242,6 +242,25 @@ async def test_an_instance_can_be_deleted_while_it_loads(tmp_path: Path) -> None
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("finder", [0, 1])
+async def test_callers_that_wait_for_an_instance_whose_weights_are_replaced_get_the_next_one(
+    tmp_path: Path, finder: int
+) -> None:
+    async with mesh(tmp_path, 2, engine_options={"load_ms": "1500"}) as nodes:
+        spec = InstanceSpec(MODEL, min_peers=2)
+        placing = asyncio.create_task(nodes[0].create_instance(spec))
+        await until(lambda: all(map(instances, nodes)))
+        joining = asyncio.create_task(nodes[1].create_instance(spec))
+        (before,) = {one.ballot for _, one in nodes[0].membership.view.records_of_instances()}
+        await nodes[finder]._owning.instances.place_again(MODEL, only_ready=False)
+        placed, joined = await asyncio.gather(placing, joining)
+        assert len(placed["stages"]) == 2 and placed["id"] == joined["id"]
+        (after,) = {one.ballot for _, one in nodes[0].membership.view.records_of_instances()}
+        assert after > before
+        assert len(await tokens(nodes[1], a_request())) == 12
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize("asked", [0, 1])
 async def test_of_two_that_were_placed_at_once_none_is_left_by_a_delete(tmp_path: Path, asked: int) -> None:
     async with mesh(tmp_path, 2, engine_options={"load_ms": "800"}) as nodes:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from hashlib import blake2b
+from pathlib import Path
 
 from exo_mesh import __version__
 from exo_mesh.engine.registry import provider
+from exo_mesh.errors import ModelError
 from exo_mesh.rings.prefix_disk.folder import StageFolder
 from exo_mesh.rings.prefix_disk.makers import KvMaker
 from exo_mesh.rings.runner.disk.store import DiskStore
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
 from exo_mesh.rings.runner.stage_setup import StageSetup
+from exo_mesh.weights.fetched import read_manifest
 
 
 def disk_store(setup: StageSetup) -> DiskStore | None:
@@ -23,9 +26,22 @@ def disk_store(setup: StageSetup) -> DiskStore | None:
     folder = StageFolder(
         setup.disk.root, _folder_name(setup, maker), maker, setup.disk.limits, setup.disk.secret or None
     )
-    store = DiskStore(folder)
+    store = DiskStore(folder, why_not=lambda: _why_not(setup.model_dir))
     store.start()
     return store
+
+
+def _why_not(model_dir: Path) -> str:
+    """Why no KV of a model may be on disk; "" if it may. What was computed with wrong weights must not outlive them,
+    and the stages behind this one compute from its results: a ring uses its disks only if all stages have theirs."""
+    try:
+        manifest = read_manifest(model_dir)
+    except ModelError as exc:
+        return str(exc)
+    files = manifest.files.values() if manifest is not None else ()
+    if any(file.sha256 and file.is_unverified for file in files):
+        return "the weights are not compared with the digests of their files yet"
+    return ""
 
 
 def disk_index(setup: StageSetup, store: DiskStore | None) -> DiskIndex | None:

@@ -75,9 +75,13 @@ class DiskStore:
     """The files of a stage. `store`, `copy_part`, `finish_copy`, `fetch`, `take`, `list_all` and `take_news` are called
     in the engine's thread."""
 
-    def __init__(self, folder: StageFolder, bytes_per_s: float = WRITE_BYTES_PER_S) -> None:
+    def __init__(
+        self, folder: StageFolder, bytes_per_s: float = WRITE_BYTES_PER_S, why_not: Callable[[], str] = lambda: ""
+    ) -> None:
+        """why_not: returns why the files cannot be used yet; "" once they can be, after which it is not called."""
         self._folder = folder
         self._bytes_per_s = bytes_per_s
+        self._why_not: Callable[[], str] | None = why_not
         self._writes: Queue[tuple[StoreKv, SavedSequence] | None] = Queue(MOST_WRITES)
         self._reads: Queue[tuple[bytes, _FileInMemory] | None] = Queue(MOST_READ_AHEAD)
         self._ahead: dict[bytes, _FileInMemory] = {}
@@ -116,6 +120,11 @@ class DiskStore:
 
     def opens(self) -> bool:
         """Whether the folder can be used: it is open, or has been opened now."""
+        if self._why_not is not None:
+            if why := self._why_not():
+                self._fails(why)
+                return False
+            self._why_not = None
         try:
             is_open = self._folder.open()
         except OSError as exc:
