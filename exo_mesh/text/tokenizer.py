@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate
 from exo_mesh.text.text_files import SamplingDefaults, TextFiles, read_bounds
 from exo_mesh.text.text_guard import TextGuard
-from exo_mesh.text.tokenizer_bounds import TokenizerBounds
+from exo_mesh.text.tokenizer_bounds import NODE_GROWN_LENGTH, TokenizerBounds
 from exo_mesh.text.vision import VisionSpec, read_vision
 from exo_mesh.weights.model_files import named, one_line, read_tokenizer_text
 
@@ -158,10 +159,15 @@ class TextModel:
         """The text with the mark in every control token that it spells: see ControlTexts.marked. It blocks. Raises
         InputError."""
         assert self.controls is not None
-        if self.controls.may_spell(text) and (away := self._away(text)) is not None:
-            return cast(str, away("marked", text, [mark, list(allowed)]))
-        with _encoding_errors():
-            return self.controls.marked(text, mark, allowed)
+        if (away := self._away(text)) is None or not self.controls.may_spell(text):
+            with _encoding_errors():
+                most = sys.maxsize if self.elsewhere is None else NODE_GROWN_LENGTH
+                made = self.controls.marked_within(most, text, mark, allowed)
+            if made is not None:
+                return made
+        away = away or self.elsewhere
+        assert away is not None
+        return cast(str, away("marked", text, [mark, list(allowed)]))
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Encode a prompt in which control tokens that texts spell are marked. It blocks. Raises InputError."""
