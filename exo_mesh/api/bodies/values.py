@@ -12,44 +12,60 @@ MAX_VALUES = 200_000
 """Most values of a body, with the names of fields. A conversation of 1,000 messages has 5,000, a prompt of 100,000
 token ids 100,000; the memory that so many values take is about 20 MB."""
 
-_SLICE_BYTES = 1 << 16
-"""Bytes that are counted at a time: a slice takes at most 4 ms, so other threads go on in between."""
+SLICE_BYTES = 1 << 16
+"""Bytes that are counted at a time, which takes 0.1 ms, and 4 ms if all of them are quotes."""
 
 _SIGNS = b",:[{"
 """Each value of a JSON text but the first follows one of these, and so does each name of a field."""
 
 
-def count_values(text: bytes | bytearray, most: int = MAX_VALUES) -> int:
-    """The number of values and of names of fields in a JSON text. It stops soon above `most`. For a text that is not
-    JSON, the number up to its first mistake or more."""
-    count, is_inside, rest = 1, 0, b""
-    for start in range(0, len(text), _SLICE_BYTES):
-        part = rest + text[start : start + _SLICE_BYTES]
-        rest = b""
+class ValueCounter:
+    """Counts the values and the names of fields of a JSON text that comes in parts. For a text that is not JSON, the
+    number is that up to its first mistake or more."""
+
+    def __init__(self) -> None:
+        self._num_signs = 1
+        self._num_quotes = 0
+        self._rest = b""
+
+    @property
+    def count(self) -> int:
+        """The number so far. Every text in quotes is a value or a name."""
+        return max(self._num_signs, self._num_quotes // 2)
+
+    def add(self, text: bytes | bytearray) -> None:
+        """Count the next part: best some kilobytes, because this takes ten times the memory of the part."""
+        part = self._rest + text
+        self._rest = b""
         if part.endswith(b"\\"):
             kept = part.rstrip(b"\\")
-            rest = b"\\" * ((len(part) - len(kept)) % 2)
+            self._rest = b"\\" * ((len(part) - len(kept)) % 2)
             part = kept
         if b"\\" in part:
             part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = part.split(b'"')
-        outside = b"".join(pieces[is_inside::2])
-        count += sum(outside.count(sign) for sign in _SIGNS)
-        is_inside ^= (len(pieces) - 1) % 2
-        if count > most:
+        outside = b"".join(pieces[self._num_quotes % 2 :: 2])
+        self._num_signs += sum(outside.count(sign) for sign in _SIGNS)
+        self._num_quotes += len(pieces) - 1
+
+    def check(self) -> None:
+        """Raises InputError if a body has too many values."""
+        if self.count > MAX_VALUES:
+            raise InputError(
+                f"the request body has more than {MAX_VALUES} values and names of fields; send fewer, or long texts as "
+                "one value each"
+            )
+
+
+def count_values(text: str | bytes | bytearray, most: int = MAX_VALUES) -> int:
+    """The number of values and of names of fields in a JSON text. It stops soon above `most`."""
+    counter = ValueCounter()
+    for start in range(0, len(text), SLICE_BYTES):
+        part = text[start : start + SLICE_BYTES]
+        counter.add(part.encode("utf-8", "replace") if isinstance(part, str) else part)
+        if counter.count > most:
             break
-    return count
-
-
-def check_values(text: bytes | bytearray) -> int:
-    """The number of values of a body. Raises InputError if there are too many."""
-    count = count_values(text)
-    if count > MAX_VALUES:
-        raise InputError(
-            f"the request body has more than {MAX_VALUES} values and names of fields; send fewer, or long texts as "
-            "one value each"
-        )
-    return count
+    return counter.count
 
 
 class ValueBudget:
@@ -63,8 +79,8 @@ class ValueBudget:
         all of them."""
         if len(text) <= 2:  # {}
             return
-        # at most one value per character; only a long text is worth the copy
-        self._left -= len(text) if len(text) < 256 else count_values(text.encode("utf-8", "replace"))
+        # at most one value per character; only a long text is worth the count
+        self._left -= len(text) if len(text) < 256 else count_values(text)
         if self._left < 0:
             message = f"{where}: the JSON texts up to here have more than {MAX_VALUES} values; send fewer"
             raise InputError(message, param=where)
