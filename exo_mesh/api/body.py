@@ -20,10 +20,11 @@ from multidict import CIMultiDict
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.bodies.room import FREE_BYTES, BodyHold, BodyRooms
 from exo_mesh.api.bodies.unpacking import Unpacker
-from exo_mesh.api.bodies.values import ValueCounter
+from exo_mesh.api.bodies.values import check_values
 from exo_mesh.api.quoting import quoted
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.tasks import Turns
+from exo_mesh.domain.bounded_json import ValueCounter
 from exo_mesh.errors import InputError
 
 T = TypeVar("T")
@@ -133,7 +134,7 @@ async def _receive(
                 await hold.rooms.reading.take()
             body += part
             values.add(part)
-            values.check()
+            check_values(values.count)
     if unpacker is not None:
         unpacker.end()
     return cast(bytes, body)  # a copy would double the memory of a large body

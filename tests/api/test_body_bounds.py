@@ -1,4 +1,4 @@
-"""What a body may cost: values are counted while it arrives, one that waits is not read, and large bodies take turns."""
+"""What a body may cost: its values are counted as it arrives, one that waits is not read, and large ones take turns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.bodies.room import FREE_BYTES, MOST_WAITING_OF_ONE, Room
-from exo_mesh.api.bodies.values import MAX_VALUES, ValueCounter, count_values
 from exo_mesh.api.connections import READ_BYTES
 from exo_mesh.api.core.conversation import with_late_system_as_user
 from exo_mesh.api.core.request import Turn
 from exo_mesh.api.openai.schema import ChatBody
+from exo_mesh.domain.bounded_json import MAX_VALUES, ValueCounter, count_values
 from exo_mesh.errors import BodiesWaitError
 from tests.api.scripted_mesh import Served
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
-from exo_mesh.api.bodies.values import SLICE_BYTES
+from exo_mesh.domain.bounded_json import SLICE_BYTES
 from exo_mesh.errors import InputError
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS

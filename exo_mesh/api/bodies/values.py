@@ -1,86 +1,34 @@
-"""Counts the values of a JSON text before it is decoded, because a value takes up to 100 times the bytes of its text.
-Pure.
-
-A count needs a tenth of the time of decoding, and only the memory of one slice.
-"""
+"""Limits the values of a body: see `bounded_json`. Pure."""
 
 from __future__ import annotations
 
+from exo_mesh.domain.bounded_json import MAX_VALUES, count_values
 from exo_mesh.errors import InputError
 
-MAX_VALUES = 200_000
-"""Most values of a body, with the names of fields. A conversation of 1,000 messages has 5,000, a prompt of 100,000
-token ids 100,000; the memory that so many values take is about 20 MB."""
 
-SLICE_BYTES = 1 << 16
-"""Bytes that are counted at a time, which takes 0.1 ms, and 4 ms if all of them are quotes."""
-
-_SIGNS = b",:[{"
-"""Each value of a JSON text but the first follows one of these, and so does each name of a field."""
-
-
-class ValueCounter:
-    """Counts the values and the names of fields of a JSON text that comes in parts. For a text that is not JSON, the
-    number is that up to its first mistake or more."""
-
-    def __init__(self) -> None:
-        self._num_signs = 1
-        self._num_quotes = 0
-        self._rest = b""
-
-    @property
-    def count(self) -> int:
-        """The number so far. Every text in quotes is a value or a name."""
-        return max(self._num_signs, self._num_quotes // 2)
-
-    def add(self, text: bytes | bytearray) -> None:
-        """Count the next part: best some kilobytes, because this takes ten times the memory of the part."""
-        part = self._rest + text
-        self._rest = b""
-        if part.endswith(b"\\"):
-            kept = part.rstrip(b"\\")
-            self._rest = b"\\" * ((len(part) - len(kept)) % 2)
-            part = kept
-        if b"\\" in part:
-            part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
-        pieces = part.split(b'"')
-        outside = b"".join(pieces[self._num_quotes % 2 :: 2])
-        self._num_signs += sum(outside.count(sign) for sign in _SIGNS)
-        self._num_quotes += len(pieces) - 1
-
-    def check(self) -> None:
-        """Raises InputError if a body has too many values."""
-        if self.count > MAX_VALUES:
-            raise InputError(
-                f"the request body has more than {MAX_VALUES} values and names of fields; send fewer, or long texts as "
-                "one value each"
-            )
-
-
-def count_values(text: str | bytes | bytearray, most: int = MAX_VALUES) -> int:
-    """The number of values and of names of fields in a JSON text. It stops soon above `most`."""
-    counter = ValueCounter()
-    for start in range(0, len(text), SLICE_BYTES):
-        part = text[start : start + SLICE_BYTES]
-        counter.add(part.encode("utf-8", "replace") if isinstance(part, str) else part)
-        if counter.count > most:
-            break
-    return counter.count
+def check_values(count: int) -> None:
+    """Raises InputError if a body has too many values."""
+    if count > MAX_VALUES:
+        raise InputError(
+            f"the request body has more than {MAX_VALUES} values and names of fields; send fewer, or long texts as "
+            "one value each"
+        )
 
 
 class ValueBudget:
-    """Limits the values of all JSON texts that are strings of one body, such as the arguments of earlier calls."""
+    """Limits the values of all JSON texts of one request: of the strings of a body, such as the arguments of earlier
+    calls, or of the kept answers that it refers to."""
 
-    def __init__(self) -> None:
-        self._left = MAX_VALUES
+    def __init__(self, most: int = MAX_VALUES) -> None:
+        self._most = self._left = most
 
-    def take(self, text: str, where: str) -> None:
+    def take(self, text: str | bytes, where: str) -> None:
         """Count a text that is decoded. where: its place in the body. Raises InputError if there are too many values in
         all of them."""
         if len(text) <= 2:  # {}
             return
         # at most one value per character; only a long text is worth the count
-        self._left -= len(text) if len(text) < 256 else count_values(text)
+        self._left -= len(text) if len(text) < 256 else count_values(text, self._most)
         if self._left < 0:
-            message = f"{where}: the JSON texts up to here have more than {MAX_VALUES} values; send fewer"
+            message = f"{where}: the JSON texts up to here have more than {self._most} values; send fewer"
             raise InputError(message, param=where)
