@@ -254,3 +254,23 @@ def test_thousands_of_messages_of_one_role_are_joined_in_linear_time() -> None:
     turns = [Turn("system", "a" * 400, "") for _ in range(20_000)] + [Turn("user", "a" * 400, "")] * 20_000
     *_, last = with_late_system_as_user(turns)
     assert len(last.text) == 20_000 * 401 - 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/chat/completions", {"messages": [USER], "a" * 100_000: 1}, "does not support this field"),
+        ("/v1/chat/completions", {"messages": [{"role": "a" * 100_000, "content": "Hi"}]}, "messages[0].role"),
+        ("/v1/responses", {"input": [{"role": "a" * 100_000, "content": "Hi"}]}, "input[0].role"),
+        ("/v1/messages", {"messages": [{"role": "a" * 100_000, "content": "Hi"}], "max_tokens": 1}, "messages[0].role"),
+        ("/api/chat", {"messages": [USER], "a" * 100_000: 1}, "does not support this field"),
+        ("/tokenize", {"a" * 100_000: 1}, "does not support this field"),
+    ],
+)
+async def test_an_error_quotes_only_the_beginning_of_a_long_value(
+    api: Served, path: str, body: dict[str, Any], words: str
+) -> None:
+    async with api.http.post(path, json=body) as reply:
+        text = await reply.text()
+    assert reply.status == 400 and words in text and "…" in text
+    assert len(text) < 2000
