@@ -47,19 +47,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _FramedQuestion:
     """A question as it is sent, and the key of its failure."""
 
     framed: Framed
     key: bytes
 
 
-async def _asked(question: Question, size: int = 0) -> _Asked:
+async def _asked(question: Question, size: int = 0) -> _FramedQuestion:
     """Encode a question. size: about how large it is. Raises UnicodeEncodeError for a lone surrogate."""
 
-    def encode() -> _Asked:
+    def encode() -> _FramedQuestion:
         framed = frame(question)
-        return _Asked(framed, hashlib.blake2b(framed, digest_size=16).digest())
+        return _FramedQuestion(framed, hashlib.blake2b(framed, digest_size=16).digest())
 
     return await asyncio.to_thread(encode) if size > LARGE_QUESTION else encode()
 
@@ -154,7 +154,7 @@ class TemplateRenderer:
         if isinstance(answer, TemplateRefused):
             raise self._noted(asked, answer.message, answer.param)
 
-    def _noted(self, asked: _Asked, message: str, param: str | None) -> InputError:
+    def _noted(self, asked: _FramedQuestion, message: str, param: str | None) -> InputError:
         """The error of a question, which is remembered for a minute."""
         error = InputError(message, param=param)
         self._failures.note(asked.key, error)
@@ -201,7 +201,7 @@ class TemplateRenderer:
         assert isinstance(answer, TemplateCompiled)
         return frozenset(answer.variables)
 
-    async def _answer(self, template: ChatTemplate, asked: _Asked) -> Answer:
+    async def _answer(self, template: ChatTemplate, asked: _FramedQuestion) -> Answer:
         """The answer to a question about a template, which is compiled first if the process does not have it. Raises
         InputError if the process is lost."""
         async with self._children.lend(template.digest) as process:
