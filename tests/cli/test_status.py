@@ -54,10 +54,10 @@ STATUS = """\
 http://127.0.0.1:9: waiting for peers
   degraded: the link to beta has 3 MB/s
     -> use a cable
-PEER          HEALTH    ENGINE  FREE    USED BY MODELS  ID
-alpha (here)  degraded  mlx     8.0 GB  3.0 GB          alpha-01
-beta          failed    mlx     ?       ?               beta-012
-gamma         asleep                                    gamma-01
+PEER          HEALTH    ENGINE  FREE     USED BY MODELS  ID
+alpha (here)  degraded  mlx     8.0 GB   3.0 GB          alpha-01
+beta          failed    mlx     unknown  unknown         beta-012
+gamma         asleep                                     gamma-01
 beta:
   failed: it crashed 3 times
     -> see the log

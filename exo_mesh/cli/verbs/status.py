@@ -91,7 +91,8 @@ def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[
         reading = state["telemetry"].get(peer["id"], {})
         here = " (here)" if peer["id"] == state["node_id"] else ""
         engine = next((device["engine"] for device in peer["devices"]), "") or "none"
-        memory = [human_bytes(reading[key]) if key in reading else "?" for key in ("usable_bytes", "reserved_bytes")]
+        figures = [reading.get(key) for key in ("usable_bytes", "reserved_bytes")]
+        memory = ["unknown" if one is None else human_bytes(one) for one in figures]
         health = state_text("draining" if reading.get("draining") else levels.get(peer["id"], "ok"))
         role = peer.get("role", "full")
         rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8], role])

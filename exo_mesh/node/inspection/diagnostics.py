@@ -15,6 +15,7 @@ import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.printable import printable_values
+from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.errors import TransportError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
@@ -139,7 +140,7 @@ async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
     if len(reply.json) > MAX_JSON_BYTES:
         raise TransportError(f"the answer has {len(reply.json)} bytes, more than {MAX_JSON_BYTES}")
     try:
-        found = printable_values(msgspec.json.decode(reply.json))
+        found = printable_values(decode_bounded(reply.json))
     except (msgspec.DecodeError, RecursionError) as exc:
         raise TransportError(f"the answer is not valid JSON: {exc}") from exc
     if not isinstance(found, dict) or found.get("node_id") != peer.id:

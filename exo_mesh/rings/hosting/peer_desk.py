@@ -9,6 +9,7 @@ import msgspec
 
 from exo_mesh.base.printable import printable_values
 from exo_mesh.base.telemetry.log_ring import MAX_CHARS, MAX_RECORDS, RECENT
+from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.errors import TransportError
 from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.peers import Peer
@@ -57,7 +58,7 @@ class PeerDesk:
         if len(raw) > MAX_LOG_BYTES:
             raise TransportError(f"the peer's log has {len(raw)} bytes, more than {MAX_LOG_BYTES}")
         try:
-            lines = msgspec.json.decode(raw, type=list[dict[str, Any]])
+            lines = decode_bounded(raw, list[dict[str, Any]])
         except (msgspec.DecodeError, RecursionError) as exc:
             raise TransportError(f"the peer's log is not JSON: {exc}") from exc
         shown: list[dict[str, Any]] = printable_values(lines[-records:])
