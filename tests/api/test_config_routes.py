@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from exo_mesh.api.access import AccessPolicy
@@ -16,7 +17,6 @@ from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.base.telemetry.node_logs import LoneLogs
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
-from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import SHARED, EffectiveSettings, LoneSettings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.table import SETTINGS
@@ -154,9 +154,14 @@ async def test_the_token_for_the_hub_is_kept_used_and_never_shown(scripted: Scri
         assert used[-1] == "" and not (tmp_path / "hub_token").exists()
 
 
-def test_the_body_names_the_shared_settings() -> None:
-    assert SharedSettingsBody.__struct_fields__ == (*SHARED, "hf_token")
-    assert {SETTINGS[name].field or name for name in SHARED} <= set(Settings.__dataclass_fields__)
+def test_the_body_has_a_field_for_every_shared_setting_with_its_type_or_a_text() -> None:
+    assert {*SharedSettingsBody.__struct_fields__} == {*SHARED, "hf_token"}
+    body = '{"min_peers": 2, "trace_sample": 0.5, "keep_agent_lines": true, "context_limit": "9", "log_level": null}'
+    found = msgspec.to_builtins(msgspec.json.decode(body, type=SharedSettingsBody))
+    assert found == msgspec.json.decode(body)
+    for wrong in ('{"placement": 1}', '{"min_peers": 1.5}', '{"keep_agent_lines": 1}'):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(wrong, type=SharedSettingsBody)
 
 
 async def test_the_log_level_of_one_node_is_changed_while_it_runs(scripted: ScriptedMesh, tmp_path: Path) -> None:
