@@ -63,7 +63,8 @@ class Settings:
     stop_grace: Annotated[int, NODE.whole("SECONDS", 0, 86400),
         "how long a stopping node lets its streams finish; a second signal ends them"] = 30
     allow_sleep: Annotated[bool, NODE.switch(), "let this machine sleep while requests run"] = False
-    power_tool: Annotated[str, NODE.matching("WHAT", r"auto|off|/\S.*", "auto, off or the path of a program"),
+    power_tool: Annotated[str, NODE.matching("WHAT", r"auto|off|/\S.*", "auto, off or the path of a program",
+        private=True),
         "program that reads power and temperature: auto = mactop or macmon if installed on a Mac, off, or the path of "
         "one"] = "auto"
     sysfs: Annotated[Path, NODE.path("DIR"),

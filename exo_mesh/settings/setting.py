@@ -83,7 +83,7 @@ class Setting:
     @property
     def is_private(self) -> bool:
         """Whether only admins see its value over the API."""
-        return self.private or self.parse is values.path
+        return self.private or self.metavar in ("DIR", "FILE")
 
     def value(self, settings: object) -> Any:
         """The value in force."""

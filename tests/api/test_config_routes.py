@@ -134,6 +134,23 @@ async def test_no_secret_is_shown_and_places_are_for_admins(scripted: ScriptedMe
         assert settings["system_prompt"]["origin"] == "config.toml:system_prompt"
 
 
+async def test_only_admins_see_the_value_of_a_setting_that_may_be_a_path(
+    scripted: ScriptedMesh, tmp_path: Path
+) -> None:
+    paths = [name for name, one in SETTINGS.items() if one.metavar in ("DIR", "FILE", "WHAT") and not one.words]
+    given = {"tls_cert", "tls_key", "prefix_disk", "log_file", "request_log", "llama_server", "power_tool"}
+    assert given <= {*paths}
+    (tmp_path / "config.toml").write_text("".join(f'{name} = "/srv/private"\n' for name in given))
+    keys = KeyFile(tmp_path / FILE_NAME)
+    (use, _), (admin, _) = keys.add(Role.USE, NOW), keys.add(Role.ADMIN, NOW)
+    async with served(scripted, options(tmp_path, access=AccessPolicy(keys))) as api:
+        found, settings = await config(api, use)
+        assert "/srv/private" not in str(found)
+        assert {settings[name]["value"] for name in paths} == {None}
+        settings = (await config(api, admin))[1]
+        assert {settings[name]["value"] for name in given} == {"/srv/private"}
+
+
 async def test_the_token_for_the_hub_is_kept_used_and_never_shown(scripted: ScriptedMesh, tmp_path: Path) -> None:
     used: list[str] = []
     token = HubToken(tmp_path / "hub_token", used.append, {})
