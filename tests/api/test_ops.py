@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.streaming import waiting_for
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.reports import TopologyReport
 from exo_mesh.domain.request import Progress
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.entry import ModelEntry
@@ -82,7 +84,7 @@ async def test_health_and_readiness_tell_whether_it_can_serve(api: Served, statu
 
 async def test_instances_are_made_shown_and_deleted(api: Served) -> None:
     status, made = await get(api, "/instance", "POST", json={"model": "m", "min_peers": 2, "policy": "latency"})
-    assert (status, made) == (201, {"id": "i2", "model": "m"})
+    assert (status, made["id"], made["model"]) == (201, "i2", "m")
     assert await get(api, "/instance/i2") == (200, made)
     assert (await get(api, "/state"))[1]["view"]["instances"][-1] == made
     assert (await get(api, "/instance/i2", "DELETE"))[1]["deleted"] is True
@@ -200,7 +202,8 @@ async def test_wishes_that_contradict_each_other_are_refused(api: Served, body: 
 
 
 async def test_topology_version_and_the_front_page(api: Served) -> None:
-    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1] == api.mesh.topology()
+    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1]
+    assert msgspec.convert((await get(api, "/topology"))[1], TopologyReport) == api.mesh.topology()
     assert (await get(api, "/version"))[1]["version"]
     _, index = await get(api, "/")
     assert index["next"].startswith(f"curl {api.url}/v1/chat/completions")

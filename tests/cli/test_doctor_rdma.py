@@ -150,16 +150,16 @@ async def test_a_group_over_rdma_follows_its_cable(tmp_path: Path, monkeypatch: 
 
     async with mesh(tmp_path, 2) as nodes:
         plug(nodes, active=True)
-        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
+        await until(lambda: all(any(c.up for c in node.observation.topology().cables) for node in nodes))
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=2))
-        assert instance["stages"][0]["group"]["backend"] == "jaccl"
-        devices = {device for row in instance["stages"][0]["group"]["rdma"] for device in row if device}
+        assert instance.stages[0].group.backend == "jaccl"
+        devices = {device for row in instance.stages[0].group.rdma for device in row if device}
         assert devices == {"rdma_en0", "rdma_en1"}
         expected = await tokens(nodes[1], a_request())
         plug(nodes, active=False)
-        await until(lambda: not any(i["state"] == "ready" for node in nodes for i in instances(node)))
+        await until(lambda: not any(i.state == "ready" for node in nodes for i in instances(node)))
         assert await tokens(nodes[1], a_request()) == expected, "what comes next is planned without the cable"
-        assert all("group" not in stage for i in instances(nodes[0]) for stage in i["stages"])
+        assert all(not stage.group for i in instances(nodes[0]) for stage in i.stages)
 
 
 def test_cables_are_in_the_picture() -> None:

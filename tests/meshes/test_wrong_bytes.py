@@ -48,7 +48,7 @@ def ballots(node: Node) -> set[Ballot]:
 
 
 async def ready(nodes: list[Node]) -> None:
-    await until(lambda: any(one["state"] == "ready" for one in instances(nodes[0])), 30)
+    await until(lambda: any(one.state == "ready" for one in instances(nodes[0])), 30)
 
 
 async def answer_of_one(a: Node, b: Node) -> list[int]:
@@ -56,7 +56,7 @@ async def answer_of_one(a: Node, b: Node) -> list[int]:
     await delete_all(a)
     await until(lambda: not instances(b))
     alone = await a.create_instance(InstanceSpec(NAME, min_peers=1, exclude_peers=(b.node_id,)))
-    assert len(alone["stages"]) == 1
+    assert len(alone.stages) == 1
     return await tokens(a, a_request("alone", 16), NAME)
 
 
