@@ -27,6 +27,12 @@ def report_of(kind: type[R], **given: Any) -> R:
     return msgspec.convert(_filled(inspect.type_info(kind), given), kind)
 
 
+def reply_of(kind: type[R], **given: Any) -> dict[str, Any]:
+    """The same struct as a client gets it: as JSON."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(report_of(kind, **given)))
+    return found
+
+
 def _filled(kind: inspect.Type, given: Any) -> Any:
     if isinstance(kind, inspect.UnionType):
         kinds = {type(one): one for one in kind.types}
