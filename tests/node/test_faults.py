@@ -151,7 +151,7 @@ async def main():
     node = make_node(Path(sys.argv[1]), "doomed", Machine())
     await node.start()
     instance = await node.create_instance(InstanceSpec(MODEL))
-    print(instance["stages"][0]["pid"], flush=True)
+    print(instance.stages[0].pid, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
