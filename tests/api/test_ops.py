@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
+from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.streaming import waiting_for
 from exo_mesh.domain.pinning import Pin
@@ -80,6 +82,18 @@ async def test_health_and_readiness_tell_whether_it_can_serve(api: Served, statu
     if status == "starting":
         assert ready["reasons"][0]["remedy"] == "wait"
     assert await get(api, "/healthz") == (200, {"status": "alive"})
+
+
+async def test_the_health_keeps_its_fields_in_their_order_and_strangers_get_fewer(model_dir: Path) -> None:
+    public = ["status", "level", "reasons", "peers", "mesh"]
+    rest = ["runner_mode", "runner_status", "queue", "version"]
+    async with served(ScriptedMesh(model_dir), ApiOptions(access=AccessPolicy(needs_key=True))) as api:
+        shown = (await get(api, "/health"))[1]
+        assert [*shown] == public + rest
+        assert [*shown["queue"]] == ["depth", "max", "waiting", "in_progress", "entered"]
+    async with served(ScriptedMesh(model_dir), ApiOptions()) as api:
+        shown = (await get(api, "/health"))[1]
+        assert [*shown] == [*public, "peer_health", "instance_health", *rest, "node_id"]
 
 
 async def test_instances_are_made_shown_and_deleted(api: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from exo_mesh.engine.registry import load_registry
 from exo_mesh.settings import values
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, default_settings
+from exo_mesh.settings.effective import SHARED
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.setting import Setting
 from exo_mesh.settings.spelling import did_you_mean
@@ -510,6 +512,18 @@ def test_sizes_are_decimal_or_binary(text: str, num_bytes: int) -> None:
 def test_the_documentation_has_the_table_of_all_settings() -> None:
     for name, text in settings_page.pages().items():
         assert (settings_page.FOLDER / name).read_text() == text, "run python -m tools.settings_page"
+
+
+def test_the_documentation_names_the_settings_that_the_mesh_may_share() -> None:
+    page = (settings_page.FOLDER / "configuration.md").read_text()
+    table = page.partition("## Settings of the mesh")[2].partition("**All other settings")[0]
+    named = [
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert sorted(named) == sorted(SHARED)
 
 
 @pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])

@@ -10,6 +10,8 @@ import pytest
 
 from exo_mesh.api.web import live
 from exo_mesh.domain import reports
+from exo_mesh.settings.effective import SHARED
+from exo_mesh.settings.table import SETTINGS
 from tests.api.scripted_mesh import ScriptedMesh
 
 APP = Path(live.__file__).parent / "app"
@@ -66,6 +68,16 @@ def test_the_page_reads_known_parts_of_the_document(scripted: ScriptedMesh) -> N
         assert keys_read(text, r"mesh\.document") | keys_read(text, "live") <= known, path.name
         for names in re.findall(r"\{([^}]*)\} = (?:mesh\.document|live)\b", text):
             assert {name.partition(":")[0].strip() for name in names.split(",")} <= known, path.name
+
+
+def test_the_form_of_the_page_has_shared_settings_with_fields_of_their_kind() -> None:
+    (form,) = re.findall(r"FORM = \{(.*?)\}", (APP / "settings_view.js").read_text(), re.DOTALL)
+    kinds = dict(re.findall(r'(\w+): "(\w+)"', form))
+    assert len(kinds) > 5 and kinds.keys() <= {*SHARED}
+    for name, kind in kinds.items():
+        setting = SETTINGS[name]
+        expected = "choice" if setting.words else {bool: "switch", str: "text"}.get(setting.toml[-1], "number")
+        assert kind == expected or (kind, expected) == ("long", "text"), name
 
 
 def test_a_name_that_the_structs_lack_is_found() -> None:
