@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET, structs
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
@@ -19,6 +19,16 @@ from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import errors_name, instance_spec, names_of_query, preview_spec
+from exo_mesh.domain.reports import (
+    HealthReport,
+    InstanceReport,
+    NodeHealth,
+    QueueReport,
+    Readiness,
+    ReasonReport,
+    StateReport,
+    TopologyReport,
+)
 from exo_mesh.errors import InputError
 
 HEALTH = ("/health", "/healthcheck")
@@ -38,16 +48,31 @@ class OpsRoutes:
         # fmt: off
         return [
             Route("GET", ("/version",), self.version, OPEN, "Versions of the package and of the protocol"),
-            Route("GET", HEALTH, self.health, OPEN, "The health of the node, 503 unless it can serve", errors=(503,)),
+            Route(
+                "GET", HEALTH, self.health, OPEN, "The health of the node, 503 unless it can serve",
+                reply=NodeHealth, errors=(503,),
+            ),
             Route("GET", ("/healthz",), self.alive, OPEN, "200 if the process is alive"),
-            Route("GET", ("/readyz",), self.ready, OPEN, "200 if it can serve, else 503 with reasons", errors=(503,)),
+            Route(
+                "GET", ("/readyz",), self.ready, OPEN, "200 if it can serve, else 503 with reasons",
+                reply=Readiness, errors=(503,),
+            ),
             Route("GET", ("/metrics",), self.metrics, OPEN, "Metrics for Prometheus", content_type="text/plain"),
-            Route("GET", ("/state",), self.state, USE, "The shared view of the mesh, and telemetry of each peer"),
-            Route("GET", ("/v1/topology", "/topology"), self.topology, USE, "Peers, links, cables and rings"),
+            Route(
+                "GET", ("/state",), self.state, USE, "The shared view of the mesh, and telemetry of each peer",
+                reply=StateReport,
+            ),
+            Route(
+                "GET", ("/v1/topology", "/topology"), self.topology, USE, "Peers, links, cables and rings",
+                reply=TopologyReport,
+            ),
             Route("GET", ("/drain",), self.drain_state, USE, "Whether the node drains, and the requests that are left"),
             Route("POST", ("/drain",), self.drain, ADMIN, "Finish running requests and accept no new ones"),
             Route("DELETE", ("/drain",), self.undo_drain, ADMIN, "Accept requests again"),
-            Route("GET", ("/queue",), self.queue, USE, "Waiting and running requests of the drivers on this node"),
+            Route(
+                "GET", ("/queue",), self.queue, USE, "Waiting and running requests of the drivers on this node",
+                reply=QueueReport,
+            ),
             Route(
                 "GET", ("/requests/recent",), self.recent_requests, USE, "The outcomes of this node's last requests",
                 errors=(400,), query={"n": "most requests, 1 to 9999"},
@@ -66,7 +91,7 @@ class OpsRoutes:
                 "GET", ("/instance/previews",), self.previews, USE, "The possible ways to place a model now",
                 errors=(400, 404, 503, 504), query={"model": "the name of the model", "model_id": "same as model"},
             ),
-            Route("GET", ("/instance/{id}",), self.instance, USE, "One instance", errors=(404,)),
+            Route("GET", ("/instance/{id}",), self.instance, USE, "One instance", reply=InstanceReport, errors=(404,)),
             Route(
                 "DELETE", ("/instance/{id}",), self.delete_instance, ADMIN, "Stop an instance at all peers",
                 errors=(404, 503, 504),
@@ -81,12 +106,19 @@ class OpsRoutes:
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: the full health report of the node; 503 unless it can serve."""
         seen = self._service.observation
-        health = {**_for_caller(seen.health(), request), **seen.runner(), "queue": seen.queue(), "version": __version__}
+        runner, shown = seen.runner(), _for_caller(seen.health(), request)
+        health = NodeHealth(
+            **{name: getattr(shown, name) for name in shown.__struct_fields__},
+            runner_mode=runner.runner_mode,
+            runner_status=runner.runner_status,
+            queue=seen.queue(),
+            version=__version__,
+        )
         if request[CALLER] != STRANGER:
-            health["node_id"] = seen.identity()["node_id"]
+            health.node_id = seen.identity()["node_id"]
         else:
-            health["queue"] = {name: value for name, value in health["queue"].items() if name != "instances"}
-        return json_response(health, 200 if health.get("status") in _ABLE else 503)
+            health.queue.instances = UNSET
+        return json_response(health, 200 if health.status in _ABLE else 503)
 
     async def alive(self, request: web.Request) -> web.Response:
         """GET /healthz: answers while the process and its event loop run. Restart the node only if this fails."""
@@ -95,9 +127,8 @@ class OpsRoutes:
     async def ready(self, request: web.Request) -> web.Response:
         """GET /readyz: 200 if the node can serve requests now, else 503 with the reasons."""
         health = _for_caller(self._service.observation.health(), request)
-        status = health.get("status")
-        body = {"ready": status in _ABLE, "status": status, "reasons": health.get("reasons", [])}
-        return json_response(body, 200 if body["ready"] else 503)
+        ready = Readiness(health.status in _ABLE, health.status, health.reasons)
+        return json_response(ready, 200 if ready.ready else 503)
 
     async def state(self, request: web.Request) -> web.Response:
         """GET /state"""
@@ -179,7 +210,8 @@ class OpsRoutes:
     async def instance(self, request: web.Request) -> web.Response:
         """GET /instance/{id}"""
         instance_id = request.match_info["id"]
-        found = _find(self._service.observation.state().get("view", {}).get("instances", []), instance_id)
+        placed = self._service.observation.state().view.instances
+        found = next((one for one in placed if one.id == instance_id), None)
         return _no_instance(instance_id) if found is None else json_response(found)
 
     async def delete_instance(self, request: web.Request) -> web.Response:
@@ -195,17 +227,12 @@ class OpsRoutes:
         return (await find_model(self._service, name, may_download=request[CALLER].may_download)).name
 
 
-def _for_caller(health: dict[str, Any], request: web.Request) -> dict[str, Any]:
+def _for_caller(health: HealthReport, request: web.Request) -> HealthReport:
     """Remove names, paths and models from a health report for callers who may not call the API."""
     if request[CALLER] != STRANGER:
         return health
-    reasons = [{"code": reason["code"], "level": reason.get("level", "")} for reason in health.get("reasons", ())]
-    public = {name: value for name, value in health.items() if name not in ("peer_health", "instance_health")}
-    return {**public, "reasons": reasons}
-
-
-def _find(instances: list[dict[str, Any]], instance_id: str) -> dict[str, Any] | None:
-    return next((instance for instance in instances if instance.get("id") == instance_id), None)
+    reasons = [ReasonReport(reason.code, reason.level) for reason in health.reasons]
+    return structs.replace(health, reasons=reasons, peer_health=UNSET, instance_health=UNSET)
 
 
 def _no_instance(instance_id: str) -> web.Response:

@@ -18,6 +18,7 @@ from exo_mesh.api.model_names import find_model, model_of_request, named_model
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import errors_name, instance_spec
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
@@ -74,7 +75,7 @@ class SeedRoutes:
         return [
             Route(
                 "POST", ("/place_instance",), self.place, ADMIN, "Place a model and wait until it is ready",
-                body=PlaceBody, status=201, errors=_PLACING,
+                body=PlaceBody, reply=InstanceReport, status=201, errors=_PLACING,
             ),
             Route(
                 "GET", ("/instance/placement",), self.placement, USE, "Preview of /place_instance; changes nothing",
@@ -82,7 +83,7 @@ class SeedRoutes:
             ),
             Route(
                 "POST", ("/model/load",), self.load, ADMIN, "Wait until a model has an instance",
-                body=ModelBody, errors=_PLACING,
+                body=ModelBody, reply=InstanceReport, errors=_PLACING,
             ),
             Route(
                 "POST", ("/model/unload",), self.unload, ADMIN, "Stop all instances of a model",
@@ -120,12 +121,12 @@ class SeedRoutes:
     async def unload(self, request: web.Request) -> web.Response:
         """POST /model/unload: stop all instances of a model; without a name, of the only loaded model."""
         name = await self._model(request)
-        placed = self._instances()
-        models = {instance["model"] for instance in placed}
+        placed = self._service.observation.state().view.instances
+        models = {instance.model for instance in placed}
         if name is None and len(models) != 1:
             raise InputError(f"model_id is required, because {len(models)} models are loaded", param="model_id")
         wanted = models.pop() if name is None else (await self._service.model(name)).name
-        ended = await self._end([one["id"] for one in placed if one["model"] == wanted])
+        ended = await self._end([one.id for one in placed if one.model == wanted])
         if not ended:
             return plain_error("not_found", f"{wanted} has no instance; GET /state lists the instances", "model_id")
         return json_response({"model": wanted, "instances": ended, "unloaded": True})
@@ -169,10 +170,6 @@ class SeedRoutes:
 
     async def _read(self, request: web.Request) -> bytes:
         return await read_body(request, self._context.options.body_silence_s)
-
-    def _instances(self) -> list[dict[str, Any]]:
-        placed: list[dict[str, Any]] = self._service.observation.state().get("view", {}).get("instances", [])
-        return placed
 
     async def _end(self, instance_ids: list[str]) -> list[str]:
         """Stop these instances; returns the ids of those that still existed."""

@@ -162,7 +162,7 @@ class RunningNode:
         assert self._node is not None, "the node has been started"
         own = self._node.membership.own
         state = self._node.observation.state()
-        reading = state["telemetry"].get(own.id, {})
+        reading = state.telemetry.get(own.id)
         engine, reason = _chosen(self._registry, self._settings.engine)
         url = self._url(_local_host(self._settings.host))
         return NodeFacts(
@@ -174,8 +174,8 @@ class RunningNode:
             api_url=url,
             engine=engine,
             engine_reason=reason,
-            usable_bytes=reading.get("usable_bytes", 0),
-            total_bytes=reading.get("total_bytes", 0),
+            usable_bytes=reading.usable_bytes if reading else 0,
+            total_bytes=reading.total_bytes if reading else 0,
             models=own.models,
             namespace=own.namespace,
             mesh_is_open=not self._settings.secret,
@@ -183,7 +183,7 @@ class RunningNode:
             access=self._policy.describe() if self._socket is not None else "",
             needs_key=self._socket is not None and not self._policy.is_open,
             tls_cert=str(self._settings.tls_cert or "") if self._tls else "",
-            notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
+            notes=(*self._notes, *(str(reason.message) for reason in state.health.reasons)),
             page_url="" if self._settings.headless or not url else f"{url}/",
             health_url=url and f"{url}/health",
             started_s=round(self._phases.total_s, 3),
@@ -194,11 +194,11 @@ class RunningNode:
         """The state of the started node in one line, for the process that supervises it, such as systemd."""
         assert self._node is not None, "the node has been started"
         health = self._node.observation.health()
-        reasons = "; ".join(reason["message"] for reason in health["reasons"])
-        num_instances = len(self._node.observation.state()["view"]["instances"])
+        reasons = "; ".join(str(reason.message) for reason in health.reasons)
+        num_instances = len(self._node.observation.state().view.instances)
         api = self._url(_local_host(self._settings.host)) or "no API"
-        found = f"{counted(health['peers'] - 1, 'other peer')}; {counted(num_instances, 'instance')}"
-        line = f"{health['status']}; {api}; {found}"
+        found = f"{counted(health.peers - 1, 'other peer')}; {counted(num_instances, 'instance')}"
+        line = f"{health.status}; {api}; {found}"
         return f"{line} ({reasons})" if reasons else line
 
     async def asked_to_stop(self) -> str:

@@ -33,9 +33,6 @@ class Reason:
     message: str
     remedy: str = ""
 
-    def describe(self) -> dict[str, str]:
-        return {"code": self.code, "level": str(self.level), "message": self.message, "remedy": self.remedy}
-
 
 def worst(reasons: Iterable[Reason]) -> HealthLevel:
     """The worst level among the reasons; OK if there are none."""

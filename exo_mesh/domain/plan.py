@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -155,16 +155,3 @@ class Plan:
         del fields["inputs"]["on_disk"]
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=msgspec.structs.asdict)
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Returns the stages as plain JSON values, for people."""
-        return [
-            {
-                "peer": stage.peer_id,
-                "engine": stage.engine,
-                "layers": [stage.shard.start, stage.shard.stop],
-                "reserve_bytes": stage.reserve_bytes,
-                **({} if stage.group is None else {"group": stage.group.describe()}),
-            }
-            for stage in self.stages
-        ]

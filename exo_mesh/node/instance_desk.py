@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import PlacementError
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
-from exo_mesh.node.inspection.describe import describe_instance, peers_of
+from exo_mesh.node.inspection.describe import describe_instance
 from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.placing.previews import preview, previews, with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
-from exo_mesh.rings.placing.stage_phases import with_phases
 
 
 class InstanceDesk:
@@ -25,20 +25,20 @@ class InstanceDesk:
         self._models = models
         self._owning = owning
 
-    async def create(self, spec: InstanceSpec) -> dict[str, Any]:
+    async def create(self, spec: InstanceSpec) -> InstanceReport:
         """See MeshService.create_instance."""
         spec = replace(spec, model=(await self._models.catalogue.card(spec.model)).name)
         instance = await self._owning.instances.ensure(with_peer_ids(spec, self._membership.view.peers()))
         owners = [owner for owner, held in self._owning.instances.all() if held.plan.digest == instance.plan.digest]
-        described = describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
-        return with_phases([described], self._owning.instances.phases)[0]
+        owner = owners[0] if owners else instance.plan.ballot.proposer
+        return describe_instance(instance, owner, self._owning.instances.phases)
 
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[InstanceReport]:
         """See MeshService.create_replicas."""
         spec = with_peer_ids(spec, self._membership.view.peers())
-        made: list[dict[str, Any]] = []
+        made: list[InstanceReport] = []
         while len(made) < count:
-            used = {peer_id for one in made for stage in one["stages"] for peer_id in peers_of(stage)}
+            used = {peer_id for one in made for stage in one.stages for peer_id in stage.peers}
             made.append(await self.create(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
         return made
 

@@ -16,6 +16,7 @@ from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.telemetry.start_phases import StartPhases
 from exo_mesh.domain.device import API
 from exo_mesh.domain.download import DownloadEntry
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
@@ -292,10 +293,10 @@ class Node:
         )
         return here or any(answer is True for answer in answers)
 
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+    async def create_instance(self, spec: InstanceSpec) -> InstanceReport:
         return await self._placing.create(spec)
 
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[InstanceReport]:
         return await self._placing.create_replicas(spec, count)
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:

@@ -12,6 +12,14 @@ from exo_mesh.base.clock import monotonic
 from exo_mesh.base.printable import counted
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.fast_synch import resolve
+from exo_mesh.domain.reports import (
+    DriverQueue,
+    HealthReport,
+    QueueReport,
+    RunnerReport,
+    StateReport,
+    TopologyReport,
+)
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
@@ -19,6 +27,7 @@ from exo_mesh.node.health import Health
 from exo_mesh.node.inspection.describe import (
     describe_beat,
     describe_cables,
+    describe_links,
     describe_peer_memory,
     describe_stage_memory,
     describe_telemetry,
@@ -28,7 +37,6 @@ from exo_mesh.node.inspection.describe import (
 from exo_mesh.node.inspection.desk import Inspection
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.placing.instances import Instances
-from exo_mesh.rings.placing.stage_phases import with_phases
 from exo_mesh.rings.serving.explanations import Explanation
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings
@@ -59,25 +67,22 @@ class Observation:
         self._health = health
         self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, metrics)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> StateReport:
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]
         beats = {one.plan.instance_id: self._host.beat(one.plan.instance_id) for one in placed}
-        view = describe_view(self._membership.view)
-        view["instances"] = with_phases(view["instances"], self._instances.phases)
-        return {
-            "node_id": self._membership.own.id,
-            "view": view,
-            "telemetry": {
-                peer_id: describe_telemetry(reading) for peer_id, reading in self._membership.telemetry.items()
-            },
-            "links": self.topology()["links"],
-            "cables": describe_cables(self._membership.view),
-            "fast_synch": resolve(self._settings.fast_synch, os.environ)._asdict(),
-            "runner": self.runner(),
-            "requests_here": self._serving.journal.states(),
-            "stages_here": {name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
-            "health": self.health(),
-        }
+        readings = self._membership.telemetry
+        return StateReport(
+            node_id=self._membership.own.id,
+            view=describe_view(self._membership.view, self._instances.phases),
+            telemetry={peer_id: describe_telemetry(reading) for peer_id, reading in readings.items()},
+            links=describe_links(self._membership, readings),
+            cables=describe_cables(self._membership.view),
+            fast_synch=resolve(self._settings.fast_synch, os.environ),
+            runner=self.runner(),
+            requests_here=self._serving.journal.states(),
+            stages_here={name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
+            health=self.health(),
+        )
 
     async def view_change(self, timeout_s: float) -> bool:
         before, end = self._gist(), monotonic() + timeout_s
@@ -92,10 +97,10 @@ class Observation:
         placed = tuple((one.plan.instance_id, one.ballot, one.state) for _, one in view.instances())
         return (*(peer.id for peer in view.peers()), *placed)
 
-    def topology(self) -> dict[str, Any]:
+    def topology(self) -> TopologyReport:
         return describe_topology(self._membership, self._instances)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> HealthReport:
         phase = self._phase()
         return self._health.describe("draining" if phase == "ok" and self._host.draining else phase)
 
@@ -124,7 +129,7 @@ class Observation:
             "api_url": own.api_url,
         }
 
-    def runner(self) -> dict[str, str]:
+    def runner(self) -> RunnerReport:
         beats, own_id = self._host.beats(), self._membership.own.id
         states = {one.state for _, one in self._instances.all() if own_id in one.plan.member_ids}
         tests = {
@@ -135,7 +140,7 @@ class Observation:
             "failed": InstanceState.FAILED in states,
         }
         status = next((word for word, holds in tests.items() if holds), "none")
-        return {"runner_mode": "subprocess", "runner_status": status}
+        return RunnerReport("subprocess", status)
 
     def idle_instances(self) -> list[str]:
         used = Counter(self._serving.journal.outstanding())
@@ -150,28 +155,21 @@ class Observation:
 
     # requests
 
-    def queue(self) -> dict[str, Any]:
-        """The queues of the drivers on this node. `entered`: requests that entered at this node, wherever they run."""
-        drivers: list[dict[str, Any]] = [
-            {
-                "instance": stage.instance_id,
-                "waiting": stage.beat.queued,
-                "running": stage.beat.running,
-                "tokens": stage.beat.tokens,
-            }
+    def queue(self) -> QueueReport:
+        drivers = [
+            DriverQueue(stage.instance_id, stage.beat.queued, stage.beat.running, stage.beat.tokens)
             for stage in self._host.beats()
             if stage.is_driver
         ]
-        waiting = sum(driver["waiting"] for driver in drivers)
-        running = sum(driver["running"] for driver in drivers)
-        return {
-            "depth": waiting + running,
-            "max": self._settings.max_queued,
-            "waiting": waiting,
-            "in_progress": running,
-            "entered": len(self._serving.journal),
-            "instances": drivers,
-        }
+        waiting, running = sum(one.waiting for one in drivers), sum(one.running for one in drivers)
+        return QueueReport(
+            depth=waiting + running,
+            max=self._settings.max_queued,
+            waiting=waiting,
+            in_progress=running,
+            entered=len(self._serving.journal),
+            instances=drivers,
+        )
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
         return [outcome.describe() for outcome in self._serving.journal.history.recent(most, key_id)]

@@ -7,6 +7,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
+from exo_mesh.domain.reports import (
+    HealthReport,
+    InstanceReport,
+    QueueReport,
+    RunnerReport,
+    StateReport,
+    TopologyReport,
+)
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.mesh.membership.sleeping import SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
@@ -25,21 +33,21 @@ from exo_mesh.text.template import ChatTemplate
 class MeshObservation(Protocol):
     """Reports the state of the node and of the mesh. Read-only."""
 
-    def state(self) -> dict[str, Any]:
-        """`view` (shared by all peers: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
+    def state(self) -> StateReport:
+        """The shared view, the telemetry of each peer, and the health."""
 
     async def view_change(self, timeout_s: float) -> bool:
         """Waits until a peer or instance appears, disappears or changes its state: True; False after timeout_s."""
 
-    def topology(self) -> dict[str, Any]:
+    def topology(self) -> TopologyReport:
         """The peers, the links, and the ring of each instance, for people and pictures."""
 
     def drain_state(self) -> dict[str, Any]:
         """{"draining", "drained", "requests", "sequences"}: requests that entered here, sequences of the stages
         here."""
 
-    def queue(self) -> dict[str, Any]:
-        """{"depth", "max", "waiting", "in_progress", "entered", "instances": [...]} of the drivers here."""
+    def queue(self) -> QueueReport:
+        """The queues of the drivers here."""
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
         """The outcomes of requests that entered here, newest first. key_id: only requests with this API key, "" for
@@ -55,10 +63,8 @@ class MeshObservation(Protocol):
     def identity(self) -> dict[str, Any]:
         """{"node_id", "name", "incarnation", "version", "protocol", "namespace", "api_url"} of this node."""
 
-    def runner(self) -> dict[str, str]:
-        """{"runner_mode": "subprocess", "runner_status"}; runner_status: "none" without a stage here, "loading",
-        "idle", "busy" while a stage holds a sequence, "failed" if nothing runs here and an instance with a stage here
-        failed, or "shutting_down" while the node stops."""
+    def runner(self) -> RunnerReport:
+        """What the runners here do."""
 
     def idle_instances(self) -> list[str]:
         """Ids of instances that failed, or that no request uses or waits for, as far as this node knows."""
@@ -69,9 +75,8 @@ class MeshObservation(Protocol):
     def memory_live(self) -> list[dict[str, float]]:
         """The last readings of this machine's memory, oldest first."""
 
-    def health(self) -> dict[str, Any]:
-        """{"status": "ok" | "degraded" | "starting" | "stopping" | …, "level", "reasons": [{"code", "level", "message",
-        "remedy"}], "peer_health": [{"id", "name", "level", "reasons"}], "instance_health": likewise, …}"""
+    def health(self) -> HealthReport:
+        """The health of this node, its peers and the instances."""
 
 
 class StoreService(Protocol):
@@ -200,10 +205,10 @@ class MeshService(Protocol):
         """Cancels a request at any reachable peer, by any id that its client saw; False if it is unknown. With a
         key_id, a request with another API key counts as unknown."""
 
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        """Places a model and waits until it is ready; returns the instance as in `state()["view"]["instances"]`."""
+    async def create_instance(self, spec: InstanceSpec) -> InstanceReport:
+        """Places a model and waits until it is ready; returns the instance as in `state().view.instances`."""
 
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[InstanceReport]:
         """Calls create_instance `count` times on disjoint peers; existing instances count. If one cannot be placed,
         those before it stay."""
 

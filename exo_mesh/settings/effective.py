@@ -13,10 +13,7 @@ from exo_mesh.settings.config import Settings
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.table import SETTINGS
 
-SHARED = (
-    "default_model", "default_temp", "system_prompt", "max_generate_tokens", "keep_agent_lines", "trace_sample",
-    "placement", "min_peers", "context_limit", "mixed_rings", "log_level", "log_format",
-)  # fmt: skip
+SHARED = tuple(name for name, setting in SETTINGS.items() if setting.shared)
 """Settings that the mesh may share. They take effect without a restart. None of them opens access, names a file or
 lets code run, because in an open mesh any peer may change them."""
 
@@ -51,7 +48,7 @@ class EffectiveSettings:
             if self._origins.get(name, "").startswith(_NOT_OF_THE_MESH):
                 continue
             try:
-                fields[SETTINGS[name].field or name] = shared_value(name, text)
+                fields[SETTINGS[name].field] = shared_value(name, text)
                 names.add(name)
             except InputError:
                 unusable.append(name)

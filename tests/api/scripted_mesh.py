@@ -24,6 +24,7 @@ from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.reports import HealthReport, InstanceReport, QueueReport, RunnerReport, StateReport, TopologyReport
 from exo_mesh.domain.request import (
     FinishReason,
     GenerateRequest,
@@ -52,6 +53,7 @@ from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
+from tests.support.reports import report_of
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]
 
@@ -97,7 +99,7 @@ class ScriptedMesh:
 
     def __post_init__(self) -> None:
         self.text = TextModel.open(self.directory)
-        self.instances = [{"id": "i1", "model": self.names[0]}]
+        self.instances = [report_of(InstanceReport, id="i1", model=self.names[0], state="ready")]
 
     @property
     def request(self) -> GenerateRequest:
@@ -248,12 +250,13 @@ class ScriptedMesh:
             self.running[name].set()
         return bool(running)
 
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+    async def create_instance(self, spec: InstanceSpec) -> InstanceReport:
         self.specs.append(spec)
-        self.instances.append({"id": f"i{len(self.instances) + 1}", "model": spec.model})
-        return self.instances[-1]
+        made = report_of(InstanceReport, id=f"i{len(self.instances) + 1}", model=spec.model, state="ready")
+        self.instances.append(made)
+        return made
 
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[InstanceReport]:
         return [await self.create_instance(spec) for _ in range(count)]
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
@@ -265,7 +268,7 @@ class ScriptedMesh:
         return (await self.preview_instances(spec))[0]
 
     async def delete_instance(self, instance_id: str) -> bool:
-        kept = [instance for instance in self.instances if instance["id"] != instance_id]
+        kept = [instance for instance in self.instances if instance.id != instance_id]
         found, self.instances = len(kept) < len(self.instances), kept
         return found
 
@@ -295,8 +298,10 @@ class ScriptedMesh:
     def observation(self) -> ScriptedMesh:
         return self
 
-    def state(self) -> dict[str, Any]:
-        return {"view": {"peers": [], "instances": self.instances}, "telemetry": {}, "health": self.health()}
+    def state(self) -> StateReport:
+        shown = report_of(StateReport, health=self.health())
+        shown.view.instances = self.instances
+        return shown
 
     def drain(self, *, on: bool) -> None:
         self.draining = on
@@ -304,8 +309,8 @@ class ScriptedMesh:
     def drain_state(self) -> dict[str, Any]:
         return {"draining": self.draining, "drained": self.draining, "requests": 0, "sequences": 0}
 
-    def queue(self) -> dict[str, Any]:
-        return {"depth": len(self.running), "max": 32, "waiting": 0, "in_progress": len(self.running)}
+    def queue(self) -> QueueReport:
+        return QueueReport(len(self.running), 32, 0, len(self.running), len(self.running))
 
     def of(self, key_id: str | None, request_id: str = "") -> list[GenerateRequest]:
         """Requests that came with an API key, newest first."""
@@ -368,11 +373,11 @@ class ScriptedMesh:
     def identity(self) -> dict[str, Any]:
         return {"node_id": "peer1", "name": "alpha", "incarnation": 1}
 
-    def runner(self) -> dict[str, str]:
-        return {"runner_mode": "subprocess", "runner_status": "busy" if self.running else "idle"}
+    def runner(self) -> RunnerReport:
+        return RunnerReport("subprocess", "busy" if self.running else "idle")
 
     def idle_instances(self) -> list[str]:
-        return [] if self.running else [instance["id"] for instance in self.instances]
+        return [] if self.running else [instance.id for instance in self.instances]
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}
@@ -398,12 +403,12 @@ class ScriptedMesh:
     async def view_change(self, timeout_s: float) -> bool:
         return await self.changed.wait(timeout_s)
 
-    def topology(self) -> dict[str, Any]:
-        return {"peers": [], "links": []}
+    def topology(self) -> TopologyReport:
+        return report_of(TopologyReport)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> HealthReport:
         reasons = [] if self.status == "ok" else [{"code": "starting", "message": "not yet", "remedy": "wait"}]
-        return {"status": self.status, "reasons": reasons}
+        return report_of(HealthReport, status=self.status, reasons=reasons, peer_health=[], instance_health=[])
 
 
 @dataclass

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
+from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.streaming import waiting_for
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.reports import TopologyReport
 from exo_mesh.domain.request import Progress
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.entry import ModelEntry
@@ -80,9 +84,21 @@ async def test_health_and_readiness_tell_whether_it_can_serve(api: Served, statu
     assert await get(api, "/healthz") == (200, {"status": "alive"})
 
 
+async def test_the_health_keeps_its_fields_in_their_order_and_strangers_get_fewer(model_dir: Path) -> None:
+    public = ["status", "level", "reasons", "peers", "mesh"]
+    rest = ["runner_mode", "runner_status", "queue", "version"]
+    async with served(ScriptedMesh(model_dir), ApiOptions(access=AccessPolicy(needs_key=True))) as api:
+        shown = (await get(api, "/health"))[1]
+        assert [*shown] == public + rest
+        assert [*shown["queue"]] == ["depth", "max", "waiting", "in_progress", "entered"]
+    async with served(ScriptedMesh(model_dir), ApiOptions()) as api:
+        shown = (await get(api, "/health"))[1]
+        assert [*shown] == [*public, "peer_health", "instance_health", *rest, "node_id"]
+
+
 async def test_instances_are_made_shown_and_deleted(api: Served) -> None:
     status, made = await get(api, "/instance", "POST", json={"model": "m", "min_peers": 2, "policy": "latency"})
-    assert (status, made) == (201, {"id": "i2", "model": "m"})
+    assert (status, made["id"], made["model"]) == (201, "i2", "m")
     assert await get(api, "/instance/i2") == (200, made)
     assert (await get(api, "/state"))[1]["view"]["instances"][-1] == made
     assert (await get(api, "/instance/i2", "DELETE"))[1]["deleted"] is True
@@ -200,7 +216,8 @@ async def test_wishes_that_contradict_each_other_are_refused(api: Served, body: 
 
 
 async def test_topology_version_and_the_front_page(api: Served) -> None:
-    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1] == api.mesh.topology()
+    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1]
+    assert msgspec.convert((await get(api, "/topology"))[1], TopologyReport) == api.mesh.topology()
     assert (await get(api, "/version"))[1]["version"]
     _, index = await get(api, "/")
     assert index["next"].startswith(f"curl {api.url}/v1/chat/completions")

@@ -20,6 +20,7 @@ from exo_mesh.cli.main import main
 from exo_mesh.cli.verbs.models.loading import loaded_text, stages_of
 from exo_mesh.cli.verbs.preview import load_command
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.reports import InstanceReport, PeerReport, StateReport
 from exo_mesh.domain.request import PrefixReport
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
@@ -27,6 +28,7 @@ from exo_mesh.rings.serving.explanations import explain
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.support.peers import MODEL, mesh
 from tests.support.processes import run as run_process
+from tests.support.reports import report_of
 from tests.text.text_models import write_text_model
 
 Say = Callable[..., tuple[int, str, str]]
@@ -51,9 +53,10 @@ class PlacingMesh(ScriptedMesh):
         ]
     )
 
-    def state(self) -> dict[str, Any]:
-        peers = [{"id": f"id-{name}", "name": name} for name in self.peers]
-        return {**super().state(), "view": {"peers": peers, "instances": self.instances}}
+    def state(self) -> StateReport:
+        shown = super().state()
+        shown.view.peers = [report_of(PeerReport, id=f"id-{name}", name=name) for name in self.peers]
+        return shown
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         self.specs.append(spec)
@@ -68,10 +71,13 @@ class PlacingMesh(ScriptedMesh):
             ),
         ]  # fmt: skip
 
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+    async def create_instance(self, spec: InstanceSpec) -> InstanceReport:
         self.wanted.append(spec)
-        stages = [stage("alpha", 0, 4), {**stage("beta", 4, 8), "group": {"peers": ["id-beta", "id-gamma"]}}]
-        made = {"id": "m-1", "model": spec.model, "context_limit": 64, "reason": "", "state": "ready", "stages": stages}
+        stages = [
+            {"peer": "id-alpha", "layers": [0, 4], "engine": "mlx"},
+            {"peer": "id-beta", "layers": [4, 8], "engine": "mlx", "group": {"peers": ["id-beta", "id-gamma"]}},
+        ]
+        made = report_of(InstanceReport, id="m-1", model=spec.model, context_limit=64, state="ready", stages=stages)
         self.instances.append(made)
         return made
 

@@ -98,8 +98,8 @@ async def back_to(before: Counter[str], nodes: list[Node]) -> None:
             while tasks() - before:
                 for node in nodes:
                     for instance in in_process.instances(node):
-                        if instance["state"] == "ready":
-                            await node.delete_instance(instance["id"])
+                        if instance.state == "ready":
+                            await node.delete_instance(instance.id)
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pytest.fail(f"still there: {tasks() - before}")

@@ -46,8 +46,8 @@ class Ring:
 
     def kill(self, stage: int) -> None:
         """The runner of a stage, at once."""
-        (instance,) = self.nodes[0].observation.state()["view"]["instances"]
-        os.kill(instance["stages"][stage]["pid"], signal.SIGKILL)
+        (instance,) = self.nodes[0].observation.state().view.instances
+        os.kill(instance.stages[stage].pid, signal.SIGKILL)
 
     def counted(self, name: str) -> float:
         """The sum of a metric over both nodes."""

@@ -77,7 +77,7 @@ def manifest_of(root: Path, name: str, model: str) -> Manifest:
 
 async def delete_all(node: Node) -> None:
     for instance in instances(node):
-        await node.delete_instance(instance["id"])
+        await node.delete_instance(instance.id)
 
 
 async def test_a_ring_and_its_spare_fetch_from_the_one_peer_that_has_the_files(tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ async def test_a_ring_and_its_spare_fetch_from_the_one_peer_that_has_the_files(t
         alone = await tokens(a, a_request("alone", 24), "tiny")
         await delete_all(a)
         placed = await b.create_instance(InstanceSpec("tiny", min_peers=3, exclude_peers=(d.node_id,)))
-        assert {stage["peer"] for stage in placed["stages"]} == {a.node_id, b.node_id, c.node_id}
+        assert {stage.peer for stage in placed.stages} == {a.node_id, b.node_id, c.node_id}
         assert await tokens(c, a_request("wide", 24), "tiny") == alone
         assert not (tmp_path / "d" / "models" / "tiny").exists()
         assert all(not manifest_of(tmp_path, name, "tiny").is_whole for name in "bc")
-        lost = next(stage for stage in placed["stages"] if stage["peer"] == c.node_id)
+        lost = next(stage for stage in placed.stages if stage.peer == c.node_id)
         await crash(c)
-        os.kill(lost["pid"], signal.SIGKILL)
+        os.kill(lost.pid, signal.SIGKILL)
         await until(lambda: d.node_id in members(b), 30)
         assert await tokens(b, a_request("again", 24), "tiny") == alone
         assert c.node_id not in members(b) and len(members(b)) == 3
@@ -106,8 +106,8 @@ async def test_a_ring_and_its_spare_fetch_from_the_one_peer_that_has_the_files(t
 
 
 def members(node: Node) -> set[str]:
-    ready = [instance for instance in instances(node) if instance["state"] == "ready"]
-    return {stage["peer"] for instance in ready for stage in instance["stages"]}
+    ready = [instance for instance in instances(node) if instance.state == "ready"]
+    return {stage.peer for instance in ready for stage in instance.stages}
 
 
 async def test_a_mesh_fetches_each_byte_from_the_hub_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ async def test_a_mesh_fetches_each_byte_from_the_hub_once(tmp_path: Path, monkey
             assert (await a.find_model("org/tiny", may_download=True)).name == "org/tiny"
             await knows(nodes, "org/tiny")
             placed = await a.create_instance(InstanceSpec("org/tiny", min_peers=3))
-            assert len({stage["peer"] for stage in placed["stages"]}) == 3
+            assert len({stage.peer for stage in placed.stages}) == 3
             wide = await tokens(b, a_request("wide"), "org/tiny")
             assert hub.sent_of(".safetensors") <= 1.02 * weights
             for name in "abc":
@@ -139,7 +139,7 @@ async def test_a_mesh_fetches_each_byte_from_the_hub_once(tmp_path: Path, monkey
             await delete_all(a)
             await until(lambda: "org/tiny" in c.membership.own.models)
             assert await tokens(c, a_request("alone"), "org/tiny") == wide
-            assert [stage["peer"] for one in instances(c) for stage in one["stages"]] == [c.node_id]
+            assert [stage.peer for one in instances(c) for stage in one.stages] == [c.node_id]
             assert hub.sent_bytes == before
 
 
@@ -252,10 +252,10 @@ async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
         assert caught.value.remedy == "make room" and not instances(a)
         failed = {b.node_id: DownloadState.FAILED, c.node_id: DownloadState.FAILED}
         await until(lambda: {entry.peer_id: entry.state for entry in a.downloads()} == failed)
-        await until(lambda: "download_failed" in {one["code"] for one in b.observation.health()["reasons"]})
+        await until(lambda: "download_failed" in {one.code for one in b.observation.health().reasons})
         monkeypatch.undo()
         placed = await a.create_instance(InstanceSpec("tiny", min_peers=2))
-        assert len(placed["stages"]) == 2
+        assert len(placed.stages) == 2
 
 
 async def no_room(where: str, model: str, num_bytes: int) -> None:

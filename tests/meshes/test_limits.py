@@ -47,12 +47,8 @@ class Ring:
 
 
 def free(node: Node) -> bool:
-    beats = node.observation.state()["stages_here"].values()
-    return (
-        len(node._serving.journal) == 0
-        and bool(beats)
-        and all(beat["sequences"] + beat["queued"] == 0 for beat in beats)
-    )
+    beats = node.observation.state().stages_here.values()
+    return len(node._serving.journal) == 0 and bool(beats) and all(beat.sequences + beat.queued == 0 for beat in beats)
 
 
 @asynccontextmanager
@@ -60,7 +56,7 @@ async def ring(tmp_path: Path, **settings: Any) -> AsyncIterator[Ring]:
     cost = {"cost_ms": "10"}
     async with mesh(tmp_path, 2, engine_options=cost, silence_s=60.0, max_resumes=0, **settings) as nodes:
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        yield Ring(nodes, [stage["pid"] for stage in instance["stages"]])
+        yield Ring(nodes, [stage.pid for stage in instance.stages])
 
 
 class Asking:

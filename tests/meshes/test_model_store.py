@@ -97,7 +97,7 @@ async def test_a_peer_stages_from_the_store_and_deleting_drops_both_copies(tmp_p
             assert row["staged_at"] == [b.node_id]
             with pytest.raises(InputError, match="in use"):
                 await store_of(b).delete("org/tiny")
-            await b.delete_instance(instances(b)[0]["id"])
+            await b.delete_instance(instances(b)[0].id)
             await until(lambda: not instances(a))
             assert copy.exists(), "recent copies are kept"
         # b is away, and returns after the deletion
@@ -133,7 +133,7 @@ async def test_the_store_fetches_for_all_what_it_does_not_have(
         assert hashes(tmp_path / "store" / "org" / "tiny") == hashes(tmp_path / "tiny")
         assert hub.sent_of(".safetensors") <= 1.02 * weights
         assert {one.from_hub_bytes for one in b.downloads() if one.peer_id == b.node_id} == {0}
-        await b.delete_instance(instances(b)[0]["id"])
+        await b.delete_instance(instances(b)[0].id)
         await until(lambda: not (tmp_path / "b" / "models" / "org").exists())
         assert (tmp_path / "store" / "org" / "tiny" / FILE).exists()
 

@@ -33,7 +33,7 @@ from tests.support.nodes import (
 
 
 def holders(node: Node) -> list[set[str]]:
-    return [{stage["peer"] for stage in one["stages"]} for one in instances(node)]
+    return [{stage.peer for stage in one.stages} for one in instances(node)]
 
 
 async def test_an_api_peer_serves_requests_and_is_given_no_layers(tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ async def test_an_api_peer_serves_requests_and_is_given_no_layers(tmp_path: Path
         got = await tokens(entry, a_request("r", 12))
         assert len(got) == 12 and got == await tokens(full, a_request("s", 12))
         assert holders(entry) == [{full.node_id}]
-        roles = {peer["id"]: peer["role"] for peer in full.observation.state()["view"]["peers"]}
+        roles = {peer.id: peer.role for peer in full.observation.state().view.peers}
         assert roles == {entry.node_id: "api", full.node_id: "full"}
-        assert {peer["role"] for peer in full.observation.topology()["peers"]} == {"api", "full"}
+        assert {peer.role for peer in full.observation.topology().peers} == {"api", "full"}
         assert full.membership.telemetry[entry.node_id].usable_bytes == 0
         # an owner of an older version does not know the role, and asks
         (instance,) = entry._owning.instances.of_model(MODEL)
@@ -124,7 +124,7 @@ async def test_the_death_of_an_api_peer_takes_no_ring_with_it(tmp_path: Path) ->
         assert len(await tokens(nodes[0], a_request("after", 20))) == 20
         await until(lambda: not any(stage.beat.queued + stage.beat.running for stage in nodes[0]._hosting.host.beats()))
         after = instances(nodes[0])[0]
-        assert (before["id"], before["ballot"]) == (after["id"], after["ballot"]), "nothing was placed again"
+        assert (before.id, before.ballot) == (after.id, after.ballot), "nothing was placed again"
         await entry.stop()
 
 
@@ -136,7 +136,7 @@ async def test_without_auto_place_a_request_needs_an_instance(tmp_path: Path) ->
         assert not instances(node)
         placed = await node.create_instance(InstanceSpec(MODEL))
         assert len(await tokens(node, a_request("r", 8))) == 8
-        await node.delete_instance(placed["id"])
+        await node.delete_instance(placed.id)
         with pytest.raises(NoInstanceError):
             await tokens(node, a_request("late"))
 
@@ -208,12 +208,12 @@ async def test_the_card_of_a_model_says_which_peers_run_it_and_how_long_its_cont
 
         await describe(max_context_tokens=1024, excluded_peers=("n0",))
         placed = await nodes[0].create_instance(InstanceSpec(MODEL))
-        assert placed["context_limit"] == 1024
-        assert {stage["peer"] for stage in placed["stages"]} == {nodes[1].node_id}
-        await nodes[0].delete_instance(placed["id"])
+        assert placed.context_limit == 1024
+        assert {stage.peer for stage in placed.stages} == {nodes[1].node_id}
+        await nodes[0].delete_instance(placed.id)
         longer = await nodes[0].create_instance(InstanceSpec(MODEL, context_limit=2048))
-        assert longer["context_limit"] == 2048, "a limit that was asked for wins"
-        await nodes[0].delete_instance(longer["id"])
+        assert longer.context_limit == 2048, "a limit that was asked for wins"
+        await nodes[0].delete_instance(longer.id)
         await describe(compatible_backends=("mlx", "dummy-gpu"))
         with pytest.raises(PlacementError, match="n0 has none of the backends that the card allows"):
             await nodes[1].create_instance(InstanceSpec(MODEL))

@@ -53,7 +53,7 @@ def ballots(node: Node) -> set[Ballot]:
 
 
 async def ready(nodes: list[Node]) -> None:
-    await until(lambda: any(one["state"] == "ready" for one in instances(nodes[0])), 30)
+    await until(lambda: any(one.state == "ready" for one in instances(nodes[0])), 30)
 
 
 async def answer_of_one(a: Node, *others: Node) -> list[int]:
@@ -61,7 +61,7 @@ async def answer_of_one(a: Node, *others: Node) -> list[int]:
     await delete_all(a)
     await until(lambda: not any(map(instances, others)))
     alone = await a.create_instance(InstanceSpec(NAME, exclude_peers=tuple(one.node_id for one in others)))
-    assert len(alone["stages"]) == 1
+    assert len(alone.stages) == 1
     return await tokens(a, a_request("alone", 16), NAME)
 
 
@@ -88,8 +88,8 @@ async def no_unmarked_service(root: Path, nodes: list[Node]) -> AsyncIterator[No
 
     async def watch() -> None:
         while True:
-            ready = [one for one in instances(nodes[0]) if one["state"] == "ready" and one["model"] == NAME]
-            serving = {names[stage["peer"]] for one in ready for stage in one["stages"]}
+            ready = [one for one in instances(nodes[0]) if one.state == "ready" and one.model == NAME]
+            serving = {names[peer] for one in ready for stage in one.stages for peer in stage.peers}
             marked = unverified(nodes)
             found.extend(one for one in serving - marked if not is_right(root, one))
             await asyncio.sleep(0.02)
@@ -187,7 +187,7 @@ async def test_where_no_source_is_right_the_error_says_so_and_nothing_is_served_
                 await until(lambda: not instances(a), 30)
             with pytest.raises(FetchError, match=r"model.safetensors does not match its sha256"):
                 await a.create_instance(spec)
-            assert not [one for one in instances(a) if one["state"] == "ready"] and unverified(nodes)
+            assert not [one for one in instances(a) if one.state == "ready"] and unverified(nodes)
 
 
 @pytest.mark.parametrize("tenth", TENTHS)

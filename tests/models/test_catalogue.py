@@ -35,9 +35,9 @@ async def test_any_peer_is_a_way_in_to_a_model_that_it_does_not_have(tmp_path: P
         assert (texts / "tokenizer.json").read_bytes() == (tmp_path / "models/tiny/tokenizer.json").read_bytes()
         assert await guest.text_files("tiny") == texts
         assert len(await tokens(guest, a_request(), "tiny")) == 12
-        (instance,) = guest.observation.state()["view"]["instances"]
-        assert [stage["peer"] for stage in instance["stages"]] == [holder.node_id]
-        assert instance["owner"] == guest.node_id
+        (instance,) = guest.observation.state().view.instances
+        assert [stage.peer for stage in instance.stages] == [holder.node_id]
+        assert instance.owner == guest.node_id
     finally:
         await asyncio.gather(guest.stop(), holder.stop())
 
@@ -52,7 +52,7 @@ async def test_two_names_of_one_directory_are_one_model(tmp_path: Path) -> None:
     try:
         assert [entry.name for entry in node.models()] == [MODEL, "tiny"]
         instance = await node.create_instance(InstanceSpec("zulu"))
-        assert instance["model"] == "tiny" and (await node.model("zulu")).instance_ids == (instance["id"],)
+        assert instance.model == "tiny" and (await node.model("zulu")).instance_ids == (instance.id,)
         assert await node.model_at(tmp_path / "models" / "zulu") == "tiny"
         with pytest.raises(UnknownModelError):
             await node.create_instance(InstanceSpec(str(tmp_path / "models" / "tiny")))

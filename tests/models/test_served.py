@@ -45,9 +45,9 @@ async def test_a_guest_without_a_server_uses_and_misses_that_of_its_peer(tmp_pat
         (entry,) = [one for one in guest.models() if one.name == SERVED]
         assert entry.served is not None and entry.peers == (host.node_id,)
         assert len((await said(guest, "hello")).split()) == 8
-        (instance,) = guest.observation.state()["view"]["instances"]
-        assert [stage["engine"] for stage in instance["stages"]] == ["dummy-text"]
-        assert [stage["peer"] for stage in instance["stages"]] == [host.node_id]
+        (instance,) = guest.observation.state().view.instances
+        assert [stage.engine for stage in instance.stages] == ["dummy-text"]
+        assert [stage.peer for stage in instance.stages] == [host.node_id]
         up.unlink()
         await until(lambda: SERVED not in [entry.name for entry in guest.models()])
         with pytest.raises(PendingPlacementError, match="parrot is down"):

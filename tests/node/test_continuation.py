@@ -115,7 +115,7 @@ async def test_an_entry_peer_remembers_though_the_ring_is_gone(tmp_path: Path) -
         await until(lambda: len(part) > 10)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await node.delete_instance(instances(node)[0]["id"])
+        await node.delete_instance(instances(node)[0].id)
         told: list[TokenEvent] = []
         await follow(node, keyed(10, key="finished"), told)
         assert told == whole and not instances(node), "nothing was placed for it"

@@ -25,8 +25,7 @@ async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path)
         await until(lambda: len(got) > 2)
         leaving.drain(on=True)
         assert (
-            leaving.observation.drain_state()["drained"] is False
-            and leaving.observation.health()["status"] == "draining"
+            leaving.observation.drain_state()["drained"] is False and leaving.observation.health().status == "draining"
         )
         with pytest.raises(NotReadyError, match="send the request to another peer"):
             await tokens(leaving, a_request("late"))
@@ -36,7 +35,7 @@ async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path)
         await until(lambda: leaving.observation.drain_state()["drained"])
         await until(lambda: staying.membership.telemetry[leaving.node_id].usable_bytes == 0)
         placed = await staying.create_instance(InstanceSpec(MODEL, exclude_peers=(leaving.node_id,)))
-        assert {stage["peer"] for stage in placed["stages"]} == {staying.node_id}
+        assert {stage.peer for stage in placed.stages} == {staying.node_id}
         leaving.drain(on=False)
         assert await tokens(leaving, a_request("again", 12)) == whole
 

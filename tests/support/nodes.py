@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.machine.memory import MemoryReading
@@ -151,8 +152,8 @@ async def tokens(node: Node, request: GenerateRequest, model: str = MODEL) -> li
     return [event.token_id for event in events if event.token_id is not None]
 
 
-def instances(node: Node) -> list[dict[str, Any]]:
-    return list(node.observation.state()["view"]["instances"])
+def instances(node: Node) -> list[InstanceReport]:
+    return node.observation.state().view.instances
 
 
 async def collect(node: Node, request_id: str, max_tokens: int, into: list[int]) -> None:

@@ -111,7 +111,7 @@ class OllamaGenerationRoutes:
         entry = await self._model(request, named(body), may_download=keep_s != 0)
         instance_ids = list(entry.instance_ids)
         if keep_s != 0 and not instance_ids:
-            instance_ids = [(await self._service.create_instance(InstanceSpec(entry.name)))["id"]]
+            instance_ids = [(await self._service.create_instance(InstanceSpec(entry.name))).id]
         if keep_s is not None:
             for instance_id in instance_ids:
                 self._service.keep_loaded(instance_id, keep_s)

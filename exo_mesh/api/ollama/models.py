@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from aiohttp import web
 
@@ -32,6 +31,7 @@ from exo_mesh.api.ollama.translate import named
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream
 from exo_mesh.base.clock import monotonic
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.errors import InputError
 
 VERSION = "0.12.11"
@@ -100,9 +100,9 @@ class OllamaModelRoutes:
         """GET /api/ps: the models that have an instance; one line for each instance."""
         entries = {one: entry for entry in self._service.models() for one in entry.instance_ids}
         models = [
-            running_model(entries[instance["id"]], instance, self._expiry(instance["id"]))
+            running_model(entries[instance.id], instance, self._expiry(instance.id))
             for instance in self._instances()
-            if instance["id"] in entries
+            if instance.id in entries
         ]
         return json_response(OllamaModels(models))
 
@@ -125,7 +125,7 @@ class OllamaModelRoutes:
             parameters=shown_options(options),
             template=text.template.source if text.template is not None else "",
             details=details_of(entry),
-            model_info=model_info_of(entry, [one for one in self._instances() if one["id"] in entry.instance_ids]),
+            model_info=model_info_of(entry, [one for one in self._instances() if one.id in entry.instance_ids]),
             capabilities=capabilities_of(entry),
             modified_at=rfc3339(self._context.started_at),
         )
@@ -177,9 +177,8 @@ class OllamaModelRoutes:
         """The routes of _MISSING."""
         return plain_error("not_implemented", _MISSING[request.path.removeprefix("/ollama")])
 
-    def _instances(self) -> list[dict[str, Any]]:
-        placed: list[dict[str, Any]] = self._service.observation.state().get("view", {}).get("instances", [])
-        return placed
+    def _instances(self) -> list[InstanceReport]:
+        return self._service.observation.state().view.instances
 
     def _expiry(self, instance_id: str) -> str:
         left_s = self._service.idle_left_s(instance_id)

@@ -100,10 +100,8 @@ class PageRoutes:
         return web.Response(body=body, content_type=asset.content_type, charset=charset, headers=headers)
 
     def _page(self) -> web.Response:
-        peers = self._service.observation.state().get("view", {}).get("peers", [])
-        urls = dict.fromkeys(
-            url for peer in peers for url in member_urls(peer["api_url"], peer["addresses"], peer["name"])
-        )
+        peers = self._service.observation.state().view.peers
+        urls = dict.fromkeys(url for peer in peers for url in member_urls(peer.api_url, peer.addresses, peer.name))
         headers = {
             **_HEADERS,
             "Content-Security-Policy": content_security_policy(list(urls)[:MAX_CONNECT_SOURCES]),

@@ -165,6 +165,6 @@ class WebToolRoutes:
         return await self._readers.read(page.body, PageQuestion(page.content_type in _HTML, page.charset, max_chars))
 
     def _rules(self) -> AddressRules:
-        peers = self._service.observation.state()["view"]["peers"]
-        own = {address.rpartition(":")[0].strip("[]") for peer in peers for address in peer.get("addresses", ())}
+        peers = self._service.observation.state().view.peers
+        own = {address.rpartition(":")[0].strip("[]") for peer in peers for address in peer.addresses}
         return AddressRules(self._options.ports, frozenset(own), self._options.allowed)

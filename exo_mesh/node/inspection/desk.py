@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from exo_mesh.base.telemetry.metrics import Metrics
+from exo_mesh.domain.reports import HealthReport
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.peers import Peer
@@ -33,7 +34,7 @@ class Inspection:
         hosting: HostingParts,
         serving: ServingParts,
         disk: Disk,
-        health: Callable[[], dict[str, Any]],
+        health: Callable[[], HealthReport],
         metrics: Metrics,
     ) -> None:
         own = membership.own

@@ -16,6 +16,7 @@ import psutil
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.printable import printable_values
 from exo_mesh.domain.bounded_json import decode_bounded
+from exo_mesh.domain.reports import HealthReport
 from exo_mesh.errors import TransportError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
@@ -46,7 +47,7 @@ class Diagnostics:
         monitor: MemoryMonitor,
         disk: Disk,
         beats: Callable[[], Sequence[StageBeat]],
-        health: Callable[[], dict[str, Any]],
+        health: Callable[[], HealthReport],
     ) -> None:
         self._membership = membership
         self._flights = flights
@@ -84,7 +85,7 @@ class Diagnostics:
             "requests": self._journal.describe_live(),
             "stages": [_stage(stage) for stage in self._beats()],
             "runners": self._runners(),
-            "health": self._health(),
+            "health": msgspec.to_builtins(self._health()),
         }  # fmt: skip
 
     def timeline(self) -> dict[str, Any]:

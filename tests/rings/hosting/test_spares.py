@@ -26,11 +26,11 @@ async def test_a_lost_runner_is_replaced_by_the_spare_which_is_replaced_in_its_t
         await until(lambda: idle(pool))
         (first,) = idle(pool)
         placed = await node.create_instance(InstanceSpec(MODEL))
-        assert placed["stages"][0]["pid"] == first
+        assert placed.stages[0].pid == first
         await until(lambda: idle(pool))
         (second,) = idle(pool)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: [one["stages"][0]["pid"] for one in instances(node) if one["state"] == "ready"] == [second])
+        await until(lambda: [one.stages[0].pid for one in instances(node) if one.state == "ready"] == [second])
         assert len(await tokens(node, a_request())) == 12
         await until(lambda: len(runners()) == 2)
 

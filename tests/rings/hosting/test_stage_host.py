@@ -65,7 +65,7 @@ async def test_after_a_runner_ended_for_want_of_memory_the_next_plan_is_smaller(
         answer = await node._hosting.host.reserve(before, 0)
         assert not answer.granted and ENGINE_OVERHEAD_BYTES < answer.usable_bytes < reserved
         instance = await node.create_instance(InstanceSpec(MODEL))
-        assert instance["state"] == "ready"
+        assert instance.state == "ready"
         assert node._hosting.host.leases[0].stage.reserve_bytes <= answer.usable_bytes
 
 
@@ -187,7 +187,7 @@ async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path
         keeper._lose(StageLostError("as the test wants"))
         await until(lambda: state_of(node, key) is InstanceState.FAILED)
         node._owning.owned_rings._recoverer.recover = recover  # type: ignore[method-assign]
-        assert (await node.create_instance(InstanceSpec(MODEL)))["ballot"][0] == 2
+        assert (await node.create_instance(InstanceSpec(MODEL))).ballot[0] == 2
         await until(lambda: not any(task.get_name().startswith("end ") for task in asyncio.all_tasks()))
         assert state_of(node, key) is InstanceState.READY and len(runners()) == 1
 

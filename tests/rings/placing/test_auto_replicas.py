@@ -49,7 +49,7 @@ async def load(node: Node, requests: int) -> AsyncIterator[None]:
 
 def ready(node: Node) -> dict[str, bool]:
     """Ready instances by id: whether the mesh placed them by itself."""
-    return {one["id"]: one["automatic"] for one in instances(node) if one["state"] == "ready"}
+    return {one.id: one.automatic for one in instances(node) if one.state == "ready"}
 
 
 def serving(node: Node) -> set[str]:
@@ -77,7 +77,7 @@ async def test_an_automatic_instance_stays_once_somebody_asks_for_it(tmp_path: P
         async with load(nodes[0], 2):
             await until(lambda: len(ready(nodes[0])) == 2)
             made = await nodes[1].create_replicas(InstanceSpec(MODEL), 2)
-            assert {one["id"] for one in made} == {f"{MODEL}-1", f"{MODEL}-2"}
+            assert {one.id for one in made} == {f"{MODEL}-1", f"{MODEL}-2"}
             owned = nodes[0]._owning.owned_rings
             await until(lambda: owned.unused.is_kept(f"{MODEL}-2"))
         follower = nodes[0]._owning.auto_replicas
@@ -122,12 +122,12 @@ async def test_a_recovered_instance_is_still_automatic(tmp_path: Path) -> None:
         await nodes[0].create_instance(InstanceSpec(MODEL))
         async with load(nodes[0], 3):
             await until(lambda: len(ready(nodes[0])) == 2)
-            (automatic,) = [one for one in instances(nodes[0]) if one["automatic"]]
-            os.kill(automatic["stages"][0]["pid"], signal.SIGKILL)
+            (automatic,) = [one for one in instances(nodes[0]) if one.automatic]
+            os.kill(automatic.stages[0].pid, signal.SIGKILL)
 
             def is_back() -> bool:
-                found = [one for one in instances(nodes[0]) if one["id"] == automatic["id"]]
-                return any(one["state"] == "ready" and one["ballot"] > automatic["ballot"] for one in found)
+                found = [one for one in instances(nodes[0]) if one.id == automatic.id]
+                return any(one.state == "ready" and one.ballot > automatic.ballot for one in found)
 
             await until(is_back)
-            assert ready(nodes[0])[automatic["id"]]
+            assert ready(nodes[0])[automatic.id]

@@ -83,7 +83,7 @@ async def test_all_peers_that_preload_a_model_place_it_once_and_a_deletion_stand
 ) -> None:
     monkeypatch.setattr(preloading, "PRELOAD_SETTLE_S", 0.5)
     async with mesh(tmp_path, 2, preload=(MODEL, "nobody-has-this")) as nodes:
-        await until(lambda: all([one["state"] for one in instances(node)] == ["ready"] for node in nodes))
-        assert await nodes[1].delete_instance(instances(nodes[1])[0]["id"])
+        await until(lambda: all([one.state for one in instances(node)] == ["ready"] for node in nodes))
+        assert await nodes[1].delete_instance(instances(nodes[1])[0].id)
         with pytest.raises(TimeoutError):
             await until(runners, 2)

@@ -14,6 +14,7 @@ import pytest
 
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.errors import PlacementError
 from exo_mesh.node.node import Node
@@ -27,9 +28,7 @@ MB = 10**6
 
 def ballots(nodes: list[Node]) -> set[tuple[Any, ...]]:
     """What each node says of its instances: id, ballot and digest of the plan, state."""
-    return {
-        tuple((one["id"], *one["ballot"], one["digest"], one["state"]) for one in instances(node)) for node in nodes
-    }
+    return {tuple((one.id, *one.ballot, one.digest, one.state) for one in instances(node)) for node in nodes}
 
 
 async def test_two_posts_at_once_make_one_instance_that_all_five_peers_agree_on(tmp_path: Path) -> None:
@@ -37,11 +36,11 @@ async def test_two_posts_at_once_make_one_instance_that_all_five_peers_agree_on(
         spec = InstanceSpec(MODEL, min_peers=3)
         placed = await asyncio.gather(nodes[1].create_instance(spec), nodes[3].create_instance(spec))
         answered = time.monotonic()
-        assert placed[0]["digest"] == placed[1]["digest"]
+        assert placed[0].digest == placed[1].digest
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
         assert time.monotonic() - answered < 2
         await until(lambda: len(runners()) == 3)
-        assert len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1
+        assert len({node.observation.state().view.view_digest for node in nodes}) == 1
 
 
 async def test_of_two_peers_that_place_the_last_memory_one_wins_and_the_other_gets_numbers(tmp_path: Path) -> None:
@@ -55,10 +54,10 @@ async def test_of_two_peers_that_place_the_last_memory_one_wins_and_the_other_ge
             nodes[1].create_instance(InstanceSpec("beta")),
             return_exceptions=True,
         )
-        won = [outcome for outcome in outcomes if isinstance(outcome, dict)]
+        won = [outcome for outcome in outcomes if isinstance(outcome, InstanceReport)]
         lost = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         assert len(won) == len(lost) == 1 and isinstance(lost[0], PlacementError)
-        assert won[0]["stages"][0]["peer"] == nodes[2].node_id
+        assert won[0].stages[0].peer == nodes[2].node_id
         refusal = lost[0]
         assert refusal.reason == "memory" and refusal.need_bytes is not None and refusal.need_bytes > 283 * MB
         assert dict(refusal.have)[nodes[2].node_id] < 20 * MB, "what the winner has left"
@@ -73,30 +72,30 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
     sizes = (2000 * MB, 2000 * MB, MB)
     async with cabled_mesh(tmp_path, monkeypatch, 3, sizes, engine_options={"cost_ms": "5"}) as (cable, nodes):
         placed = await nodes[2].create_instance(InstanceSpec(MODEL, min_peers=2))
-        members = sorted(stage["peer"] for stage in placed["stages"])
+        members = sorted(stage.peer for stage in placed.stages)
         assert members == sorted(node.node_id for node in nodes[:2])
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0]))
         request = asyncio.create_task(tokens(nodes[0], a_request(max_tokens=500)))
 
         cable.split({"n0", "n1"}, {"n2"})
-        await until(lambda: [one["owner"] for one in instances(nodes[0])] == [members[0]])
+        await until(lambda: [one.owner for one in instances(nodes[0])] == [members[0]])
         await until(lambda: len(ballots(nodes[:2])) == 1)
         (adopted,) = instances(nodes[0])
-        assert Ballot(*adopted["ballot"]) > Ballot(*placed["ballot"]) and adopted["ballot"][1] == members[0]
-        assert adopted["digest"] == placed["digest"], "the same ring"
+        assert Ballot(*adopted.ballot) > Ballot(*placed.ballot) and adopted.ballot[1] == members[0]
+        assert adopted.digest == placed.digest, "the same ring"
 
         cable.heal()
         await until(lambda: len(ballots(nodes)) == 1 and len(nodes[2].membership.peers) == 2)
         (seen,) = instances(nodes[2])
-        assert seen["owner"] == members[0] and seen["ballot"] == adopted["ballot"]
+        assert seen.owner == members[0] and seen.ballot == adopted.ballot
         await until(lambda: not nodes[2]._owning.owned_rings.monitors)
-        assert [stage["pid"] for stage in seen["stages"]] == [stage["pid"] for stage in placed["stages"]]
-        assert set(runners()) == {stage["pid"] for stage in placed["stages"]}, "no stage was started again"
+        assert [stage.pid for stage in seen.stages] == [stage.pid for stage in placed.stages]
+        assert set(runners()) == {stage.pid for stage in placed.stages}, "no stage was started again"
         assert len(await request) == 500
 
-        await nodes[0]._hosting.host.release(placed["id"], Ballot(*placed["ballot"]))
+        await nodes[0]._hosting.host.release(placed.id, Ballot(*placed.ballot))
         assert len(runners()) == 2, "the old owner's word counts no more"
-        assert await nodes[2].delete_instance(placed["id"])
+        assert await nodes[2].delete_instance(placed.id)
         await until(lambda: not runners())
 
 
@@ -123,16 +122,16 @@ async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instanc
         await until(lambda: all(len(node.membership.peers) == 3 for node in nodes))
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
         (survivor,) = instances(nodes[0])
-        await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
+        await until(lambda: set(runners()) == {stage.pid for stage in survivor.stages})
         assert sum(len(node._owning.owned_rings.monitors) for node in nodes) == 1
-        await until(lambda: len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1)
+        await until(lambda: len({node.observation.state().view.view_digest for node in nodes}) == 1)
         assert await tokens(nodes[1], a_request("after")) == texts[0]
 
 
 def _own_rings(side: Sequence[Node]) -> list[str]:
     """The states of the rings that lie on this side alone, as its first node sees them."""
     ids = {node.node_id for node in side}
-    return [one["state"] for one in instances(side[0]) if {stage["peer"] for stage in one["stages"]} <= ids]
+    return [one.state for one in instances(side[0]) if {stage.peer for stage in one.stages} <= ids]
 
 
 async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_side(
@@ -146,7 +145,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[3]))
         cable.split({"n0", "n1"}, {"n2", "n3"})
         members = {nodes[2].node_id, nodes[3].node_id}
-        await until(lambda: [one["owner"] in members for one in instances(nodes[2])] == [True])
+        await until(lambda: [one.owner in members for one in instances(nodes[2])] == [True])
         await until(lambda: len(nodes[0].membership.peers) == 1)
         assert len(await tokens(nodes[0], a_request("r"))) == 12, "placed anew on the owner's side"
 
@@ -154,8 +153,8 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
         await until(lambda: all(len(node.membership.peers) == 3 for node in nodes))
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
         (survivor,) = instances(nodes[1])
-        assert Ballot(*survivor["ballot"]) > Ballot(*placed["ballot"])
-        await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
+        assert Ballot(*survivor.ballot) > Ballot(*placed.ballot)
+        await until(lambda: set(runners()) == {stage.pid for stage in survivor.stages})
         await until(lambda: sum(len(node._owning.owned_rings.monitors) for node in nodes) == 1)
 
 
@@ -199,11 +198,11 @@ async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back
         assert not first._owning.owned_rings.monitors, "no owner of one stage alone"
         cable.heal()
         await until(lambda: all(len(node.membership.peers) == 2 for node in nodes))
-        await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0])[0]["ballot"] != placed["ballot"])
+        await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0])[0].ballot != placed.ballot)
         (seen,) = instances(nodes[0])
-        assert seen["owner"] == nodes[2].node_id and seen["digest"] == placed["digest"]
-        assert second._hosting.host.leases[0].ballot == Ballot(*seen["ballot"])
-        assert set(runners()) == {stage["pid"] for stage in placed["stages"]}, "no stage was started again"
+        assert seen.owner == nodes[2].node_id and seen.digest == placed.digest
+        assert second._hosting.host.leases[0].ballot == Ballot(*seen.ballot)
+        assert set(runners()) == {stage.pid for stage in placed.stages}, "no stage was started again"
         assert len(await request) == 500
-        assert await nodes[1].delete_instance(placed["id"])
+        assert await nodes[1].delete_instance(placed.id)
         await until(lambda: not runners())

@@ -13,6 +13,7 @@ import pytest
 from exo_mesh.api.errors import error_response
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.errors import InputError, PlacementError, UnknownModelError
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.spec import InstanceSpec
@@ -33,29 +34,29 @@ from tests.support.nodes import (
 ALL_LAYERS = list(range(8))
 
 
-def layers_of(instance: dict[str, object]) -> list[int]:
-    stages = instance["stages"]
+def layers_of(instance: InstanceReport) -> list[int]:
+    stages = instance.stages
     assert isinstance(stages, list)
-    return [layer for stage in stages for layer in range(*stage["layers"])]
+    return [layer for stage in stages for layer in range(*stage.layers)]
 
 
 @pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.extended) for count in (1, 2)), 3])
 async def test_a_model_runs_on_as_many_nodes_as_asked_and_every_node_is_a_way_in(tmp_path: Path, count: int) -> None:
     async with mesh(tmp_path, count) as nodes:
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=count))
-        assert instance["state"] == "ready" and len(instance["stages"]) == count
+        assert instance.state == "ready" and len(instance.stages) == count
         assert layers_of(instance) == ALL_LAYERS
         await until(lambda: all(instances(node) == [instance] for node in nodes))
         texts = [await tokens(node, a_request(f"r{index}")) for index, node in enumerate(nodes)]
         assert all(text == texts[0] and len(text) == 12 for text in texts)
-        assert len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1
+        assert len({node.observation.state().view.view_digest for node in nodes}) == 1
 
 
 async def test_the_first_request_places_the_model_on_the_fewest_nodes(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         await tokens(nodes[1], a_request())
         (instance,) = instances(nodes[1])
-        assert [stage["peer"] for stage in instance["stages"]] == [nodes[1].node_id]
+        assert [stage.peer for stage in instance.stages] == [nodes[1].node_id]
 
 
 async def test_nodes_find_each_other_by_broadcast(tmp_path: Path) -> None:
@@ -68,14 +69,14 @@ async def test_layers_follow_memory(tmp_path: Path) -> None:
     sizes = (3 * GB, GB)
     async with mesh(tmp_path, 2, usable_bytes=sizes) as nodes:
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        assert [stage["layers"] for stage in instance["stages"]] == [[0, 6], [6, 8]]
+        assert [stage.layers for stage in instance.stages] == [(0, 6), (6, 8)]
 
 
 async def test_two_nodes_that_place_at_once_get_one_instance(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         spec = InstanceSpec(MODEL, min_peers=2)
         placed = await asyncio.gather(*(node.create_instance(spec) for node in nodes))
-        assert placed[0]["digest"] == placed[1]["digest"]
+        assert placed[0].digest == placed[1].digest
         await until(lambda: all(len(instances(node)) == 1 for node in nodes))
         assert await tokens(nodes[0], a_request("a")) == await tokens(nodes[1], a_request("b"))
 
@@ -96,8 +97,8 @@ async def test_a_wish_that_no_instance_fulfils_makes_a_replica(tmp_path: Path) -
     async with mesh(tmp_path, 2) as nodes:
         small = await nodes[0].create_instance(InstanceSpec(MODEL))
         wide = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        assert (small["id"], wide["id"]) == ("exo-mesh-demo-1", "exo-mesh-demo-2")
-        assert len(wide["stages"]) == 2
+        assert (small.id, wide.id) == ("exo-mesh-demo-1", "exo-mesh-demo-2")
+        assert len(wide.stages) == 2
 
 
 async def test_too_little_memory_is_refused_with_the_numbers(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ async def test_figures_that_are_still_on_their_way_are_waited_for(
         await asyncio.wait([placing], timeout=0.5)
         assert not placing.done()
         arrived.set()
-        assert [stage["peer"] for stage in (await placing)["stages"]] == [nodes[1].node_id]
+        assert [stage.peer for stage in (await placing).stages] == [nodes[1].node_id]
 
 
 @pytest.mark.extended
@@ -176,7 +177,7 @@ async def test_pins_wait_for_the_figures_of_their_peers_and_pins_that_are_wrong_
         await asyncio.wait([placing], timeout=0.5)
         assert not placing.done()
         arrived.set()
-        assert [stage["peer"] for stage in (await placing)["stages"]] == [own, other]
+        assert [stage.peer for stage in (await placing).stages] == [own, other]
 
 
 async def test_a_peer_that_was_here_a_moment_ago_may_come_back(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ async def test_a_peer_whose_memory_is_gone_since_it_was_last_heard_refuses_and_t
         machines[0].usable_bytes = 0
         await until(lambda: nodes[0]._hosting.host.usable_bytes() == 0)
         instance = await nodes[0].create_instance(InstanceSpec(MODEL))
-        assert held and [stage["peer"] for stage in instance["stages"]] == [nodes[1].node_id]
+        assert held and [stage.peer for stage in instance.stages] == [nodes[1].node_id]
     finally:
         await asyncio.gather(*(node.stop() for node in nodes))
 
@@ -214,10 +215,10 @@ async def test_reserved_memory_is_counted_once_and_comes_back(tmp_path: Path) ->
         usable = node.membership.telemetry[node.node_id].usable_bytes
         assert usable == GB
         instance = await node.create_instance(InstanceSpec(MODEL))
-        reserved = instance["stages"][0]["reserve_bytes"]
+        reserved = instance.stages[0].reserve_bytes
         assert reserved > ENGINE_OVERHEAD_BYTES
         assert node.membership.telemetry[node.node_id].usable_bytes == GB - reserved
-        assert await node.delete_instance(instance["id"])
+        assert await node.delete_instance(instance.id)
         assert node.membership.telemetry[node.node_id].usable_bytes == GB
 
 
@@ -225,9 +226,9 @@ async def test_an_instance_can_be_deleted_through_any_node(tmp_path: Path) -> No
     async with mesh(tmp_path, 2) as nodes:
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: instances(nodes[1]))
-        assert await nodes[1].delete_instance(instance["id"])
+        assert await nodes[1].delete_instance(instance.id)
         await until(lambda: not instances(nodes[0]) and not instances(nodes[1]))
-        assert not await nodes[1].delete_instance(instance["id"])
+        assert not await nodes[1].delete_instance(instance.id)
         assert len(await tokens(nodes[1], a_request())) == 12, "and placed again by the next request"
 
 
@@ -254,7 +255,7 @@ async def test_callers_that_wait_for_an_instance_whose_weights_are_replaced_get_
         (before,) = {one.ballot for _, one in nodes[0].membership.view.records_of_instances()}
         await nodes[finder]._owning.instances.place_again(MODEL, only_ready=False)
         placed, joined = await asyncio.gather(placing, joining)
-        assert len(placed["stages"]) == 2 and placed["id"] == joined["id"]
+        assert len(placed.stages) == 2 and placed.id == joined.id
         (after,) = {one.ballot for _, one in nodes[0].membership.view.records_of_instances()}
         assert after > before
         assert len(await tokens(nodes[1], a_request())) == 12

@@ -37,10 +37,8 @@ async def test_a_preview_can_be_placed_as_it_was_shown(tmp_path: Path) -> None:
         shown = (await nodes[0].preview_instances(InstanceSpec(MODEL)))[1]
         pins = [Pin(s["peer"], *s["layers"], s["engine"], s["reserve_bytes"]) for s in shown["stages"]]
         placed = await nodes[2].create_instance(InstanceSpec(MODEL, pins=tuple(pins)))
-        assert [(s["peer"], s["layers"]) for s in placed["stages"]] == [
-            (s["peer"], s["layers"]) for s in shown["stages"]
-        ]
-        assert placed["policy"] == "pinned" and placed == await nodes[2].create_instance(
+        assert [(s.peer, s.layers) for s in placed.stages] == [(s["peer"], tuple(s["layers"])) for s in shown["stages"]]
+        assert placed.policy == "pinned" and placed == await nodes[2].create_instance(
             InstanceSpec(MODEL, pins=tuple(pins))
         )
 
@@ -49,9 +47,9 @@ async def test_layers_can_be_pinned_by_the_names_of_peers(tmp_path: Path) -> Non
     async with mesh(tmp_path, 2) as nodes:
         pins = (Pin("n1", 0, 3), Pin("n0", 3, 8))
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=pins))
-        assert [(s["peer"], s["layers"]) for s in placed["stages"]] == [
-            (nodes[1].node_id, [0, 3]),
-            (nodes[0].node_id, [3, 8]),
+        assert [(s.peer, s.layers) for s in placed.stages] == [
+            (nodes[1].node_id, (0, 3)),
+            (nodes[0].node_id, (3, 8)),
         ]
         with pytest.raises(InputError, match='no peer is called "n7"; known peers: n0, n1'):
             await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n7", 0, 8),)))
@@ -62,7 +60,7 @@ async def test_layers_can_be_pinned_by_the_names_of_peers(tmp_path: Path) -> Non
 async def test_a_peer_can_be_excluded_by_its_name(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, exclude_peers=("n0",)))
-        assert [stage["peer"] for stage in placed["stages"]] == [nodes[1].node_id]
+        assert [stage.peer for stage in placed.stages] == [nodes[1].node_id]
 
 
 async def test_what_is_not_possible_says_why_with_numbers(tmp_path: Path) -> None:
@@ -79,8 +77,8 @@ async def test_a_tight_plan_reserves_and_runs_one_context(tmp_path: Path) -> Non
         (shown,) = await node.preview_instances(InstanceSpec(MODEL))
         assert shown["kv_pool_tokens"] == 2048
         placed = await node.create_instance(InstanceSpec(MODEL))
-        assert placed["kv_pool_tokens"] == 2048
-        assert placed["stages"][0]["reserve_bytes"] == shown["stages"][0]["reserve_bytes"]
+        assert placed.kv_pool_tokens == 2048
+        assert placed.stages[0].reserve_bytes == shown["stages"][0]["reserve_bytes"]
 
 
 @pytest.mark.extended
@@ -90,7 +88,7 @@ async def test_speeds_are_learnt_and_told(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "5"}) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         await tokens(nodes[0], a_request(max_tokens=160))
-        driver = placed["stages"][-1]["peer"]
+        driver = placed.stages[-1].peer
 
         def learnt() -> bool:
             readings = nodes[0].membership.telemetry
@@ -100,7 +98,7 @@ async def test_speeds_are_learnt_and_told(tmp_path: Path) -> None:
         weights = (await nodes[0].preview_instances(InstanceSpec(MODEL)))[1]["stages"][0]["weights_bytes"]
         measured = nodes[0].membership.telemetry[nodes[0].node_id].s_per_gb["dummy"]
         assert 0.0045 < measured * weights / 1e9 < 0.05, "a step waits 5 ms, or more on a busy machine"
-        await until(lambda: nodes[0].membership.telemetry[driver].tokens.get(placed["id"]) == 160)
+        await until(lambda: nodes[0].membership.telemetry[driver].tokens.get(placed.id) == 160)
 
 
 async def test_a_refusal_of_a_placement_has_its_numbers(tmp_path: Path) -> None:

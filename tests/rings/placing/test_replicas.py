@@ -35,10 +35,10 @@ def outstanding(node: Node) -> Counter[str]:
 async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
         made = await nodes[0].create_replicas(InstanceSpec(MODEL), 3)
-        assert [one["id"] for one in made] == [f"{MODEL}-{number}" for number in (1, 2, 3)]
-        assert {stage["peer"] for one in made for stage in one["stages"]} == {node.node_id for node in nodes}
+        assert [one.id for one in made] == [f"{MODEL}-{number}" for number in (1, 2, 3)]
+        assert {stage.peer for one in made for stage in one.stages} == {node.node_id for node in nodes}
         again = await nodes[0].create_replicas(InstanceSpec(MODEL), 3)
-        assert {one["id"] for one in again} == {one["id"] for one in made}, "those there are count"
+        assert {one.id for one in again} == {one.id for one in made}, "those there are count"
         try:
             await nodes[0].create_replicas(InstanceSpec(MODEL), 4)
         except PlacementError as exc:
@@ -86,8 +86,8 @@ async def test_requests_of_a_lost_replica_go_on_at_another_with_the_same_text(tm
         got: list[list[int]] = [[] for _ in range(6)]
         running = [asyncio.create_task(collect(nodes[0], f"r{n}", 80, got[n])) for n in range(6)]
         await until(lambda: all(len(one) > 5 for one in got))
-        assert set(live(nodes[0])) == {one["id"] for one in made}
-        os.kill(made[1]["stages"][0]["pid"], signal.SIGKILL)
+        assert set(live(nodes[0])) == {one.id for one in made}
+        os.kill(made[1].stages[0].pid, signal.SIGKILL)
         await asyncio.gather(*running)
         assert all(one == expected for one in got)
         spawned = [len(node._hosting.runner_history.flights.logs) for node in nodes]

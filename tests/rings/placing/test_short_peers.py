@@ -53,10 +53,10 @@ async def test_a_ring_on_a_peer_that_is_short_of_memory_is_placed_again_where_th
     asked = await one_running_and_one_waiting(nodes[0])
     answers = await asyncio.gather(*(tokens(node, a_request(f"new{n}")) for n, node in enumerate(nodes)))
     assert len(answers[0]) == 12 and answers[0] == answers[1], "at either entry peer"
-    rings = {one["id"]: [stage["peer"] for stage in one["stages"]] for one in instances(nodes[1])}
+    rings = {one.id: [stage.peer for stage in one.stages] for one in instances(nodes[1])}
     assert rings == {f"{MODEL}-1": [nodes[0].node_id], f"{MODEL}-2": [nodes[1].node_id]}
     assert [len(text) for text in await asyncio.gather(*asked)] == [250, 250], "what was accepted is served"
-    await until(lambda: [one["id"] for one in instances(nodes[1])] == [f"{MODEL}-2"])
+    await until(lambda: [one.id for one in instances(nodes[1])] == [f"{MODEL}-2"])
 
 
 @pytest.mark.extended

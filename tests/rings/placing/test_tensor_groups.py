@@ -20,6 +20,7 @@ from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.grouping import GroupWish
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import InputError, PendingPlacementError, PlacementError
@@ -39,9 +40,9 @@ async def alone(tmp_path: Path) -> list[int]:
         return await tokens(node, a_request())
 
 
-def shape(instance: dict[str, Any]) -> list[int]:
+def shape(instance: InstanceReport) -> list[int]:
     """How many peers each stage is."""
-    return [len(stage["group"]["peers"]) if "group" in stage else 1 for stage in instance["stages"]]
+    return [len(stage.peers) for stage in instance.stages]
 
 
 def rank_runners(nodes: list[Node]) -> list[Any]:
@@ -53,14 +54,14 @@ async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path)
     expected = await alone(tmp_path)
     async with mesh(tmp_path, 2) as nodes:
         instance = await nodes[0].create_instance(PAIR)
-        assert shape(instance) == [2] and instance["reason"] == ""
+        assert shape(instance) == [2] and instance.reason == ""
         assert await tokens(nodes[1], a_request()) == expected
         assert len(runners()) == 2
         shown = [node.observation.memory(whole_mesh=False)["stages"][0]["group"] for node in nodes]
         assert sorted(one["rank"] for one in shown) == [0, 1] and {one["ranks"] for one in shown} == {2}
         assert {one["kv_heads"] for one in shown} == {None}, "the dummy engine has no heads"
-        assert (await nodes[1].create_instance(PAIR))["digest"] == instance["digest"], "it suits whoever asks for one"
-        assert await nodes[1].delete_instance(instance["id"])
+        assert (await nodes[1].create_instance(PAIR)).digest == instance.digest, "it suits whoever asks for one"
+        assert await nodes[1].delete_instance(instance.id)
         await until(lambda: not runners())
         await until(lambda: all(node._hosting.host.reserved_bytes == 0 for node in nodes))
 
@@ -72,7 +73,7 @@ async def test_a_group_and_a_single_peer_share_a_ring_in_either_order(tmp_path: 
         first = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3, tensor_group=2, group_backend="ring"))
         assert shape(first) == [2, 1]
         assert await tokens(nodes[2], a_request()) == expected
-        await nodes[0].delete_instance(first["id"])
+        await nodes[0].delete_instance(first.id)
         pins = (Pin("n2", 0, 3), Pin("n0", 3, 8, group=("n0", "n1"), group_backend="ring"))
         second = await nodes[1].create_instance(InstanceSpec(MODEL, pins=pins))
         assert shape(second) == [1, 2]
@@ -98,11 +99,11 @@ async def test_a_group_that_fails_twice_becomes_a_pipeline_of_the_same_peers_and
     async with mesh(tmp_path, 2, engine_options={"fail_group": "1"}) as nodes:
         instance = await nodes[0].create_instance(PAIR)
         assert shape(instance) == [1, 1]
-        assert "failed to become a tensor group 2 times" in instance["reason"]
-        assert "compute wrong results, as the option fail_group demands" in instance["reason"]
-        assert instance["ballot"][0] == 3, "two groups were tried, each by a ballot of its own"
-        assert (await nodes[0].create_instance(PAIR))["digest"] == instance["digest"], "nobody tries again at once"
-        await until(lambda: any(i["state"] == "ready" and i["reason"] for i in instances(nodes[1])))
+        assert "failed to become a tensor group 2 times" in instance.reason
+        assert "compute wrong results, as the option fail_group demands" in instance.reason
+        assert instance.ballot[0] == 3, "two groups were tried, each by a ballot of its own"
+        assert (await nodes[0].create_instance(PAIR)).digest == instance.digest, "nobody tries again at once"
+        await until(lambda: any(i.state == "ready" and i.reason for i in instances(nodes[1])))
         assert len(runners()) == 2
 
 
@@ -117,7 +118,7 @@ async def test_a_second_group_over_a_cable_is_refused_once_its_queue_pairs_are_t
     """Before any process is started, with the device and the numbers: MLX would find it out while the ranks meet."""
     async with mesh(tmp_path, 2, engine_options={"reduce_ms": "0.01"}) as nodes:
         cable(nodes, max_queue_pairs=1)
-        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
+        await until(lambda: all(any(c.up for c in node.observation.topology().cables) for node in nodes))
         pair = InstanceSpec(MODEL, tensor_group=2, group_backend="jaccl")
         assert shape(await nodes[0].create_instance(pair)) == [2]
         with pytest.raises(PlacementError, match=r"rdma_en\d of \w+ has 0 queue pairs left and this group needs 1"):
@@ -133,10 +134,10 @@ async def test_what_a_group_measures_decides_whether_it_stays_one(
     """A layer is said to take 1 ms: two all-reduces of 10 us are worth half of it, two of 50 ms are not."""
     async with mesh(tmp_path, 2, engine_options={"reduce_ms": reduce_ms}) as nodes:
         cable(nodes)
-        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
+        await until(lambda: all(any(c.up for c in node.observation.topology().cables) for node in nodes))
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         assert shape(instance) == ([2] if is_group else [1, 1])
-        assert ("better as stages" in instance["reason"]) is not is_group
+        assert ("better as stages" in instance.reason) is not is_group
         shown = await nodes[0].preview_instances(InstanceSpec(MODEL))
         (entry,) = [one for one in shown if one["width"] == 2]
         assert ("better as a group" if is_group else "better as stages") in entry["note"]
@@ -161,7 +162,7 @@ async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipe
         monkeypatch.setattr(nodes[1]._hosting.host._starter, "_limits", limits)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         instance = await nodes[0].create_instance(PAIR)
-        assert shape(instance) == [1, 1] and "has been silent for 2 s" in instance["reason"]
+        assert shape(instance) == [1, 1] and "has been silent for 2 s" in instance.reason
         assert len(await tokens(nodes[0], a_request())) == 12
         assert len(runners()) == 2
 
@@ -176,7 +177,7 @@ async def test_a_preview_of_a_group_can_be_sent_back(tmp_path: Path) -> None:
         assert parts == stage["reserve_bytes"] == stage["usable_bytes"] - stage["headroom_bytes"]
         wish = instance_spec(decode_body(json.dumps(entry["request"]).encode(), InstanceBody))
         instance = await nodes[1].create_instance(wish)
-        assert shape(instance) == [2] and instance["stages"][0]["reserve_bytes"] == stage["reserve_bytes"]
+        assert shape(instance) == [2] and instance.stages[0].reserve_bytes == stage["reserve_bytes"]
         plain = await nodes[0].preview_instances(InstanceSpec(MODEL))
         assert all("group" not in stage for one in plain for stage in one.get("stages", ()))
 
@@ -224,11 +225,11 @@ async def test_a_group_without_rdma_meets_over_tcp_and_says_so_once(tmp_path: Pa
     async with mesh(tmp_path, 2) as nodes:
         wish = InstanceSpec(MODEL, tensor_group=2, group_backend=backend)
         instance = await nodes[0].create_instance(wish)
-        assert [stage["group"]["backend"] for stage in instance["stages"]] == ["ring"]
-        assert instance["reason"].count("over TCP") == 1 and "macOS 26.2" in instance["reason"]
-        assert (await nodes[0].create_instance(wish))["digest"] == instance["digest"]
+        assert [stage.group.backend for stage in instance.stages] == ["ring"]
+        assert instance.reason.count("over TCP") == 1 and "macOS 26.2" in instance.reason
+        assert (await nodes[0].create_instance(wish)).digest == instance.digest
         shown = await nodes[0].preview_instance(wish)
-        assert shown["note"] == instance["reason"]
+        assert shown["note"] == instance.reason
 
 
 async def test_a_group_that_cannot_be_is_refused_and_says_what_would_help(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ async def test_who_was_refused_and_why_is_in_the_topology_of_both_sides(tmp_path
         stranger = make_node(tmp_path / "s", "stranger", Machine(), bootstrap_peers=address, namespace="office")
         await stranger.start()
         try:
-            await until(lambda: node.observation.topology()["refused"] and stranger.observation.topology()["refused"])
-            assert "namespace 5cc3f828 is not 37a8eec1" in node.observation.topology()["refused"][0]
+            await until(lambda: node.observation.topology().refused and stranger.observation.topology().refused)
+            assert "namespace 5cc3f828 is not 37a8eec1" in node.observation.topology().refused[0]
             assert node.membership.peers == [] and stranger.membership.peers == []
         finally:
             await stranger.stop()
@@ -63,10 +63,10 @@ async def test_a_peer_that_was_refused_and_then_joins_is_not_told_of_any_more(tm
             await other.start()
             try:
                 if namespace == "office":
-                    await until(lambda: node.observation.health()["reasons"])
+                    await until(lambda: node.observation.health().reasons)
                 else:
                     await until(lambda: node.membership.peers)
-                    assert node.observation.topology()["refused"] == [] and node.observation.health()["status"] == "ok"
-                    assert node.observation.health()["reasons"] == []
+                    assert node.observation.topology().refused == [] and node.observation.health().status == "ok"
+                    assert node.observation.health().reasons == []
             finally:
                 await other.stop()

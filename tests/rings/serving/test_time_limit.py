@@ -31,4 +31,4 @@ async def test_without_a_token_it_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(DeadlineError, match="within the 1 s"):
             await tokens(node, a_request())
         assert node.observation.recent_requests(1)[0]["outcome"] == DeadlineError.code
-        assert node.observation.queue()["entered"] == 0
+        assert node.observation.queue().entered == 0
