@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
-from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown
+from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
@@ -315,13 +315,6 @@ class Driver:
         for index, report in enumerate(frame.reports):
             if report.disk is not None:
                 self.disk.note(index, report.disk, now)
-
-    def shut_down(self) -> None:
-        """End all requests and send every stage the op to stop."""
-        for sequence_id in list(self._live):
-            self._end(sequence_id, CancelledRequestError("the instance was stopped"))
-        self._ops.append(Shutdown())
-        self._start(Work((), ()))
 
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
