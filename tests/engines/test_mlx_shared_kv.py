@@ -22,8 +22,8 @@ from exo_mesh.errors import EngineError
 from exo_mesh.weights.random_checkpoint import TinyModel
 from exo_mesh.weights.random_checkpoint import write_checkpoint as write_model
 from tests.support.exactness import EPSILON, rms
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import tiny_config
+from tools.architectures.mlx_configs import tiny_config
+from tools.architectures.mlx_models import write_checkpoint
 from tools.architectures.sizes import LAYERS
 from tools.stages import Stages
 

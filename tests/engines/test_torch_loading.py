@@ -27,9 +27,10 @@ from exo_mesh.errors import EngineError, InputError, ModelError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel, tensor_shapes, write_checkpoint, write_json, write_safetensors
 from tests.support.heavy import checkpoint_bytes, eight_layers
+from tools.architectures.torch_families import NUM_LAYERS
+from tools.architectures.torch_models import whole_model_logits, write_random_model
+from tools.architectures.trials import computed
 from tools.stages import Stages
-from tools.torch_architectures.check import split_logits, whole_model_logits, write_random_model
-from tools.torch_architectures.families import NUM_LAYERS
 
 SMALL = TinyModel(layers=4)
 BIG_LAYERS = 8
@@ -172,7 +173,7 @@ def test_a_text_tower_is_loaded_out_of_a_larger_model(tmp_path: Path) -> None:
     )
     write_json(tmp_path / "config.json", {"model_type": "gemma3", "text_config": text})
     stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
-    np.testing.assert_array_equal(split_logits(stages.ring((4,))), want)
+    np.testing.assert_array_equal(computed(stages.ring((4,))), want)
     stages.close()
 
 

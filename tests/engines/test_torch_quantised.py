@@ -26,7 +26,7 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.errors import ModelError
 from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
 from tests.support.ring import Ring
-from tools.torch_architectures.check import write_random_model
+from tools.architectures.torch_models import write_random_model
 
 IDS = np.arange(40, 49, dtype=np.int32)
 FLOATS = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}

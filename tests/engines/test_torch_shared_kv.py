@@ -18,9 +18,9 @@ from exo_mesh_torch.engine import TorchStage
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.contract import LEAST_SHARED, MOST_PARTS, StageInput
+from tools.architectures.torch_families import NUM_LAYERS
+from tools.architectures.torch_models import write_random_model
 from tools.stages import Stages
-from tools.torch_architectures.check import write_random_model
-from tools.torch_architectures.families import NUM_LAYERS
 
 PROMPT = tuple(3 + (7 * place) % 50 for place in range(1000))
 TOLERANCE = 1e-4
