@@ -36,8 +36,8 @@ from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.prefix.digest import DigestMaker
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
 from exo_mesh.rings.runner.replays import Replays
+from exo_mesh.rings.runner.scheduling.memory_reports import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.reported import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.rings.runner.scheduling.work import Work
