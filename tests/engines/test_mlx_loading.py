@@ -18,8 +18,6 @@ pytest.importorskip("mlx_lm")
 import mlx.core as mx
 import mlx.nn as nn
 from exo_mesh_mlx import provider
-from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
@@ -132,12 +130,3 @@ def test_a_config_saved_by_transformers_5_means_the_same(tmp_path: Path, arch: s
     changes = {"rope_theta": None, "torch_dtype": None, "head_dim": None, "dtype": "float32", "rope_parameters": rope}
     edit_config(tmp_path, **changes)
     np.testing.assert_array_equal(prompt_logits(tmp_path, (2,)), expected)
-
-
-def test_a_quantised_checkpoint_splits_bit_for_bit(tmp_path: Path) -> None:
-    model, _ = load_model(write_checkpoint(tmp_path, TinyModel("qwen3", layers=4)))
-    nn.quantize(model, group_size=32, bits=4)
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    edit_config(tmp_path, quantization={"group_size": 32, "bits": 4})
-    logits = model(mx.arange(40, 49)[None])[0]
-    np.testing.assert_array_equal(prompt_logits(tmp_path, (1,)), np.array(logits))
