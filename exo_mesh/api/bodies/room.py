@@ -59,11 +59,6 @@ class Room:
         self._waiting: list[_Waiter] = []
         self._last = ""
 
-    @property
-    def num_taken(self) -> int:
-        """Bytes that are taken now."""
-        return self._taken.total()
-
     async def take(self, amount: int, client: str) -> None:
         """Take bytes, or wait for them. Raises BodiesWaitError if too many wait already, or after `wait_s`."""
         waiter = _Waiter(min(amount, self._size), client, asyncio.get_running_loop().create_future())

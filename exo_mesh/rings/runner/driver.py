@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
-from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown
+from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
@@ -36,8 +36,8 @@ from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.prefix.digest import DigestMaker
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
 from exo_mesh.rings.runner.replays import Replays
+from exo_mesh.rings.runner.scheduling.memory_reports import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.reported import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.rings.runner.scheduling.work import Work
@@ -315,13 +315,6 @@ class Driver:
         for index, report in enumerate(frame.reports):
             if report.disk is not None:
                 self.disk.note(index, report.disk, now)
-
-    def shut_down(self) -> None:
-        """End all requests and send every stage the op to stop."""
-        for sequence_id in list(self._live):
-            self._end(sequence_id, CancelledRequestError("the instance was stopped"))
-        self._ops.append(Shutdown())
-        self._start(Work((), ()))
 
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""

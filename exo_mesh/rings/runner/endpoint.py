@@ -152,13 +152,12 @@ class Endpoint:
         return self._ranks
 
     async def run(self) -> None:
-        """Work and keep the hops up until the ring shuts down. Raises StageLostError if the next stage is lost and no
+        """Work and keep the hops up until cancelled. Raises StageLostError if the next stage is lost and no
         other plan comes within HOP_LOST_S, and RankLostError if another rank of this tensor group is lost."""
         async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(part) for part in self._beside()]
+            for part in self._beside():
+                group.create_task(part)
             await self._worker.run(self._send, None if self._ranks is None else self._ranks.hand_out)
-            for task in beside:
-                task.cancel()
 
     def _beside(self) -> Iterator[Coroutine[Any, Any, None]]:
         """The coroutines that run beside the worker."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn
 
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine, Warmable
@@ -26,7 +27,6 @@ from exo_mesh.rings.runner.inbox import (
     Change,
     Computed,
     Done,
-    Ended,
     Failed,
     Item,
     Reassure,
@@ -234,8 +234,8 @@ class Worker:
                 "connection to it, hangs"
             )
 
-    async def run(self, send: Send, hand_out: Send | None = None) -> None:
-        """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage;
+    async def run(self, send: Send, hand_out: Send | None = None) -> NoReturn:
+        """Work until cancelled. `send` takes a frame to the next stage;
         `hand_out` sends the other ranks of a tensor group the frame that this one is about to compute.
 
         Raises any error: the frame with the error is missing from then on, and the ring cannot continue.
@@ -244,7 +244,8 @@ class Worker:
         self._hand_out = hand_out
         self._send = send if self._setup.num_stages > 1 else self._to_self
         try:
-            while not isinstance(item := await self.inbox.get(), Ended):
+            while True:
+                item = await self.inbox.get()
                 async with self._turn:
                     await self._do(item)
         finally:
@@ -435,7 +436,7 @@ class Worker:
         self._budget.computed(frame, self._free_bytes)
         report = self._report(self._budget, compute_s, start - since)
         passed = result.frame.carrying(result.frame.tensors, (*result.frame.reports, report))
-        return StageResult(passed, result.logits, result.shutdown, result.hidden, pause_s)
+        return StageResult(passed, result.logits, result.hidden, pause_s)
 
     def _report(self, budget: KvBudget, compute_s: float, waited_s: float) -> StageReport:
         """The report of this stage on a frame that it has computed."""
@@ -460,8 +461,6 @@ class Worker:
         if frame.rows and not frame.is_prefill:
             self._modes.decoded(frame.reports[-1].compute_s, result.pause_s)
             self._move_loop()
-        if result.shutdown:
-            self.inbox.put_nowait(Ended())
 
     async def _change(self, change: Change) -> None:
         self._outbox.clear()

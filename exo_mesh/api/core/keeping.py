@@ -1,8 +1,12 @@
-"""Rules of a request for the prefix cache: whether its tokens are kept after its end, and who may use them."""
+"""What a request wants to be kept after its end: its tokens in the prefix cache, and for whom; the model, and how long.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,3 +50,38 @@ def cache_wish(rule: CacheRule | None, session: str | None, salt: str | None = N
     named = [f"session {session}"] if rule == "session" else []
     salted = [f"salt {salt}"] if salt else []
     return CacheWish(rule != "no-store", "\0".join(named + salted))
+
+
+MAX_KEEP_S = 366 * 86400.0
+FOR_EVER = -1.0
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_DURATION = re.compile(rf"(-?)((?:{_PART.pattern})+)")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def keep_alive_s(given: float | str | None, param: str) -> float | None:
+    """Read a duration such as "5m", "1h30m", "300" or a number, in seconds; FOR_EVER if negative, None if absent or "".
+
+    Raises InputError for anything else, and for more than a year.
+    """
+    if given is None or given == "":
+        return None
+    seconds = _seconds_of(given) if isinstance(given, str) else float(given)
+    if seconds is None or seconds != seconds or seconds > MAX_KEEP_S:
+        message = (
+            f'{param} must be a number of seconds or a time such as "5m" or "1h30m", at most one year; '
+            "a negative number means for ever"
+        )
+        raise InputError(message, param=param)
+    return FOR_EVER if seconds < 0 else seconds
+
+
+def _seconds_of(text: str) -> float | None:
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if (whole := _DURATION.fullmatch(text)) is None:
+        return None
+    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(whole[2]))
+    return -seconds if whole[1] else seconds

@@ -1,4 +1,4 @@
-"""Asks the library for the tensors of an architecture: it creates a model from metadata alone, tensor by tensor."""
+"""Asks the library for the tensors of an architecture, by a model from metadata alone, and writes a random one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ import sys
 from collections.abc import Mapping
 from ctypes import c_bool, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 
+from exo_mesh_llamacpp.canary_models import write_random
 from exo_mesh_llamacpp.container import Value, lay_out
 from exo_mesh_llamacpp.layouts import ModelParams
 from exo_mesh_llamacpp.library import Library
+
+FILE = "model.gguf"
+MAX_LOADS = 40
+"""Times that the library may name a tensor that is missing."""
+
+_OPTIONAL = re.compile(r"\.(scale|input_scale)$|^rope_f|\.rope_f|nextn|(?<!ssm_conv1d)\.bias$|_sinks|^cls\b|^mtp")
+_ABSENT = re.compile(r"(?:tensor '([^']+)' not found|missing tensor '([^']+)')")
 
 MAX_TRIES = 60
 """Keys that an architecture may ask for one after the other."""
@@ -94,3 +103,27 @@ def _create(library: Library, metadata: Mapping[str, Value], shapes: dict[str, t
     finally:
         call.gguf_free(context)
         sys.stderr.flush()
+
+
+def write_model(library: Library, asked: Asked, directory: Path) -> dict[str, tuple[int, ...]]:
+    """Write the model, with as few optional tensors as the library accepts; returns the shapes of its tensors.
+
+    Raises ShapesError with the library's reason.
+    """
+    chosen = {name: shape for name, shape in asked.shapes.items() if not _OPTIONAL.search(name)}
+    file = directory / FILE
+    for _ in range(MAX_LOADS):
+        write_random(file, asked.metadata, chosen)
+        library.forget_log()
+        handle = library.call.llama_model_load_from_file(str(file).encode(), library.call.llama_model_default_params())
+        if handle:
+            library.call.llama_model_free(handle)
+            return chosen
+        reason = library.last_error()
+        absent = _ABSENT.search(reason)
+        name = (absent[1] or absent[2]) if absent else ""
+        if not name or name in chosen or name not in asked.shapes:
+            raise ShapesError(reason or "no reason given")
+        suffix = re.sub(r"^blk\.\d+\.", "", name)
+        chosen |= {other: shape for other, shape in asked.shapes.items() if re.sub(r"^blk\.\d+\.", "", other) == suffix}
+    raise ShapesError(f"more than {MAX_LOADS} tensors are missing")

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tools.architectures.sizes import BY_NAME, LAYERS
-from tools.torch_architectures.families import COMMON, FAMILIES, NUM_LAYERS, VOCAB, WINDOW
+from tools.architectures.torch_families import COMMON, FAMILIES, NUM_LAYERS, VOCAB, WINDOW
 
 _MORE: dict[str, Any] = {
     "dff": 64,

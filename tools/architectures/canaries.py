@@ -1,4 +1,7 @@
-"""Writes the tiny models with which the llama.cpp engine tries an architecture before it first uses it."""
+"""`python -m tools.architectures.canaries`: writes the tiny models that the llama.cpp engine ships.
+
+The engine tries an architecture with them before it first uses it. Exit status 1 if an architecture has none.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,8 @@ from exo_mesh_llamacpp.gguf_rules import RULES
 from exo_mesh_llamacpp.library import open_library
 from exo_mesh_llamacpp.library_file import packaged_library
 
-from tools.llamacpp_architectures.configs import ON_DEMAND, metadata_of
-from tools.llamacpp_architectures.random_model import write_model
-from tools.llamacpp_architectures.shapes import ask_shapes
+from tools.architectures.llamacpp_configs import ON_DEMAND, metadata_of
+from tools.architectures.llamacpp_shapes import ask_shapes, write_model
 
 DEADLINE_S = 60
 
@@ -33,7 +35,7 @@ def write_canaries() -> list[str]:
     """Write the models of all architectures of the engine; returns those that no model was found for."""
     found, absent = {}, []
     for arch in sorted(RULES):
-        text = _child(arch, []) or _child(arch, ["--experts"])
+        text = _child(arch, []) or _child(arch, ["experts"])
         if text:
             found[arch] = text
         else:
@@ -44,10 +46,23 @@ def write_canaries() -> list[str]:
 
 
 def _child(arch: str, flags: list[str]) -> str:
-    command = [sys.executable, "-m", "tools.llamacpp_architectures", "--tiny", *flags, arch]
+    command = [sys.executable, "-m", "tools.architectures.canaries", arch, *flags]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
         return ""
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return lines[-1] if lines and not done.returncode else ""
+
+
+def main(argv: list[str]) -> int:
+    if argv:
+        print(tiny(argv[0], experts="experts" in argv))
+        return 0
+    absent = write_canaries()
+    print(f"no tiny model of: {', '.join(absent)}" if absent else "every architecture has a tiny model")
+    return bool(absent)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

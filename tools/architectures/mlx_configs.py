@@ -11,7 +11,7 @@ from typing import Any
 import mlx_lm.models
 from exo_mesh_mlx import provider
 
-from tools.architectures.families import DROP, FAMILIES, OUTER, TEXT_MODELS
+from tools.architectures.mlx_families import DROP, FAMILIES, OUTER, TEXT_MODELS
 from tools.architectures.sizes import BY_NAME
 
 _TEXT_CLASSES = ("TextArgs", "TextConfig", "TextModelArgs")
