@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo
+from exo_mesh.domain.fields import Absent, Else, SentAs, Size
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.shared.settings import SharedSettings
 
@@ -54,12 +55,12 @@ class InstanceInfo:
     """
 
     plan: Plan
-    state: InstanceState
+    state: Annotated[InstanceState, Else(InstanceState.LOADING)]
     endpoints: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     reason: str = ""
-    adopted: Ballot = NO_BALLOT
-    is_auto: bool = False
+    adopted: Annotated[Ballot, Absent(NO_BALLOT)] = NO_BALLOT
+    is_auto: Annotated[bool, SentAs("automatic")] = False
 
     @property
     def ballot(self) -> Ballot:
@@ -71,7 +72,7 @@ class InstanceInfo:
 class CardInfo:
     """A custom model card, as the text of its TOML file; readers validate it."""
 
-    toml: str
+    toml: Annotated[str, Size(MAX_CARD_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

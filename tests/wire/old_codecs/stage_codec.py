@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from exo_mesh.domain.stage import StageStatus
-from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
 from exo_mesh.wire.proto import control_pb2 as pb
+from tests.wire.old_codecs.plan_codec import ballot_from_proto, ballot_to_proto
 
 
 def status_to_proto(status: StageStatus, why_not: str) -> pb.LookAtStageReply:
