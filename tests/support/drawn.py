@@ -8,12 +8,14 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from exo_mesh.domain import fields as marks
+from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
@@ -45,7 +47,9 @@ def drawn(hint: Any, rng: random.Random) -> Any:
     if origin in (tuple, frozenset):
         if origin is tuple and items[-1] is not Ellipsis:
             return tuple(drawn(item, rng) for item in items)
-        return origin(drawn(items[0], rng) for _ in range(_length(found, rng)))
+        made = [drawn(items[0], rng) for _ in range(_length(found, rng))]
+        only = one_mark(found, marks.Only)
+        return origin(filter(only.accepts, made) if only else made)
     if origin is not None:
         return {drawn(items[0], rng): drawn(items[1], rng) for _ in range(_length(found, rng))}
     if isinstance(inner, type) and issubclass(inner, Enum):
@@ -59,8 +63,13 @@ def drawn(hint: Any, rng: random.Random) -> Any:
     return of_class(inner, rng)
 
 
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
 def of_class(cls: Any, rng: random.Random, **given: Any) -> Any:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     for name in field_names(cls):
         if name not in given and one_mark(peeled(hints[name])[1], marks.NotSent) is None:
             given[name] = drawn(hints[name], rng)
@@ -121,6 +130,11 @@ def _group(rng: random.Random) -> TensorGroup:
     return TensorGroup(backend, ("a", "b"), () if backend == "ring" else ((None, "rdma_en5"), ("rdma_en4", None)))
 
 
+def _rank(rng: random.Random) -> RankWiring:
+    group = _group(rng)
+    return RankWiring(group.backend, rng.choice((0, 1)), ("a:1", "b:2"), group.rdma)
+
+
 def _values(rng: random.Random) -> DeviceValues:
     known = {name: 5 if name.endswith("_bytes") else 0.5 for name in VALUES if rng.random() < 0.5}
     return DeviceValues(**known, sources={name: rng.choice(("nvml", "rapl")) for name in known})
@@ -153,13 +167,14 @@ MADE: dict[Any, Callable[[random.Random], Any]] = {
     Ballot: lambda rng: Ballot(rng.choice(NUMBERS), "a"),
     Shard: lambda rng: Shard("m", *_layers(rng, 9), 9),
     StagePlan: lambda rng: _plan(rng).stages[0],
-    RankWiring: lambda rng: RankWiring("ring", 1, ("a:1", "b:2")),
+    RankWiring: _rank,
     SharedSettings: lambda rng: SharedSettings.of(_setting(rng) for _ in range(3)),
     ForwardCost: lambda rng: ForwardCost(0.5, rng.choice((0.25, 0.125)), 0.0),
     EngineSpeed: lambda rng: EngineSpeed(*(MADE[ForwardCost](rng) for _ in range(3)), 128),
     SamplingParams: lambda rng: of_class(SamplingParams, rng, temperature=0.5),
     ThinkingBudget: lambda rng: ThinkingBudget((1, 2), 9, (3,)),
     EmbedSpec: lambda rng: EmbedSpec("score", False, 7, True, 2, (1, 2)),
+    PeerInfo: lambda rng: of_class(PeerInfo, rng, macs=("0a:1b:2c:3d:4e:5f",)),
     range: lambda rng: range(*_layers(rng, 9)),
 }  # fmt: skip
 """Classes whose fields must fit together, and how to draw them."""
