@@ -41,11 +41,7 @@ class FieldScope:
         """part: gives the functions that read and write a class as a part of a message, without fields of these
         names."""
         self.part = part
-        self.names: dict[str, Any] = {
-            "dict": dict, "filter": filter, "frozenset": frozenset, "getattr": getattr, "islice": islice, "len": len,
-            "max": max, "min": min, "printable": printable, "sorted": sorted, "tuple": tuple,
-            "within": _within,
-        }  # fmt: skip
+        self.names: dict[str, Any] = {"islice": islice, "printable": printable, "within": _within}
 
     def name(self, value: Any) -> str:
         """A name for an object in the expressions."""

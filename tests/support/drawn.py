@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 
 from exo_mesh.domain import fields as marks
 from exo_mesh.domain.device import PeerInfo
@@ -25,7 +24,6 @@ from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.domain.shared.settings import SharedSetting, SharedSettings
 from exo_mesh.domain.speed.engine_speed import EngineSpeed, ForwardCost
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
-from exo_mesh.errors import TransportError
 from exo_mesh.wire.field_forms import is_optional, one_mark, peeled
 from exo_mesh.wire.message_codec import field_names
 from tests.wire.hostile import HOSTILE
@@ -174,7 +172,7 @@ MADE: dict[Any, Callable[[random.Random], Any]] = {
     SamplingParams: lambda rng: of_class(SamplingParams, rng, temperature=0.5),
     ThinkingBudget: lambda rng: ThinkingBudget((1, 2), 9, (3,)),
     EmbedSpec: lambda rng: EmbedSpec("score", False, 7, True, 2, (1, 2)),
-    PeerInfo: lambda rng: of_class(PeerInfo, rng, macs=("0a:1b:2c:3d:4e:5f",)),
+    PeerInfo: lambda rng: of_class(PeerInfo, rng, macs=("0a:1b:2c:3d:4e:5f",), files_port=rng.choice((0, 7000))),
     range: lambda rng: range(*_layers(rng, 9)),
 }  # fmt: skip
 """Classes whose fields must fit together, and how to draw them."""
@@ -235,13 +233,3 @@ def _hostile(field: FieldDescriptor, rng: random.Random) -> Any:
         return rng.choice((-100, 0, 99))
     most = 2**32 - 1 if field.type == kinds.TYPE_UINT32 else 2**64 - 1
     return rng.choice((0, 1, 70_000, most))
-
-
-def outcome(read: Callable[[Any], Any], message: Message) -> tuple[str, str]:
-    """What reading a message makes, or the class of its refusal, in a form in which NaN equals NaN."""
-    try:
-        return "read", repr(read(message))
-    except ValueError:
-        return "refused", "ValueError"
-    except TransportError as exc:
-        return "refused", type(exc).__name__

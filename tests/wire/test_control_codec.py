@@ -142,9 +142,9 @@ def test_telemetry_keeps_what_the_hardware_says_and_where_that_comes_from() -> N
 def test_what_a_peer_says_of_its_hardware_is_bounded_and_plausible() -> None:
     message = pb.Telemetry(peer_id="a")
     values = pb.DeviceValues(power_w=math.nan, temperature_c=-4.0, energy_j=math.inf, utilization=0.5)
-    values.sources.extend([pb.ValueSource(source="s" * 999, values=0xFFFF)] * 999)
+    values.sources.extend([pb.ValueSource(source="s" * 999, values=0xFFFF)] * 99)
     card = pb.AcceleratorReading(id="g" * 999, name="n" * 999, values=values)
-    message.hardware.accelerators.extend([card] * 999)
+    message.hardware.accelerators.extend([card] * 99)
     there = codec.telemetry_from_proto(message).hardware.accelerators
     assert len(there) == 32 and len(there[0].name) == 128
     assert there[0].values.describe() == {"utilization": 0.5, "sources": {"utilization": "s" * 64}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import random
@@ -23,7 +24,7 @@ from exo_mesh.wire import message_codec
 from exo_mesh.wire.field_forms import one_mark, peeled
 from exo_mesh.wire.message_codec import Codec, field_names
 from exo_mesh.wire.proto import plan_pb2
-from tests.support.drawn import drawn, of_class
+from tests.support.drawn import drawn, of_class, spoiled
 from tests.wire.hostile import HOSTILE
 
 ROOT = Path(exo_mesh.__file__).parent
@@ -232,6 +233,16 @@ def put(message: Any, field: FieldDescriptor, wrong: Any) -> None:
         held.update({f"k{number}": 1 for number in range(wrong.number)})
     else:
         held.extend([held[0] if len(held) else held.add()] * wrong.number)
+
+
+@every_codec
+def test_a_hostile_message_is_read_or_refused(codec: Codec[Any, Any]) -> None:
+    rng = random.Random(5)
+    for seed in range(8):
+        message = codec.message.FromString(drawn_message(codec, seed).SerializeToString())
+        spoiled(message, rng)
+        with contextlib.suppress(PeerVersionError, codec.error or ValueError):
+            codec.read(message, **given(codec.cls))
 
 
 @dataclass(frozen=True)
