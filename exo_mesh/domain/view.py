@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo
@@ -77,7 +77,8 @@ class CardInfo:
 
 @dataclass(frozen=True, slots=True)
 class ForeignInfo:
-    """A record of a kind that only newer versions know, as the received bytes. It is kept to be passed on."""
+    """A record that this version cannot read, as the received bytes: of a kind that only newer versions know, or beyond
+    a bound. It is kept to be passed on."""
 
     content: bytes
 
@@ -96,17 +97,41 @@ KINDS = frozenset({"peer", "instance", "download", "card", "settings"})
 """Kinds of records that this version reads."""
 
 
+T = TypeVar("T")
+
+
+class Unread(Generic[T]):
+    """What a peer sent, as it came: it is passed on unchanged, and read when somebody first looks at `value`."""
+
+    __slots__ = ("_read", "_value", "data")
+
+    def __init__(self, data: bytes, read: Callable[[bytes], T]) -> None:
+        self.data = data
+        self._read: Callable[[bytes], T] | None = read
+        self._value: T
+
+    @property
+    def value(self) -> T:
+        if self._read is not None:
+            self._value, self._read = self._read(self.data), None
+        return self._value
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One version of one record; `value` is None exactly if the record is deleted."""
+    """One version of one record. content: None exactly if the record is deleted."""
 
     key: RecordKey
     version: int
-    value: RecordValue | None
+    content: RecordValue | Unread[RecordValue] | None
+
+    @property
+    def value(self) -> RecordValue | None:
+        return self.content.value if isinstance(self.content, Unread) else self.content
 
     @property
     def deleted(self) -> bool:
-        return self.value is None
+        return self.content is None
 
 
 class View:

@@ -8,7 +8,16 @@ from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import MAX_COUNTER, MAX_TEXT_BYTES, SharedSetting, SharedSettings
 from exo_mesh.domain.stage import StageStatus
-from exo_mesh.domain.view import MAX_FOREIGN_BYTES, CardInfo, ForeignInfo, InstanceInfo, Record, RecordKey
+from exo_mesh.domain.view import (
+    MAX_FOREIGN_BYTES,
+    CardInfo,
+    ForeignInfo,
+    InstanceInfo,
+    Record,
+    RecordKey,
+    RecordValue,
+    Unread,
+)
 from exo_mesh.errors import TransportError
 from exo_mesh.wire import hardware_codec, plan_codec  # noqa: F401 - parts of these messages by hand
 from exo_mesh.wire.message_codec import Codec, by_hand
@@ -53,7 +62,9 @@ _KIND_OF = {codec.cls: kind for kind, codec in _KINDS.items()}
 
 def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
     """deleted_s: seconds since the deletion, for a deleted record."""
-    value = record.value
+    if isinstance(record.content, Unread):
+        return pb.Record.FromString(record.content.data)
+    value = record.content
     if isinstance(value, ForeignInfo):
         return pb.Record.FromString(value.content)
     message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
@@ -66,17 +77,43 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
 def record_from_proto(message: pb.Record) -> Record:
     """A record of a kind that only a newer version knows is kept unchanged. Raises TransportError if kind and content
     disagree, or a bound is broken."""
-    key = RecordKey(message.kind, message.id, message.owner)
-    if message.deleted:
-        return Record(key, message.version, None)
+    return Record(key_of(message), message.version, None if message.deleted else _value(message))
+
+
+def unread_record(message: pb.Record) -> Record:
+    """Like `record_from_proto`, but the content is only read when it is needed. If it breaks a bound it is ForeignInfo
+    then. Raises TransportError if kind and content disagree."""
+    if message.deleted or message.kind not in _KINDS:
+        return record_from_proto(message)
+    _check_content(message)
+    return Record(key_of(message), message.version, Unread(message.SerializeToString(), _value_or_foreign))
+
+
+def key_of(message: pb.Record) -> RecordKey:
+    return RecordKey(message.kind, message.id, message.owner)
+
+
+def _value(message: pb.Record) -> RecordValue:
     codec = _KINDS.get(message.kind)
     if codec is None:
-        return Record(key, message.version, ForeignInfo(_foreign_bytes(message)))
-    if not message.HasField(message.kind):
-        raise TransportError(f'a peer sent a record of kind "{message.kind[:40]}" without its content')
+        return ForeignInfo(_foreign_bytes(message))
+    _check_content(message)
     if codec is CARD and len(message.id) > MAX_ID:
         raise TransportError(f"a peer sent a model card with an id of {len(message.id)} characters; at most {MAX_ID}")
-    return Record(key, message.version, codec.read(getattr(message, message.kind)))
+    value: RecordValue = codec.read(getattr(message, message.kind))
+    return value
+
+
+def _value_or_foreign(data: bytes) -> RecordValue:
+    try:
+        return _value(pb.Record.FromString(data))
+    except TransportError:
+        return ForeignInfo(data)
+
+
+def _check_content(message: pb.Record) -> None:
+    if not message.HasField(message.kind):
+        raise TransportError(f'a peer sent a record of kind "{message.kind[:40]}" without its content')
 
 
 def _foreign_bytes(message: pb.Record) -> bytes:
