@@ -34,6 +34,10 @@ class FieldForm(NamedTuple):
     write: Expression = as_it_is
 
 
+AS_IT_IS = FieldForm()
+_PLAIN = (int, str, bool, float)
+
+
 class FieldScope:
     """The objects by name that the expressions of one class use."""
 
@@ -84,8 +88,10 @@ def one_mark(found: Iterable[Any], kind: type[_Mark]) -> _Mark | None:
 def of(hint: Any, field: FieldDescriptor, source: FieldScope) -> FieldForm:
     """The form of a whole field: a map, a repeated field or a single value. Whether an optional field is set is asked
     by the caller."""
+    if hint in _PLAIN and field.type != FieldDescriptor.TYPE_BYTES:
+        return AS_IT_IS
     inner, found = peeled(hint)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+    if get_origin(inner) is Mapping:
         return FieldForm(_map(found, source))
     if field.is_repeated:
         return _repeated(inner, found, field, source)

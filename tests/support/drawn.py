@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -25,7 +25,7 @@ from exo_mesh.domain.shared.settings import SharedSetting, SharedSettings
 from exo_mesh.domain.speed.engine_speed import EngineSpeed, ForwardCost
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.wire.field_forms import is_optional, one_mark, peeled
-from exo_mesh.wire.message_codec import field_names
+from exo_mesh.wire.message_codec import hints_of
 from tests.wire.hostile import HOSTILE
 
 TEXTS = ("a", "b-1", "é", "org/name", "127.0.0.1:5000")
@@ -63,14 +63,13 @@ def drawn(hint: Any, rng: random.Random) -> Any:
 
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls, include_extras=True)
+    return hints_of(cls)
 
 
 def of_class(cls: Any, rng: random.Random, **given: Any) -> Any:
-    hints = _hints(cls)
-    for name in field_names(cls):
-        if name not in given and one_mark(peeled(hints[name])[1], marks.NotSent) is None:
-            given[name] = drawn(hints[name], rng)
+    for name, hint in _hints(cls).items():
+        if name not in given and one_mark(peeled(hint)[1], marks.NotSent) is None:
+            given[name] = drawn(hint, rng)
     return cls(**given)
 
 

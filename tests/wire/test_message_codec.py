@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -22,7 +22,7 @@ from exo_mesh.domain import fields as marks
 from exo_mesh.errors import PeerVersionError
 from exo_mesh.wire import message_codec
 from exo_mesh.wire.field_forms import one_mark, peeled
-from exo_mesh.wire.message_codec import Codec, field_names
+from exo_mesh.wire.message_codec import Codec, hints_of
 from exo_mesh.wire.proto import plan_pb2
 from tests.support.drawn import drawn, of_class, spoiled
 from tests.wire.hostile import HOSTILE
@@ -49,7 +49,7 @@ def given(cls: type) -> dict[str, Any]:
     if not is_dataclass(cls):
         return {}
     missing = [one.name for one in dataclass_fields(cls) if one.default is one.default_factory is MISSING]
-    hints = get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls)
     return {name: "given" for name in missing if one_mark(peeled(hints[name])[1], marks.NotSent)}
 
 
@@ -64,14 +64,14 @@ def test_the_codecs_are_found() -> None:
 
 @every_codec
 def test_a_value_arrives_as_it_was(codec: Codec[Any, Any]) -> None:
-    seen: dict[str, set[str]] = {name: set() for name in field_names(codec.cls)}
+    seen: dict[str, set[str]] = {name: set() for name in hints_of(codec.cls)}
     for seed in range(20):
         value = value_of(codec, seed)
         there = codec.read(codec.message.FromString(codec.write(value).SerializeToString()), **given(codec.cls))
         assert there == value
         for name in seen:
             seen[name].add(repr(getattr(there, name)))
-    hints = get_type_hints(codec.cls, include_extras=True)
+    hints = hints_of(codec.cls)
     sent = {name for name in seen if not one_mark(peeled(hints[name])[1], marks.NotSent)}
     assert {name for name in sent if seen[name] <= NOTHING} == set(), "something arrives in each field"
 
@@ -94,8 +94,8 @@ def marked(cls: Any, message: Descriptor, path: tuple[str, ...] = ()) -> Iterato
     """Every mark on a field of a class, and of the classes inside it, but for classes by hand."""
     if cls in message_codec._by_hand:
         return
-    hints = get_type_hints(cls, include_extras=True)
-    for name in field_names(cls):
+    hints = hints_of(cls)
+    for name in hints_of(cls):
         inner, found = peeled(hints[name])
         if one_mark(found, marks.Flat):
             yield from marked(inner, message, path)
