@@ -85,57 +85,57 @@ def one_mark(found: Iterable[Any], kind: type[_Mark]) -> _Mark | None:
     return next((mark for mark in found if isinstance(mark, kind)), None)
 
 
-def of(hint: Any, field: FieldDescriptor, source: FieldScope) -> FieldForm:
+def of(hint: Any, field: FieldDescriptor, scope: FieldScope) -> FieldForm:
     """The form of a whole field: a map, a repeated field or a single value. Whether an optional field is set is asked
     by the caller."""
     if hint in _PLAIN and field.type != FieldDescriptor.TYPE_BYTES:
         return AS_IT_IS
     inner, found = peeled(hint)
     if get_origin(inner) is Mapping:
-        return FieldForm(_map(found, source))
+        return FieldForm(_map(found, scope))
     if field.is_repeated:
-        return _repeated(inner, found, field, source)
-    form = _single(inner, found, field, source)
+        return _repeated(inner, found, field, scope)
+    form = _single(inner, found, field, scope)
     if field.has_presence:
         return form
     unset = one_mark(found, marks.Absent)
     if unset is not None or is_optional(hint):
-        return _falsy(form, "None" if unset is None else source.name(unset.value), source)
+        return _falsy(form, "None" if unset is None else scope.name(unset.value), scope)
     return form
 
 
-def _falsy(form: FieldForm, absent: str, source: FieldScope) -> FieldForm:
+def _falsy(form: FieldForm, absent: str, scope: FieldScope) -> FieldForm:
     """A form in which 0, "" or nothing stands for a value."""
     if form.read is as_it_is:
         return FieldForm(lambda value: f"({value} or {absent})", form.write)
-    name = source.variable()
+    name = scope.variable()
     return FieldForm(lambda value: f"({form.read(name)} if ({name} := {value}) else {absent})", form.write)
 
 
-def _map(found: tuple[Any, ...], source: FieldScope) -> Expression:
+def _map(found: tuple[Any, ...], scope: FieldScope) -> Expression:
     cut = one_mark(found, marks.Cut)
     if cut is None:
         return lambda value: f"dict({value}.items())"
     return lambda value: f"dict(islice({value}.items(), {cut.most}))"
 
 
-def _repeated(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, source: FieldScope) -> FieldForm:
+def _repeated(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, scope: FieldScope) -> FieldForm:
     items = get_args(hint)
     is_set = get_origin(hint) is frozenset
     if not is_set and items[-1] is not Ellipsis:
-        return FieldForm(source.call(_fixed(len(items), _name(field))))
+        return FieldForm(scope.call(_fixed(len(items), _name(field))))
     item_hint, item_marks = peeled(items[0])
-    item = _single(item_hint, item_marks, field, source)
+    item = _single(item_hint, item_marks, field, scope)
     if is_optional(items[0]):
-        item = FieldForm(_falsy(item, "None", source).read, _none_as_text(item.write))
+        item = FieldForm(_falsy(item, "None", scope).read, _none_as_text(item.write))
     whole = "frozenset" if is_set else "tuple"
-    read = [_bound(mark, field, source) for mark in found if isinstance(mark, marks.Cut | marks.Size)]
-    read += [_each(whole, item.read, source)]
-    read += [source.call(_range_of_all(mark, field)) for mark in found if isinstance(mark, marks.Range)]
-    read += [_bound(mark, field, source) for mark in found if isinstance(mark, marks.Only | marks.Tidied)]
+    read = [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Cut | marks.Size)]
+    read += [_each(whole, item.read, scope)]
+    read += [scope.call(_range_of_all(mark, field)) for mark in found if isinstance(mark, marks.Range)]
+    read += [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Only | marks.Tidied)]
     write: list[Expression] = [lambda value: f"sorted({value})"] if is_set else []
-    write += [_bound(mark, field, source) for mark in found if isinstance(mark, marks.Cut | marks.FirstBytes)]
-    write += [] if item.write is as_it_is else [_each("", item.write, source)]
+    write += [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Cut | marks.FirstBytes)]
+    write += [] if item.write is as_it_is else [_each("", item.write, scope)]
     return FieldForm(_chain(read), _chain(write))
 
 
@@ -143,10 +143,10 @@ def _none_as_text(write: Expression) -> Expression:
     return lambda value: f'("" if {value} is None else {write(value)})'
 
 
-def _each(whole: str, item: Expression, source: FieldScope) -> Expression:
+def _each(whole: str, item: Expression, scope: FieldScope) -> Expression:
     if item is as_it_is:
         return lambda values: f"{whole}({values})"
-    name = source.variable()
+    name = scope.variable()
     return lambda values: f"{whole}([{item(name)} for {name} in {values}])"
 
 
@@ -162,29 +162,29 @@ def _fixed(length: int, name: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]
 _BEFORE = (marks.Cut, marks.Size, marks.Range, marks.Printable, marks.Clamped)
 
 
-def _single(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, source: FieldScope) -> FieldForm:
+def _single(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, scope: FieldScope) -> FieldForm:
     """One value, or one item of a repeated field."""
-    form = _plain(hint, found, field, source)
-    before = [_bound(mark, field, source) for mark in found if isinstance(mark, _BEFORE)]
-    after = [_bound(mark, field, source) for mark in found if isinstance(mark, marks.Only | marks.Tidied)]
-    cuts = [_bound(mark, field, source) for mark in found if isinstance(mark, marks.Cut)]
+    form = _plain(hint, found, field, scope)
+    before = [_bound(mark, field, scope) for mark in found if isinstance(mark, _BEFORE)]
+    after = [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Only | marks.Tidied)]
+    cuts = [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Cut)]
     return FieldForm(_chain([*before, form.read, *after]), _chain([*cuts, form.write]))
 
 
-def _plain(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, source: FieldScope) -> FieldForm:
+def _plain(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, scope: FieldScope) -> FieldForm:
     if field.message_type is not None:
-        return _message(hint, field.message_type, source)
+        return _message(hint, field.message_type, scope)
     if get_origin(hint) is Literal:
-        return FieldForm(_known({value: value for value in get_args(hint)}, found, field, source))
+        return FieldForm(_known({value: value for value in get_args(hint)}, found, field, scope))
     if isinstance(hint, type) and issubclass(hint, Enum):
         if field.enum_type is None:
-            return FieldForm(_known({one.value: one for one in hint}, found, field, source))
+            return FieldForm(_known({one.value: one for one in hint}, found, field, scope))
         prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
         numbers = {one: field.enum_type.values_by_name[prefix + one.name].number for one in hint}
-        read = _known({number: one for one, number in numbers.items()}, found, field, source)
-        return FieldForm(read, source.call(numbers.__getitem__))
+        read = _known({number: one for one, number in numbers.items()}, found, field, scope)
+        return FieldForm(read, scope.call(numbers.__getitem__))
     if (otherwise := one_mark(found, marks.Else)) is not None:
-        return FieldForm(_known({value: value for value in otherwise.known}, found, field, source))
+        return FieldForm(_known({value: value for value in otherwise.known}, found, field, scope))
     if hint is str and field.type == FieldDescriptor.TYPE_BYTES:
         errors = "strict" if one_mark(found, marks.AnyText) is None else "surrogatepass"
         return FieldForm(
@@ -193,11 +193,11 @@ def _plain(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, source: Fi
     return FieldForm()
 
 
-def _known(values: Mapping[Any, Any], found: tuple[Any, ...], field: FieldDescriptor, source: FieldScope) -> Expression:
+def _known(values: Mapping[Any, Any], found: tuple[Any, ...], field: FieldDescriptor, scope: FieldScope) -> Expression:
     """Reads a value that must be one of the keys."""
     otherwise = one_mark(found, marks.Else)
     if otherwise is not None:
-        table, other = source.name(values), source.name(otherwise.otherwise)
+        table, other = scope.name(values), scope.name(otherwise.otherwise)
         return lambda value: f"{table}.get({value}, {other})"
     name, error = _name(field), PeerVersionError if one_mark(found, marks.Newer) else ValueError
 
@@ -208,32 +208,32 @@ def _known(values: Mapping[Any, Any], found: tuple[Any, ...], field: FieldDescri
             text = f'"{printable(value, 40)}"' if isinstance(value, str) else value
             raise error(f"{name} is {text}, which this version does not know") from None
 
-    return source.call(read)
+    return scope.call(read)
 
 
-def _message(hint: Any, message: Descriptor, source: FieldScope) -> FieldForm:
+def _message(hint: Any, message: Descriptor, scope: FieldScope) -> FieldForm:
     items = get_args(hint)
     if get_origin(hint) is not tuple:
-        return FieldForm(*map(source.call, source.part(hint, message, frozenset())))
+        return FieldForm(*map(scope.call, scope.part(hint, message, frozenset())))
     if items[-1] is not Ellipsis:
-        return _positional(items, message, source)
+        return _positional(items, message, scope)
     [field] = message.fields
-    form = _repeated(hint, (), field, source)
+    form = _repeated(hint, (), field, scope)
     return FieldForm(
         lambda value: form.read(f"{value}.{field.name}"), lambda value: f'{{"{field.name}": {form.write(value)}}}'
     )
 
 
-def _positional(items: tuple[Any, ...], message: Descriptor, source: FieldScope) -> FieldForm:
+def _positional(items: tuple[Any, ...], message: Descriptor, scope: FieldScope) -> FieldForm:
     """A tuple whose items are the fields of a message, in order. A Flat item, the last one, has all further fields."""
     is_flat = one_mark(peeled(items[-1])[1], marks.Flat) is not None
     num_plain = len(items) - is_flat
     fields = message.fields[:num_plain]
     assert is_flat or num_plain == len(message.fields), f"{message.name} has further fields"
-    forms = [of(hint, field, source) for hint, field in zip(items, fields, strict=False)]
+    forms = [of(hint, field, scope) for hint, field in zip(items, fields, strict=False)]
     if is_flat:
         names = frozenset(field.name for field in fields)
-        flat_form = FieldForm(*map(source.call, source.part(peeled(items[-1])[0], message, names)))
+        flat_form = FieldForm(*map(scope.call, scope.part(peeled(items[-1])[0], message, names)))
 
     def read(value: str) -> str:
         parts = [form.read(f"{value}.{field.name}") for form, field in zip(forms, fields, strict=True)]
@@ -265,24 +265,24 @@ def _chain(expressions: list[Expression]) -> Expression:
     return apply
 
 
-def _bound(mark: Any, field: FieldDescriptor, source: FieldScope) -> Expression:
+def _bound(mark: Any, field: FieldDescriptor, scope: FieldScope) -> Expression:
     """The expression of a mark that changes or refuses a value."""
     match mark:
         case marks.Cut(most):
             return lambda value: f"{value}[:{most}]"
         case marks.Size():
-            return source.call(_size(mark, _name(field)))
+            return scope.call(_size(mark, _name(field)))
         case marks.Range():
-            return source.call(_range(mark, _name(field)))
+            return scope.call(_range(mark, _name(field)))
         case marks.Printable(most):
             return lambda value: f"printable({value}, {most})"
         case marks.Clamped(least, most):
             return lambda value: f"max({least}, min({value}, {most}))"
         case marks.Only(accepts):
-            name = source.name(accepts)
+            name = scope.name(accepts)
             return lambda values: f"tuple(filter({name}, {values}))"
         case marks.Tidied(tidy):
-            return source.call(tidy)
+            return scope.call(tidy)
         case marks.FirstBytes(most):
             return lambda names: f"within({names}, {most})"
     raise AssertionError(f"{mark} has no expression")

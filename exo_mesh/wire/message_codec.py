@@ -115,8 +115,9 @@ def _functions(cls: Any, message: Descriptor) -> _ReadAndWrite:
 
 
 def _compile(cls: Any, message: Descriptor) -> _ReadAndWrite:
-    """Write the two functions of a class as source, and compile them."""
-    source = FieldScope(lambda part, descriptor, besides: compiled(part, descriptor, besides)[:2])
+    """Write the two functions of a class as source, and compile them. Names and numbers in it are of our own classes
+    and .proto files; nothing that a peer sends gets into it."""
+    scope = FieldScope(lambda part, descriptor, besides: compiled(part, descriptor, besides)[:2])
     reads: list[str] = []
     writes: list[str] = []
     used: set[str] = set()
@@ -129,17 +130,17 @@ def _compile(cls: Any, message: Descriptor) -> _ReadAndWrite:
         place = f"{name}=" if unsent else ""
         if one_mark(found, marks.Flat) is not None:
             flat = _functions(inner, message)
-            reads.append(f"{place}{source.name(flat.read)}(message)")
-            writes.append(f"**{source.name(flat.write)}(value.{name})")
+            reads.append(f"{place}{scope.name(flat.read)}(message)")
+            writes.append(f"**{scope.name(flat.write)}(value.{name})")
             used |= flat.used
             continue
         field = message.fields_by_name.get(_wire(name, found))
         assert field is not None, f"{message.name} has no field {_wire(name, found)} for {cls.__name__}.{name}"
-        read, write = _expressions(name, hint, field, source)
+        read, write = _expressions(name, hint, field, scope)
         reads.append(f"{place}{read}")
         writes.append(f'"{field.name}": {write}')
         used.add(field.name)
-    names = {**source.names, "cls": cls}
+    names = {**scope.names, "cls": cls}
     given = ", **given" if unsent else ""
     text = f"""
 def read(message{given}): return cls({", ".join(reads)}{given})
@@ -164,11 +165,11 @@ def _wire(name: str, found: tuple[Any, ...]) -> str:
     return name if named is None else named.name
 
 
-def _expressions(name: str, hint: Any, field: FieldDescriptor, source: FieldScope) -> tuple[str, str]:
+def _expressions(name: str, hint: Any, field: FieldDescriptor, scope: FieldScope) -> tuple[str, str]:
     """The expressions that read and write one field."""
-    form = field_forms.of(hint, field, source)
+    form = field_forms.of(hint, field, scope)
     unset = one_mark(peeled(hint)[1], marks.Absent)
-    absent = "None" if unset is None else source.name(unset.value)
+    absent = "None" if unset is None else scope.name(unset.value)
     read, write = form.read(f"message.{field.name}"), form.write(f"value.{name}")
     can_be_unset = unset is not None or is_optional(hint)
     if can_be_unset and field.has_presence:
