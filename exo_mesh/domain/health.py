@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from exo_mesh.domain.fields import Cut, Else
 
 MAX_REASONS = 16
 """Most reasons that one peer reports about itself."""
@@ -28,10 +31,10 @@ _ORDER = {HealthLevel.OK: 0, HealthLevel.DEGRADED: 1, HealthLevel.FAILED: 2}
 class Reason:
     """One problem. code: a stable word. message: what is wrong, with the numbers. remedy: what the reader can do."""
 
-    code: str
-    level: HealthLevel
-    message: str
-    remedy: str = ""
+    code: Annotated[str, Cut(64)]
+    level: Annotated[HealthLevel, Else(HealthLevel.DEGRADED)]
+    message: Annotated[str, Cut(MAX_TEXT)]
+    remedy: Annotated[str, Cut(MAX_TEXT)] = ""
 
 
 def worst(reasons: Iterable[Reason]) -> HealthLevel:

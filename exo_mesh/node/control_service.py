@@ -26,9 +26,9 @@ from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_desk import KeptDesk
 from exo_mesh.rings.serving.stream_desk import StreamDesk
 from exo_mesh.wire.call_access import OwnCalls
+from exo_mesh.wire.control_codec import status_to_proto
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.stage_codec import status_to_proto
 
 
 class ControlService:

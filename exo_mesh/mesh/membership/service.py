@@ -146,21 +146,28 @@ class Membership:
         self._roster.take_fences([fence])
 
     @property
-    def telemetry(self) -> dict[str, Telemetry]:
+    def telemetry(self) -> Mapping[str, Telemetry]:
         """The latest telemetry of each living peer and of this node."""
         records = self._roster.records
         records.take_telemetry(self._read_telemetry())
-        return dict(records.telemetry)
+        return records.telemetry
 
     @property
-    def last_telemetry(self) -> dict[str, Telemetry]:
+    def last_telemetry(self) -> Mapping[str, Telemetry]:
         """Like `telemetry`, but this node's own is that of its last probe: up to a second old, and missing before the
         first probe."""
-        return dict(self._roster.records.telemetry)
+        return self._roster.records.telemetry
 
     def reading_of(self, peer_id: str) -> Telemetry | None:
         """The latest telemetry of a living peer."""
-        return self._roster.records.telemetry.get(peer_id)
+        reading = self._roster.records.readings.get(peer_id)
+        return None if reading is None else reading.value
+
+    def keys_digest_of(self, peer_id: str) -> tuple[int, int]:
+        """(its sequence number, the digest of the API keys) of the latest telemetry of a living peer; (0, 0) without
+        any."""
+        reading = self._roster.records.readings.get(peer_id)
+        return (0, 0) if reading is None else (reading.sequence, reading.keys_digest)
 
     def prefixes_of(self, peer_id: str) -> Mapping[str, bytes]:
         """The digests of what the drivers of a living peer keep, by instance; see domain/routing/digest.py."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from exo_mesh.domain.device import EntryRequests, HopReading, Telemetry
+from exo_mesh.domain.device import MAX_HOPS, EntryRequests, HopReading, Telemetry
 from exo_mesh.domain.health import Reason
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
-from exo_mesh.wire.control_codec import MAX_HOPS
 
 MAX_OWN_HOPS = 8
 """Hops in a reading, in a mesh of more than MAX_HOPS others."""

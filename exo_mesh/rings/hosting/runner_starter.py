@@ -30,8 +30,8 @@ from exo_mesh.rings.hosting.stage_state import start_message
 from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND, Runner
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
+from exo_mesh.wire.plan_codec import served_to_proto
 from exo_mesh.wire.proto import runner_pb2
-from exo_mesh.wire.served_codec import served_to_proto
 
 _log = logging.getLogger(__name__)
 

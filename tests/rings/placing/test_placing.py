@@ -135,10 +135,10 @@ def hold_figures(monkeypatch: pytest.MonkeyPatch) -> Callable[[Node, Node], asyn
 
     def hold(node: Node, silent: Node) -> asyncio.Event:
         records = node.membership._roster.records
-        take, arrived = records.take_telemetry, asyncio.Event()
+        take, arrived = records.take_reading, asyncio.Event()
         heard = lambda one: take(one) if one.peer_id != silent.node_id or arrived.is_set() else 0  # noqa: E731
-        monkeypatch.setattr(records, "take_telemetry", heard)
-        del records.telemetry[silent.node_id]
+        monkeypatch.setattr(records, "take_reading", heard)
+        del records.readings[silent.node_id]
         return arrived
 
     return hold

@@ -25,10 +25,9 @@ from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.wire.channels import new_server
 from exo_mesh.wire.gate import Gate
 from exo_mesh.wire.incoming import MAX_BYTES
-from exo_mesh.wire.plan_codec import plan_from_proto
+from exo_mesh.wire.plan_codec import plan_from_proto, served_from_proto
 from exo_mesh.wire.proto import driver_pb2_grpc
 from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.served_codec import served_from_proto
 from exo_mesh.wire.tls_codec import tls_from_proto
 
 LOAD_S = 600.0
