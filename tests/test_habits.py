@@ -167,3 +167,30 @@ def test_no_message_that_is_kept_is_copied_into_again_and_again() -> None:
 def test_the_rule_sees_a_copy_into_a_kept_message() -> None:
     assert list(copies_into_kept_messages(ast.parse("self._before.CopyFrom(beat)")))
     assert not list(copies_into_kept_messages(ast.parse("reply.verdict.CopyFrom(verdict)")))
+
+
+def finders_by_name(tree: ast.AST) -> Iterator[int]:
+    """Lines that compare a text with both id and name of one thing, as in `text in (peer.id, peer.name)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sets = [node.left, *node.comparators]
+        else:
+            sets = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd) else []
+        for parts in (one.elts for one in sets if isinstance(one, ast.Tuple | ast.Set | ast.List)):
+            of = {(ast.unparse(part.value), part.attr.removeprefix("peer_")) for part in parts
+                  if isinstance(part, ast.Attribute)}  # fmt: skip
+            if any((value, "id") in of and (value, "name") in of for value, _ in of):
+                yield node.lineno
+
+
+def test_one_rule_says_which_peer_a_text_means() -> None:
+    found = [f"{path}:{line}" for path, tree in trees_with("name") for line in finders_by_name(tree)]
+    assert not found, "use domain.peer_names"
+
+
+@pytest.mark.parametrize(
+    "source", ["x in (a.id, a.name)", "{a.b.id, a.b.name} & set(t)", "x in ('', e.peer_id, e.peer_name)"]
+)
+def test_the_rule_sees_a_second_finder(source: str) -> None:
+    assert list(finders_by_name(ast.parse(source)))
+    assert not list(finders_by_name(ast.parse("x in (a.id, b.name)")))

@@ -70,7 +70,7 @@ def test_no_package_is_too_large_to_find_ones_way_in() -> None:
         "models": 5700,
     }  # folders for each larger verb, and for each larger subject
     assert {name: size.lines for name, size in sizes.items() if size.lines > most.get(name, 5500)} == {}, "lines"
-    widest = {"cli": 38, "domain": 38, "api.core": 38}  # a module for each verb, each decision, each step
+    widest = {"cli": 38, "domain": 40, "api.core": 38}  # a module for each verb, each decision, each step
     wide = {name: size.widest for name, size in sizes.items() if size.widest > widest.get(name, 36)}
     assert wide == {}, "modules in one folder"
     assert sizes["node"].lines <= 2700, "node wires, starts, stops and answers; work belongs to the other packages"

@@ -78,11 +78,8 @@ class DiagnosticRoutes:
         return json_response(_for_caller(await self._inspection.cluster_timeline(), request))
 
     async def one(self, request: web.Request) -> web.Response:
-        """GET /v1/diagnostics/cluster/{id}: diagnostics of one node, by its id or the first digits of it."""
-        wanted = request.match_info["id"]
-        found = await self._inspection.diagnostics_of(wanted)
-        if found is None:
-            return plain_error("not_found", f"no live peer {wanted}; GET /state lists the peers", "id")
+        """GET /v1/diagnostics/cluster/{id}: diagnostics of one node, by its name, its id or the first digits of it."""
+        found = await self._inspection.diagnostics_of(request.match_info["id"])
         return json_response(_for_caller(found, request))
 
     async def capture(self, request: web.Request) -> web.Response:
@@ -130,8 +127,8 @@ def _since(text: str) -> float:
 
 
 def _nothing_there(peer: str, runner: str) -> web.Response:
-    what = f"no runner {runner} on {peer or 'this node'}" if runner else f"no live peer {peer}"
-    return plain_error("not_found", f"{what}; GET /state lists peers and instances", "runner" if runner else "id")
+    what = f"no runner {runner} on {peer or 'this node'}"
+    return plain_error("not_found", f"{what}; GET /state lists peers and instances", "runner")
 
 
 def _for_caller(found: Any, request: web.Request) -> Any:

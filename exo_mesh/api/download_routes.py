@@ -70,11 +70,10 @@ class DownloadRoutes:
         return json_response(_listed(await self._service.start_download(model, peers=peers, whole=body.whole)), 202)
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """DELETE /download/{node}/{model}: cancel the download of one peer, by its id or name. The bytes that it has
+        """DELETE /download/{node}/{model}: cancel the download of one peer, by its name or id. The bytes that it has
         are kept."""
         node, model = request.match_info["node"], request.match_info["model"]
-        known = (entry.peer_id for entry in self._service.downloads() if node in (entry.peer_id, entry.peer_name))
-        if not await self._service.cancel_download(next(known, node), model):
+        if not await self._service.cancel_download(node, model):
             message = f"peer {node} is not downloading {model}; GET /v1/download/progress lists the downloads"
             return plain_error("not_found", message, "model")
         return json_response({"id": model, "object": "download.cancelled", "peer": node, "cancelled": True})

@@ -19,13 +19,16 @@ class StopRoutes:
 
     def table(self) -> RouteTable:
         """The routes."""
-        peer = {"node_id": "id or name of a peer; this node by default"}
+        peer = {"node_id": "name or id of a peer, or at least 4 digits of its id; this node by default"}
         return [
             Route("POST", ("/quit",), self.quit, ADMIN, "Stop this node; from this machine only", status=202),
-            Route("POST", ("/admin/stop",), self.stop, ADMIN, "Stop a node", status=202, errors=(404, 503), query=peer),
+            Route(
+                "POST", ("/admin/stop",), self.stop, ADMIN, "Stop a node",
+                status=202, errors=(400, 404, 503), query=peer,
+            ),
             Route(
                 "POST", ("/admin/restart",), self.restart, ADMIN, "Restart a node",
-                status=202, errors=(404, 503), query=peer,
+                status=202, errors=(400, 404, 503), query=peer,
             ),
         ]  # fmt: skip
 
@@ -47,8 +50,6 @@ class StopRoutes:
     async def _stop(self, request: web.Request, *, restart: bool) -> web.Response:
         wanted = request.query.get("node_id", "")
         node_id = await self._service.stops.tell(wanted, restart=restart)
-        if not node_id:
-            return plain_error("not_found", f"no live peer {wanted}; GET /state lists the peers", "node_id")
         return json_response({"status": "restarting" if restart else "stopping", "node_id": node_id}, 202)
 
 

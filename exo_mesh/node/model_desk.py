@@ -8,14 +8,12 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
-from exo_mesh.base.printable import quoted
 from exo_mesh.base.tasks import Bound
-from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.peer_names import peers_named
 from exo_mesh.errors import (
     FetchError,
-    InputError,
     MeshError,
     ModelError,
     NotFetchedError,
@@ -24,7 +22,6 @@ from exo_mesh.errors import (
     PlacementError,
     UnknownModelError,
 )
-from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
@@ -206,8 +203,7 @@ class ModelDesk:
 
         For GGUF files that cannot be run: they have no card, so they cannot be divided into layers.
         """
-        known = self._membership.view.peers()
-        wants: Wants = dict.fromkeys([_peer_named(one, known) for one in peers] or [self._membership.own.id])
+        wants: Wants = dict.fromkeys(self._named(peers) or [self._membership.own.id])
         name, origin = meant.in_mesh, (f"{meant.repo}:{meant.quant}:{FILES_ONLY}", meant.revision or MAIN)
         # every peer needs the sizes before a peer can wait for bytes that arrive at another one
         await _first_failure_if_all(self._resolve_at(peer_id, name, *origin) for peer_id in wants)
@@ -221,7 +217,8 @@ class ModelDesk:
         elif peer is not None:
             await peer.client.introduce(name, "", repo=repo, revision=revision)
 
-    async def cancel(self, peer_id: str, model: str) -> bool:
+    async def cancel(self, peer: str, model: str) -> bool:
+        peer_id = self._membership.peer_named(peer, "node").id
         return await self._drop_at(peer_id, await self._first_name(model), files=False) is not None
 
     async def delete(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
@@ -232,17 +229,18 @@ class ModelDesk:
         """
         name = await self._first_name(name)
         host = self._downloads.store.host
-        asked = self._peers_named(peers) if peers else self._peers_named((), but=None if host is None else host.id)
+        everywhere = (peer.id for peer in self._membership.view.peers() if host is None or peer.id != host.id)
+        asked = self._named(peers) or list(everywhere)
         return await self._drop_at_all(asked, name)
 
     async def purge_staged(self, peers: Sequence[str] = ()) -> list[str]:
         """Deletes the unused staged copies; returns the ids of the peers that had any."""
-        return list(await self._drop_at_all(self._peers_named(peers), "", staged=True))
+        asked = self._named(peers) or [peer.id for peer in self._membership.view.peers()]
+        return list(await self._drop_at_all(asked, "", staged=True))
 
-    def _peers_named(self, names: Sequence[str], *, but: str | None = None) -> list[str]:
-        """The ids of the named peers; if none is named, of all peers except `but`. Raises InputError."""
-        known = self._membership.view.peers()
-        return [_peer_named(one, known) for one in names] or [peer.id for peer in known if peer.id != but]
+    def _named(self, peers: Sequence[str]) -> list[str]:
+        """The ids of the named peers, each once. Raises as peers_named."""
+        return [peer.id for peer in peers_named(peers, self._membership.view.peers())]
 
     async def _drop_at_all(self, asked: Sequence[str], model: str, *, staged: bool = False) -> dict[str, int]:
         """Deletes files at these peers; returns the freed bytes by peer that had any. Raises the first failure if no
@@ -293,7 +291,7 @@ class ModelDesk:
         With whole: None (all files) for the named peers or this node. Raises PlacementError with the arithmetic.
         """
         known = self._membership.view.peers()
-        named = [_peer_named(one, known) for one in peers]
+        named = self._named(peers)
         if whole:
             return dict.fromkeys(named or [self._membership.own.id])
         spec = InstanceSpec(card.name)
@@ -395,11 +393,3 @@ async def _with_remedy(work: Awaitable[None]) -> None:
         await work
     except FetchError as exc:
         raise FetchError(exc.full) from exc
-
-
-def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
-    """Returns the id of a peer; see peer_called. Raises InputError."""
-    if (found := peer_called(name, peers, "peers")) is not None:
-        return found.id
-    known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
-    raise InputError(f"no peer is called {quoted(name)}; there are: {known}", param="peers")

@@ -222,8 +222,8 @@ class Node:
     ) -> list[DownloadEntry]:
         return await self._desk.start(model, peers=peers, whole=whole)
 
-    async def cancel_download(self, peer_id: str, model: str) -> bool:
-        return await self._desk.cancel(peer_id, model)
+    async def cancel_download(self, peer: str, model: str) -> bool:
+        return await self._desk.cancel(peer, model)
 
     async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
         return await self._desk.delete(name, peers=peers)

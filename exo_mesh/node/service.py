@@ -132,13 +132,14 @@ class MeshService(Protocol):
     ) -> list[DownloadEntry]:
         """Starts downloads of a model without placing it, and pins the files.
 
-        peers: ids or names. By default each peer gets its layers of the plan that a request would make; with `whole`
-        the named peers, or else this one, get all files. Returns the downloads that this node knows to have started.
-        Raises PlacementError with the arithmetic, and FetchError.
+        peers: see Membership.peer_named. By default each peer gets its layers of the plan that a request would make;
+        with `whole` the named peers, or else this one, get all files. Returns the downloads that this node knows to
+        have started. Raises PlacementError with the arithmetic, and FetchError.
         """
 
-    async def cancel_download(self, peer_id: str, model: str) -> bool:
-        """Cancels a download, or forgets a failed one; keeps the downloaded part. False if there is none."""
+    async def cancel_download(self, peer: str, model: str) -> bool:
+        """Cancels a download at a peer (see Membership.peer_named), or forgets a failed one; keeps the downloaded part.
+        False if there is none."""
 
     async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
         """Deletes the downloaded files of a model, everywhere or on these peers; returns the freed bytes by peer id.

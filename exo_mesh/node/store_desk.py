@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
-from exo_mesh.errors import NotReadyError
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mesh_store import MeshStore
@@ -37,7 +35,7 @@ class StoreDesk:
         }
 
     def registry(self) -> list[dict[str, Any]]:
-        host = self._host()
+        host = self._store.require_host()
         known = self._catalogue.names()
         return [
             {
@@ -51,22 +49,14 @@ class StoreDesk:
         ]
 
     def downloads(self, model: str = "") -> list[DownloadEntry]:
-        host = self._host()
+        host = self._store.require_host()
         return [one for one in self._desk.entries() if one.peer_id == host.id and model in ("", one.model)]
 
     async def start(self, model: str) -> list[DownloadEntry]:
-        return await self._desk.start(model, peers=(self._host().id,), whole=True, is_asked_for=True)
+        return await self._desk.start(model, peers=(self._store.require_host().id,), whole=True, is_asked_for=True)
 
     async def delete(self, model: str) -> bool:
-        return bool(await self._desk.delete(model, peers=(self._host().id,)))
+        return bool(await self._desk.delete(model, peers=(self._store.require_host().id,)))
 
     async def purge(self, peers: Sequence[str]) -> list[str]:
         return await self._desk.purge_staged(peers)
-
-    def _host(self) -> PeerInfo:
-        host = self._store.host
-        if host is None:
-            raise NotReadyError(
-                f"the host of the model store, {self._store.rules.host}, is not in the mesh; start it and try again"
-            )
-        return host

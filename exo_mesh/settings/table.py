@@ -83,7 +83,7 @@ _NETWORK = (
         values.matching(r"[A-Za-z0-9@._-]{1,253}", "the name of a tailnet"), alias="--tailnet-name"),
     Setting("tailscale_api_url", "URL", "base URL of the Tailscale API",
         values.matching(r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com")),
-    Setting("node_id_filter", "PEER", "admit only this peer; its name or id (8 characters suffice); all by default",
+    Setting("node_id_filter", "PEER", "admit only this peer; its name or id (4 digits suffice); all by default",
         _NAME, separator=","),
     Setting("interface_type_filter", "TYPE", "connect to peers only over these kinds of links: thunderbolt, ethernet, "
         "wifi, bridge, vpn, loopback, other; all by default", values.one_of(*LINK_WORDS), separator=","),
@@ -171,7 +171,8 @@ _MODELS = (
         values.size, "models_max_bytes", (str, int)),
     _switch("evict_pinned", "when making room, also delete models that were pulled by name"),
     Setting("store", "DIR", "host the mesh's model store in this directory", values.path),
-    Setting("store_host", "PEER", "name or id of the peer that hosts the store; by default any peer with one", _NAME),
+    Setting("store_host", "PEER", "name or id (4 digits suffice) of the peer that hosts the store; by default any peer "
+        "with one", _NAME),
     _negative("no_store", "neither use nor host a model store", "store_enabled"),
     _negative("no_store_fallback", "do not download from the hub what the store does not have", "store_fallback"),
     _negative("no_store_cleanup", "keep this node's copies of the store's models when nothing uses them",

@@ -24,6 +24,7 @@ from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.peer_names import peer_named
 from exo_mesh.domain.request import (
     FinishReason,
     GenerateRequest,
@@ -138,8 +139,9 @@ class ScriptedMesh:
         self.progress += started
         return started
 
-    async def cancel_download(self, peer_id: str, model: str) -> bool:
-        kept = [one for one in self.progress if (one.peer_id, one.model) != (peer_id, model)]
+    async def cancel_download(self, peer: str, model: str) -> bool:
+        named = self.peer_named(peer)
+        kept = [one for one in self.progress if (one.peer_id, one.model) != (named, model)]
         found, self.progress = len(kept) < len(self.progress), kept
         return found
 
@@ -288,8 +290,12 @@ class ScriptedMesh:
     def peer_desk(self) -> ScriptedPeerDesk:
         return ScriptedPeerDesk(self)
 
+    def peer_named(self, peer: str) -> str:
+        known = [KnownPeer("peer1", "alpha"), KnownPeer("n1234567", "beta")]
+        return peer_named(peer, known).id if peer else "peer1"
+
     async def tell(self, peer: str, *, restart: bool) -> str:
-        return "" if peer == "nobody" else "n1"
+        return self.peer_named(peer)
 
     @property
     def observation(self) -> ScriptedMesh:
@@ -355,12 +361,11 @@ class ScriptedMesh:
     def node_timeline(self) -> list[dict[str, Any]]:
         return [{"at": at, "until": at, "phase": "idle", "runner": "i1[0:4]"} for at in (1.0, 2.0, 3.0)]
 
-    async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
-        is_here = "peer1".startswith(peer_id) and runner in ("", "i1")
-        return {"node_id": "peer1", "processes": []} if is_here else None
+    async def capture(self, peer: str = "", runner: str = "") -> dict[str, Any] | None:
+        return {"node_id": self.peer_named(peer), "processes": []} if runner in ("", "i1") else None
 
-    async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
-        if not "peer1".startswith(peer_id) or runner != "i1":
+    async def cancel_runner(self, peer: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
+        if self.peer_named(peer) != "peer1" or runner != "i1":
             return None
         cancelled = [await self.cancel(name) for name in list(self.running) if request_id in ("", name)]
         return {"instance": "i1", "cancelled": sum(cancelled), "unreachable": []}
@@ -380,8 +385,8 @@ class ScriptedMesh:
     def memory_live(self) -> list[dict[str, float]]:
         return [{"pressure_pct": 10.0}]
 
-    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        return self.diagnostics() if "peer1".startswith(peer_id) else None
+    async def diagnostics_of(self, peer: str = "") -> dict[str, Any]:
+        return {**self.diagnostics(), "node_id": self.peer_named(peer)}
 
     def diagnostics(self) -> dict[str, Any]:
         return {"node_id": "peer1", "requests": [{"request_id": one.request_id} for one in self.requests]}
@@ -408,19 +413,18 @@ class ScriptedMesh:
 
 @dataclass
 class ScriptedPeerDesk:
-    """One peer, which is called n1 or alpha."""
+    """Two peers: peer1, called alpha, and n1234567, called beta."""
 
     mesh: ScriptedMesh
 
     async def drain(self, peer: str, *, on: bool) -> str:
-        if peer not in ("", "n1", "alpha"):
-            return ""
         self.mesh.draining = on
-        return "n1"
+        return self.mesh.peer_named(peer)
 
-    async def log(self, peer: str, records: int) -> list[dict[str, Any]] | None:
+    async def log(self, peer: str, records: int) -> list[dict[str, Any]]:
+        self.mesh.peer_named(peer)
         lines = [{"time": 1.0, "level": "info", "logger": "exo_mesh.a", "message": f"line {n}"} for n in range(3)]
-        return lines[-records:] if peer in ("", "n1", "alpha") else None
+        return lines[-records:]
 
 
 @dataclass
@@ -504,5 +508,5 @@ class ScriptedSleepDesk:
     def awake(self) -> None:
         pass
 
-    async def wake(self, wanted: str) -> WakeCall | None:
-        return WakeCall(KnownPeer("n9", "sleeper"), ("n1",)) if wanted == "sleeper" else None
+    async def wake(self, wanted: str) -> WakeCall:
+        return WakeCall(peer_named(wanted, [KnownPeer("n9", "sleeper")]), ("n1",))

@@ -105,7 +105,8 @@ async def test_replicas_are_made_as_a_list(api: Served) -> None:
 
 async def test_diagnostics_of_one_node_and_of_all(api: Served) -> None:
     assert (await get(api, "/v1/diagnostics/node"))[1]["node_id"] == "peer1"
-    assert (await get(api, "/v1/diagnostics/cluster/peer"))[1]["node_id"] == "peer1"
+    for name in ("peer", "alpha"):
+        assert (await get(api, f"/v1/diagnostics/cluster/{name}"))[1]["node_id"] == "peer1"
     assert (await get(api, "/v1/diagnostics/cluster/other"))[0] == 404
     assert (await get(api, "/v1/diagnostics/cluster"))[1]["unreachable"] == []
     assert (await get(api, "/v1/diagnostics/cluster/timeline"))[1]["entries"] == []
@@ -190,7 +191,6 @@ async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: s
         ({"pins": {"a": [0, 8]}, "tensor_group": 2}, "tensor_group"),
         ({"groups": [["a"]]}, "groups"),
         ({"group_backend": "mpi"}, "group_backend"),
-        ({"stages": [{"peer": "b", "layers": [0, 8], "group": {"peers": ["a", "b"]}}]}, "stages"),
         ({"pins": {"a": [0]}}, "pins[...]"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.errors import UnknownPeerError
 from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, crash, instances, mesh, tokens, until
 
@@ -55,9 +56,10 @@ async def test_a_node_that_does_not_answer_is_named(tmp_path: Path) -> None:
         shown = {one["id"]: one for one in nodes[0].observation.health()["peer_health"]}
         assert shown[nodes[1].node_id]["level"] == "failed"
         assert shown[nodes[1].node_id]["reasons"][0]["code"] == "unreachable"
-        assert await nodes[0].inspection.diagnostics_of(nodes[1].node_id) is None
+        with pytest.raises(UnknownPeerError):
+            await nodes[0].inspection.diagnostics_of(nodes[1].node_id)
         own = await nodes[0].inspection.diagnostics_of(nodes[0].node_id[:6])
-        assert own is not None and own["node_id"] == nodes[0].node_id
+        assert own["node_id"] == nodes[0].node_id
 
 
 async def test_a_peer_hears_what_is_wrong_with_another(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
+from exo_mesh.domain import peer_names
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import SharedSettings
@@ -198,6 +199,10 @@ class Membership:
     def everybody(self) -> list[PeerInfo]:
         """This node and all live peers."""
         return self._roster.everybody()
+
+    def peer_named(self, text: str, param: str = "node_id") -> PeerInfo:
+        """This node or the live peer that a person means; "" is this node. Raises as peer_names.peer_named."""
+        return peer_names.peer_named(text, self.everybody, param) if text else self.own
 
     @property
     def num_peers(self) -> int:

@@ -12,6 +12,7 @@ from exo_mesh.base.printable import counted
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.peer_names import told_apart
 from exo_mesh.domain.plan import Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
@@ -28,7 +29,6 @@ from exo_mesh.errors import (
     StageLostError,
     TransportError,
 )
-from exo_mesh.mesh.membership.naming import told_apart
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.placing.candidate_pool import CandidatePool
 from exo_mesh.rings.placing.group_facts import GroupKnowledge, times_of

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, FRAME_S, EngineSpeed, ForwardCost
 from exo_mesh.errors import InputError, PlacementError
+from exo_mesh.rings.placing.previews import with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import GB, MODEL, instances, mesh, until
 
@@ -53,10 +55,19 @@ async def test_layers_can_be_pinned_by_the_names_of_peers(tmp_path: Path) -> Non
             (nodes[1].node_id, [0, 3]),
             (nodes[0].node_id, [3, 8]),
         ]
-        with pytest.raises(InputError, match='no peer is called "n7"; known peers: n0, n1'):
+        with pytest.raises(InputError, match='no peer is called "n7"; known peers: "n0" '):
             await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n7", 0, 8),)))
         with pytest.raises(InputError, match="layer 3 must come next"):
             await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n1", 0, 3), Pin("n0", 4, 8))))
+
+
+def test_the_peer_of_a_stage_leads_its_group_by_whatever_name() -> None:
+    names = {"01234567": "a", "abcdef": "b"}
+    peers = [PeerInfo(peer_id, 1, name, "0.1", 1, "default", ()) for peer_id, name in names.items()]
+    spec = with_peer_ids(InstanceSpec(MODEL, pins=(Pin("a", 0, 8, group=("0123", "b")),)), peers)
+    assert spec.pins == (Pin("01234567", 0, 8, group=("01234567", "abcdef")),)
+    with pytest.raises(InputError, match='the peer of a stage must come first in its group, but "b" does not'):
+        with_peer_ids(InstanceSpec(MODEL, pins=(Pin("b", 0, 8, group=("a", "b")),)), peers)
 
 
 async def test_a_peer_can_be_excluded_by_its_name(tmp_path: Path) -> None:
