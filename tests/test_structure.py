@@ -82,6 +82,18 @@ def test_a_node_is_made_of_parts() -> None:
     assert "NodeParts" in constructions(ROOT / "exo_mesh" / "node" / "node.py", "Node")
 
 
+def test_a_node_starts_stops_and_holds_its_services() -> None:
+    tree = ast.parse((ROOT / "exo_mesh" / "node" / "node.py").read_text())
+    methods = [
+        method.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "Node"
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and not method.name.startswith("_")
+    ]
+    assert {"start", "finish", "stop"} <= set(methods) and len(methods) <= 12, "a call belongs to one of the services"
+
+
 def test_a_module_has_one_subject_and_fewer_than_500_lines() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in product()}
     assert {name: lines for name, lines in lengths.items() if lines >= 500} == {}, "split it by subject"

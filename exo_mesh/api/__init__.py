@@ -1,1 +1,1 @@
-"""The HTTP API of a node: OpenAI's routes and the operational routes, built on the node's MeshService."""
+"""The HTTP API of a node: OpenAI's routes and the operational routes, over the services of the node."""

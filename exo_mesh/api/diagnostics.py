@@ -29,8 +29,8 @@ class DiagnosticRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._inspection = context.service.inspection
-        self._service = context.service
+        self._peers = context.services.peers
+        self._inspection = context.services.inspection
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -113,7 +113,7 @@ class DiagnosticRoutes:
 
     async def lift_quarantine(self, request: web.Request) -> web.Response:
         """DELETE /v1/diagnostics/node/quarantine: allow again on this node what got stuck or crashed."""
-        return json_response({"object": "quarantine.lifted", "lifted": self._service.lift_quarantine()})
+        return json_response({"object": "quarantine.lifted", "lifted": self._peers.lift_quarantine()})
 
 
 def _since(text: str) -> float:

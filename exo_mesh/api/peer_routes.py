@@ -18,7 +18,7 @@ class PeerRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._peers = context.services.peers
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -60,25 +60,25 @@ class PeerRoutes:
         wanted, text = request.query.get("node_id", ""), request.query.get("n", "100")
         if not re.fullmatch(r"[1-9][0-9]{0,2}", text) or int(text) > MAX_RECORDS:
             raise InputError(f"n must be a whole number from 1 to {MAX_RECORDS}, not {quoted(text)}", param="n")
-        return json_response({"object": "list", "data": await self._service.peer_desk.log(wanted, int(text))})
+        return json_response({"object": "list", "data": await self._peers.log(wanted, int(text))})
 
     async def sleep(self, request: web.Request) -> web.Response:
         """POST /admin/sleep: announce the sleep; the node then stays silent until its machine has slept and woken, at
         most one minute."""
-        return json_response({"status": "asleep", "told": await self._service.sleeps.sleep()})
+        return json_response({"status": "asleep", "told": await self._peers.sleeps.sleep()})
 
     async def awake(self, request: web.Request) -> web.Response:
         """POST /admin/awake"""
-        self._service.sleeps.awake()
+        self._peers.sleeps.awake()
         return json_response({"status": "awake"})
 
     async def wake(self, request: web.Request) -> web.Response:
         """POST /admin/wake?node_id=…: send Wake-on-LAN from this node, and from peers in a network of that machine."""
-        found = await self._service.sleeps.wake(request.query.get("node_id", ""))
+        found = await self._peers.sleeps.wake(request.query.get("node_id", ""))
         peer = found.peer
         status = "here" if found.is_here else "sent"
         return json_response({"status": status, "node_id": peer.id, "name": peer.name, "senders": list(found.senders)})
 
     async def _drain(self, request: web.Request, *, on: bool) -> web.Response:
-        node_id = await self._service.peer_desk.drain(request.query.get("node_id", ""), on=on)
+        node_id = await self._peers.drain(request.query.get("node_id", ""), on=on)
         return json_response({"draining": on, "node_id": node_id})

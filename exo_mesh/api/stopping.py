@@ -15,7 +15,7 @@ class StopRoutes:
     """Each method answers one route. A node first answers the call, then finishes its streams, then stops."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._peers = context.services.peers
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -36,7 +36,7 @@ class StopRoutes:
         """POST /quit: stop this node, as SIGTERM does. For programs that started the node; only from this machine."""
         if not _is_loopback(request.remote):
             return plain_error("insufficient_permissions", "POST /quit works only from the node's own machine")
-        await self._service.stops.tell("", restart=False)
+        await self._peers.stops.tell("", restart=False)
         return json_response({"status": "stopping"}, 202)
 
     async def stop(self, request: web.Request) -> web.Response:
@@ -49,7 +49,7 @@ class StopRoutes:
 
     async def _stop(self, request: web.Request, *, restart: bool) -> web.Response:
         wanted = request.query.get("node_id", "")
-        node_id = await self._service.stops.tell(wanted, restart=restart)
+        node_id = await self._peers.stops.tell(wanted, restart=restart)
         return json_response({"status": "restarting" if restart else "stopping", "node_id": node_id}, 202)
 
 

@@ -128,7 +128,7 @@ class RunningNode:
                 web_tools=self._web_tools,
                 image_trail=_image_trail(settings),
             )
-            runner = app_runner(build_app(self._node, options))
+            runner = app_runner(build_app(self._node.services, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
             self._api = ApiServer(runner, bounds, self._tls)
             await self._api.start(*filter(None, (self._socket, self._ollama_socket)))
@@ -204,8 +204,8 @@ class RunningNode:
     async def asked_to_stop(self) -> str:
         """Waits until a peer or a caller of the API stops or restarts the node; returns "stop" or "restart"."""
         assert self._node is not None, "the node has been started"
-        await self._node.stops.asked.wait()
-        return "restart" if self._node.stops.wants_restart else "stop"
+        await self._node.peers.stops.asked.wait()
+        return "restart" if self._node.peers.stops.wants_restart else "stop"
 
     async def finish(self) -> None:
         """Lets running streams finish; see Node.finish."""

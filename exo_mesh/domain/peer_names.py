@@ -62,6 +62,7 @@ def peer_named(text: str, peers: Iterable[P], param: str = "node_id") -> P:
         ids = ", ".join(peer.id for peer in found[:MAX_LISTED])
         raise InputError(f"{len(found)} peers are called {quoted(text, 80)}: use an id ({ids})", param=param)
     if not found:
+        known.sort(key=lambda peer: (peer.name, peer.id))
         listed = ", ".join(f"{quoted(peer.name, 80)} ({peer.id[:8]})" for peer in known[:MAX_LISTED])
         more = ", …" if len(known) > MAX_LISTED else ""
         raise UnknownPeerError(

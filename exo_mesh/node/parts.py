@@ -28,9 +28,9 @@ from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import announce_models
-from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
+from exo_mesh.node.service import Services
 from exo_mesh.rings.hosting.certificate_renewal import own_credentials
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.own_reading import own_prefixes, own_reading
@@ -98,17 +98,8 @@ class NodeParts:
         self.hosting = self._new_hosting(tuning.host)
         self.owning = self._new_owning(tuning.host, rng)
         self.serving = self._new_serving(tuning.patience)
-        models = self.models
-        self.desk = ModelDesk(
-            self.membership,
-            models.catalogue,
-            models.downloads,
-            self.owning.planner,
-            models.shelf,
-            obeys_peers=self.credentials is not None or settings.open_admin,
-        )
         self.health = self._new_health()
-        self.observation = self._new_observation()
+        self.services = self._new_services()
         self.server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
@@ -227,8 +218,8 @@ class NodeParts:
         ended += [discovery.ended_tasks for discovery in self.discoveries]
         return {name: exception for tasks in ended for name, exception in tasks.items()}
 
-    def _new_observation(self) -> Observation:
-        return Observation(
+    def _new_services(self) -> Services:
+        observation = Observation(
             self.settings,
             self.phase,
             self.membership,
@@ -238,6 +229,16 @@ class NodeParts:
             self.health,
             self.machine.disk,
             self.metrics,
+        )
+        return Services.at(
+            self.membership,
+            self.models,
+            self.hosting,
+            self.owning,
+            self.serving,
+            observation,
+            self.phase,
+            obeys_peers=self.credentials is not None or self.settings.open_admin,
         )
 
     def _new_server(self) -> ControlServer:
@@ -250,13 +251,13 @@ class NodeParts:
             models.self_tests,
             self.owning.instances,
             self.serving.journal,
-            self.observation.inspection,
+            self.services.observation.inspection,
             self.keys,
-            self.desk,
+            self.services.models,
             models.shelf,
             self.serving.streams,
             self.serving.kept,
-            self.hosting.peer_desk,
+            self.services.peers,
             self.own_calls,
         )
         return ControlServer(

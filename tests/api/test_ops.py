@@ -58,7 +58,7 @@ async def test_each_status_in_the_list_of_models_can_be_asked_for(api: Served, m
         ModelEntry("here", ("peer1",), (), 10, ()),
         ModelEntry("part", ("peer1",), (), 10, (), is_partial=True),
     ]
-    monkeypatch.setattr(api.mesh, "models", lambda: entries)
+    monkeypatch.setattr(api.mesh.services.models, "all", lambda: entries)
     listed = {one["id"]: one["status"] for one in (await get(api, "/v1/models"))[1]["data"]}
     assert listed == {"remote": "served", "running": "loaded", "here": "downloaded", "part": "partial"}
     for name, status in listed.items():
@@ -200,7 +200,11 @@ async def test_wishes_that_contradict_each_other_are_refused(api: Served, body: 
 
 
 async def test_topology_version_and_the_front_page(api: Served) -> None:
-    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1] == api.mesh.topology()
+    assert (
+        (await get(api, "/v1/topology"))[1]
+        == (await get(api, "/topology"))[1]
+        == api.mesh.services.observation.topology()
+    )
     assert (await get(api, "/version"))[1]["version"]
     _, index = await get(api, "/")
     assert index["next"].startswith(f"curl {api.url}/v1/chat/completions")

@@ -7,7 +7,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from exo_mesh.domain.request import PrefixReport
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.serving.explanations import explain
-from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.api.scripted_mesh import ScriptedInstances, ScriptedMesh, ScriptedObservation, served
 from tests.support.peers import MODEL, mesh
 from tests.support.processes import run as run_process
 from tests.text.text_models import write_text_model
@@ -45,12 +45,27 @@ class PlacingMesh(ScriptedMesh):
     peers: tuple[str, ...] = ("alpha", "beta", "gamma")
     wanted: list[InstanceSpec] = field(default_factory=list)
 
-    def state(self) -> dict[str, Any]:
-        peers = [{"id": f"id-{name}", "name": name} for name in self.peers]
-        return {**super().state(), "view": {"peers": peers, "instances": self.instances}}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        services: dict[str, Any] = {"instances": PlacingInstances(self), "observation": PlacingObservation(self)}
+        self.services = replace(self.services, **services)
 
-    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
-        self.specs.append(spec)
+
+@dataclass
+class PlacingObservation(ScriptedObservation):
+    _mesh: PlacingMesh
+
+    def state(self) -> dict[str, Any]:
+        peers = [{"id": f"id-{name}", "name": name} for name in self._mesh.peers]
+        return {**super().state(), "view": {"peers": peers, "instances": self._mesh.instances}}
+
+
+@dataclass
+class PlacingInstances(ScriptedInstances):
+    _mesh: PlacingMesh
+
+    async def previews(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        self._mesh.specs.append(spec)
         plans = [[stage("alpha", 0, 4), stage("beta", 4, 8)], [stage("beta", 0, 4), stage("gamma", 4, 8)]]
         return [
             {"width": 1, "policies": ["memory"], "refused": {"message": "too large"}},
@@ -63,11 +78,11 @@ class PlacingMesh(ScriptedMesh):
             ),
         ]  # fmt: skip
 
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        self.wanted.append(spec)
+    async def create(self, spec: InstanceSpec) -> dict[str, Any]:
+        self._mesh.wanted.append(spec)
         stages = [stage("alpha", 0, 4), {**stage("beta", 4, 8), "group": {"peers": ["id-beta", "id-gamma"]}}]
         made = {"id": "m-1", "model": spec.model, "context_limit": 64, "reason": "", "state": "ready", "stages": stages}
-        self.instances.append(made)
+        self._mesh.instances.append(made)
         return made
 
 

@@ -23,7 +23,9 @@ def test_a_peer_is_found_by_id_name_or_the_beginning_of_its_id(text: str, found:
 
 @pytest.mark.parametrize("text", ["abc", "nobody", "", "vm2"])
 def test_an_error_lists_the_peers_if_nobody_is_called_so(text: str) -> None:
-    with pytest.raises(UnknownPeerError, match=r'no peer is called .*; known peers: "vm" \(01234567\), "vm"') as caught:
+    with pytest.raises(
+        UnknownPeerError, match=r'no peer is called .*; known peers: "abcdef01" \(dddd0000\), "studio"'
+    ) as caught:
         peer_named(text, PEERS, "on")
     assert (caught.value.code, caught.value.param) == ("not_found", "on")
 

@@ -21,7 +21,7 @@ def phases(runner: dict[str, Any]) -> list[str]:
 
 async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whole_mesh(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "5"}) as nodes:
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: instances(nodes[1]))
         await tokens(nodes[1], a_request(prompt=(77, 78, 79)))
         victim = next(node for node in nodes if node.node_id == instance["stages"][1]["peer"])

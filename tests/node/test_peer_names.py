@@ -15,15 +15,15 @@ from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, mesh, until
 
 CALLS: dict[str, Callable[[Node, str], Awaitable[Any]]] = {
-    "drain": lambda node, peer: node.peer_desk.drain(peer, on=False),
-    "log": lambda node, peer: node.peer_desk.log(peer, 3),
-    "wake": lambda node, peer: node.sleeps.wake(peer),
+    "drain": lambda node, peer: node.peers.drain(peer, on=False),
+    "log": lambda node, peer: node.peers.log(peer, 3),
+    "wake": lambda node, peer: node.peers.sleeps.wake(peer),
     "diagnostics": lambda node, peer: node.inspection.diagnostics_of(peer),
     "capture": lambda node, peer: node.inspection.capture(peer, "no-such-runner"),
     "cancel of a runner": lambda node, peer: node.inspection.cancel_runner(peer, "no-such-runner"),
-    "cancel of a download": lambda node, peer: node.cancel_download(peer, "m"),
-    "deletion of files": lambda node, peer: node.delete_model("m", peers=[peer]),
-    "preview": lambda node, peer: node.preview_instance(InstanceSpec(MODEL, exclude_peers=(peer,))),
+    "cancel of a download": lambda node, peer: node.models.cancel_download(peer, "m"),
+    "deletion of files": lambda node, peer: node.models.delete("m", peers=[peer]),
+    "preview": lambda node, peer: node.instances.preview(InstanceSpec(MODEL, exclude_peers=(peer,))),
 }
 
 
@@ -45,5 +45,5 @@ async def test_every_call_names_a_peer_in_the_same_ways(tmp_path: Path) -> None:
                 await ask(asked, "n0")
             assert not isinstance(ambiguous.value, UnknownPeerError), call
         with pytest.raises(InputError, match='2 peers are called "n0": use an id'):
-            await asked.stops.tell("n0", restart=False)
-        assert not asked.stops.asked.is_set()
+            await asked.peers.stops.tell("n0", restart=False)
+        assert not asked.peers.stops.asked.is_set()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from exo_mesh.api.sse import data_frame
-from exo_mesh.node.service import MeshObservation
+from exo_mesh.node.observation import Observation
 
 _PEER = ("id", "name", "role", "version", "api_url", "addresses", "devices", "models", "partial_models", "fetches")
 _TELEMETRY = (
@@ -16,7 +16,7 @@ _TELEMETRY = (
 )  # fmt: skip
 
 
-def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
+def live_document(observation: Observation, now: float) -> dict[str, Any]:
     """The document with all data that can change. Peers, instances, links and downloads are stored by key, so that
     patches are small."""
     state = observation.state()

@@ -13,7 +13,6 @@ from exo_mesh.machine.parts import MachineParts
 from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.local_models import LocalModels
-from exo_mesh.rings.hosting.peer_desk import PeerDesk
 from exo_mesh.rings.hosting.runner_starter import HostLimits, RunnerHistory
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.security.credentials import CredentialSource
@@ -27,7 +26,6 @@ class HostingParts:
     host: StageHost
     runner_history: RunnerHistory
     monitor: MemoryMonitor
-    peer_desk: PeerDesk
 
     @staticmethod
     def at(
@@ -76,4 +74,4 @@ class HostingParts:
             threshold=settings.memory_threshold,
             poll_s=settings.memory_poll_interval,
         )
-        return HostingParts(host, runner_history, monitor, PeerDesk(membership, host))
+        return HostingParts(host, runner_history, monitor)

@@ -1,4 +1,4 @@
-"""Passes an admin's requests for a single peer through any node: drain it, or read its last log records."""
+"""Passes an admin's requests for a single peer through any node: drain it, stop it, wake it, or read its log."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from exo_mesh.base.printable import printable_values
 from exo_mesh.base.telemetry.log_ring import MAX_CHARS, MAX_RECORDS, RECENT
 from exo_mesh.errors import TransportError
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.rings.hosting.guard import Guard
 from exo_mesh.rings.hosting.stage_host import StageHost
 
 MAX_LOG_BYTES = 2 * MAX_RECORDS * MAX_CHARS
@@ -19,12 +20,20 @@ MAX_LOG_BYTES = 2 * MAX_RECORDS * MAX_CHARS
 _log = logging.getLogger(__name__)
 
 
-class PeerDesk:
-    """Drains a peer or reads its log. `peer`: see Membership.peer_named. All methods raise MeshErrors."""
+class PeerService:
+    """Drains a peer or reads its log. stops: stops and restarts nodes. sleeps: reports that this machine sleeps, and
+    wakes peers. peer: see Membership.peer_named. All methods raise MeshErrors."""
 
-    def __init__(self, membership: Membership, host: StageHost) -> None:
+    def __init__(self, membership: Membership, host: StageHost, guard: Guard) -> None:
         self._membership = membership
         self._host = host
+        self._guard = guard
+        self.stops = membership.stops
+        self.sleeps = membership.sleeps
+
+    def lift_quarantine(self) -> int:
+        """Ends the quarantine of models and engines that failed here repeatedly; returns how many there were."""
+        return self._guard.lift()
 
     def drain_here(self, *, on: bool) -> None:
         """Finish what runs and take nothing new; or take requests again."""

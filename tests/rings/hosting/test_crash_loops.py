@@ -88,7 +88,7 @@ async def test_what_got_stuck_is_not_tried_again_after_a_restart(tmp_path: Path)
             with pytest.raises(QuarantinedError, match="got stuck here"):
                 await tokens(node, a_request())
             assert spawned(node) == 1 - attempt
-            assert (await node.model(MODEL)).instance_ids == ()
+            assert (await node.models.named(MODEL)).instance_ids == ()
 
 
 def sleeper() -> subprocess.Popen[bytes]:

@@ -66,7 +66,7 @@ def test_a_lap_becomes_spans_that_add_up_to_it() -> None:
 
 async def test_a_request_over_two_peers_can_be_seen_hop_by_hop(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "1"}, open_admin=True) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: [one["state"] for one in nodes[1].observation.state()["view"]["instances"]] == ["ready"])
         await tokens(nodes[1], a_request("plain"))
         await tokens(nodes[1], replace(a_request("traced"), trace_id="ab" * 16))
