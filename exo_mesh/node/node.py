@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from exo_mesh import PROTOCOL_VERSION
@@ -26,19 +26,22 @@ from exo_mesh.node.background import start_background
 from exo_mesh.node.parts import NodeParts, Tuning
 from exo_mesh.rings.placing.hostfile_rank import own_rank
 from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 
 _log = logging.getLogger(__name__)
 
 
 class Node:
     """This peer. Construct it, `await start()` once, use its `services`, `await finish()` if there is time, and `await
-    stop()` (within 5 s). origins: of the settings, as in LoadedSettings."""
+    stop()` (within 5 s). origins: of the settings, as in LoadedSettings. on_settings: called with the settings in force
+    when they change."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         origins: Mapping[str, str] | None = None,
+        on_settings: Callable[[Settings], object] = lambda settings: None,
         registry: Registry | None = None,
         discoveries: Sequence[Discovery] | None = None,
         memory_reader: MemoryReader = read_memory,
@@ -55,7 +58,7 @@ class Node:
         found += [StaticDiscovery(own.addresses)] if own.addresses else []
         self._parts = parts = NodeParts(
             settings,
-            origins,
+            EffectiveSettings(settings, origins, on_settings),
             registry or load_registry().configured(settings.engine, settings.engine_options),
             found,
             memory_reader,

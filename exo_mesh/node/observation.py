@@ -10,7 +10,6 @@ from typing import Any
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.printable import counted
-from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.machine.disk import Disk
@@ -26,6 +25,7 @@ from exo_mesh.node.inspection.describe import (
     describe_view,
 )
 from exo_mesh.node.inspection.desk import Inspection
+from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.placing.stage_phases import with_phases
@@ -47,7 +47,7 @@ class Observation:
         serving: ServingParts,
         health: Health,
         disk: Disk,
-        metrics: Metrics,
+        exporter: TraceExporter | None,
     ) -> None:
         self._settings = settings
         self._phase = phase
@@ -57,7 +57,7 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
-        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, metrics)
+        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, exporter)
 
     def state(self) -> dict[str, Any]:
         """`view` (shared by all peers: peers, instances, view_digest), `telemetry` (per peer) and `health`."""

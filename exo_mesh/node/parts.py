@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
@@ -28,6 +28,7 @@ from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import announce_models
+from exo_mesh.node.inspection.otlp.wiring import exporter_of
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
 from exo_mesh.node.service import Services
@@ -39,7 +40,9 @@ from exo_mesh.rings.hosting.runner_starter import HostLimits
 from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.request_run import Patience
+from exo_mesh.rings.serving.traces import RequestTrace
 from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.wire.call_access import OwnCalls
 from exo_mesh.wire.channel_options import MAX_CONNECTIONS
 from exo_mesh.wire.control_client import ControlClient
@@ -67,7 +70,7 @@ class NodeParts:
     def __init__(
         self,
         settings: Settings,
-        origins: Mapping[str, str] | None,
+        effective: EffectiveSettings,
         registry: Registry,
         discoveries: Sequence[Discovery],
         memory_reader: MemoryReader,
@@ -91,8 +94,9 @@ class NodeParts:
         self.probe_port = probe_port(settings.secret, self.identity.incarnation)
         self.own_calls = OwnCalls(self.identity.id)
         self.membership = self._new_membership(tuning.timing)
-        sharing = SharingParts.at(settings, origins, self.membership)
+        sharing = SharingParts.at(settings, effective, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
+        self.exporter = exporter_of(settings, self.membership, self.metrics)
         self.models = self._new_models()
         self.engines = OwnEngines(settings, registry, self.membership, self.models)
         self.hosting = self._new_hosting(tuning.host)
@@ -180,6 +184,7 @@ class NodeParts:
             limits.runner,
             self.clock,
             rng,
+            self._requests_here,
         )
 
     def _new_serving(self, patience: Patience) -> ServingParts:
@@ -193,6 +198,7 @@ class NodeParts:
             patience,
             self.clock,
             self.models.served.standing_for,
+            self._offer_trace,
         )
 
     def _new_health(self) -> Health:
@@ -228,7 +234,7 @@ class NodeParts:
             self.serving,
             self.health,
             self.machine.disk,
-            self.metrics,
+            self.exporter,
         )
         return Services.at(
             self.membership,
@@ -292,6 +298,13 @@ class NodeParts:
             headroom_bytes=self.hosting.monitor.headroom_bytes,
             entry_requests=self.owning.owned_rings.use.own_report(),
         )
+
+    def _offer_trace(self, trace: RequestTrace) -> None:
+        if self.exporter is not None:
+            self.exporter.offer(trace)
+
+    def _requests_here(self) -> dict[str, int]:
+        return self.serving.journal.outstanding()
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self.owning.owned_rings.owner_left(peer, records)

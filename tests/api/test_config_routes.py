@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,14 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> ScriptedMesh:
     return ScriptedMesh(write_text_model(tmp_path_factory.mktemp("text-model")))
 
 
-def options(tmp_path: Path, environ: dict[str, str] | None = None, **changes: Any) -> ApiOptions:
+def options(
+    tmp_path: Path,
+    environ: dict[str, str] | None = None,
+    on_change: Callable[[Settings], object] = lambda settings: None,
+    **changes: Any,
+) -> ApiOptions:
     loaded = load_settings({"home": [str(tmp_path)], "min_peers": ["2"]}, environ or {})
-    desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins))
+    desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins, on_change))
     return ApiOptions(
         defaults=lambda: RequestDefaults.of(desk.effective.now),
         config=desk,
@@ -171,10 +177,12 @@ async def test_the_log_level_of_one_node_is_changed_while_it_runs(scripted: Scri
 
 
 async def test_the_log_level_of_the_mesh_is_a_shared_setting(scripted: ScriptedMesh, tmp_path: Path) -> None:
-    given = options(tmp_path)
     changes: list[str] = []
-    given.config.effective.on_change = lambda settings: changes.append(f"{settings.log_level} {settings.log_format}")
-    async with served(scripted, given) as api:
+
+    def note(settings: Settings) -> None:
+        changes.append(f"{settings.log_level} {settings.log_format}")
+
+    async with served(scripted, options(tmp_path, on_change=note)) as api:
         assert (await put(api, {"log_level": "debug", "log_format": "both"}))[0] == 200
         assert (await put(api, {"log_level": "debug"}))[0] == 200
         assert (await put(api, {"log_level": "loud"}))[0] == 400

@@ -55,8 +55,6 @@ class StageMetrics:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.meters: set[StageMeter] = set()
-        self.name_of: Callable[[str], str] = lambda peer_id: peer_id[:8]
-        """Returns the name of a peer id."""
         self._init_driver()
         self._init_stage()
         self._init_hop_and_group()
@@ -170,9 +168,10 @@ class StageMetrics:
         )
         # fmt: on
 
-    def follow(self, facts: ModelFacts) -> StageMeter:
-        """Counts a runner that was started here; returns its meter. The caller must call the meter's `end`."""
-        meter = StageMeter(self, facts)
+    def follow(self, facts: ModelFacts, name_of: Callable[[str], str] = lambda peer_id: peer_id[:8]) -> StageMeter:
+        """Counts a runner that was started here; returns its meter. The caller must call the meter's `end`. name_of:
+        returns the name of a peer id."""
+        meter = StageMeter(self, facts, name_of)
         self.meters.add(meter)
         return meter
 
@@ -185,11 +184,12 @@ class StageMetrics:
 class StageMeter:
     """Counts one runner, from its heartbeats."""
 
-    def __init__(self, metrics: StageMetrics, facts: ModelFacts) -> None:
+    def __init__(self, metrics: StageMetrics, facts: ModelFacts, name_of: Callable[[str], str]) -> None:
         self.seat: StageSeat | None = None
         self._next_name = ""
         self._metrics = metrics
         self._facts = facts
+        self._name_of = name_of
         self._shares = StageShares()
         self._counted: dict[str, float] = {}
         self._in_buckets: dict[str, tuple[list[int], float]] = {}
@@ -212,7 +212,7 @@ class StageMeter:
 
     def _enter(self, seat: StageSeat) -> None:
         self.seat, metrics = seat, self._metrics
-        self._next_name = metrics.name_of(seat.next_peer)
+        self._next_name = self._name_of(seat.next_peer)
         stage = (seat.model, seat.instance_id, str(seat.stage))
         metrics.layers.labels(*stage).set(seat.layers[1] - seat.layers[0])
         metrics.first_layer.labels(*stage).set(seat.layers[0])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.node.inspection.captures import Captures
 from exo_mesh.node.inspection.diagnostics import Diagnostics
 from exo_mesh.node.inspection.mesh_traces import MeshTraces
-from exo_mesh.node.inspection.otlp.wiring import exporter_of
+from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.node.inspection.runner_cancels import RunnerCancels
 from exo_mesh.node.inspection.trace_keeper import DAY_S, TraceKeeper
 from exo_mesh.rings.hosting.parts import HostingParts
@@ -22,7 +21,8 @@ from exo_mesh.wire.proto import control_pb2 as pb
 
 
 class Inspection:
-    """Implements InspectionService, and answers peers. health: returns the body of GET /health."""
+    """Implements InspectionService, and answers peers. health: returns the body of GET /health. exporter:
+    sends traces to a collector; None without one."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Inspection:
         serving: ServingParts,
         disk: Disk,
         health: Callable[[], dict[str, Any]],
-        metrics: Metrics,
+        exporter: TraceExporter | None,
     ) -> None:
         own = membership.own
         self._membership = membership
@@ -48,9 +48,7 @@ class Inspection:
         days, directory = settings.trace_retention_days, settings.home / "traces" / own.id
         keeper = TraceKeeper(serving.router.traces, directory, disk, days * DAY_S if days else None)
         self.keep_traces = keeper.keep
-        self.exporter = exporter_of(settings, membership, metrics)
-        if self.exporter is not None:
-            serving.router.traces.on_end = self.exporter.offer
+        self.exporter = exporter
         self._traces = MeshTraces(membership, serving.router.traces)
         self._captures = Captures(own.id, own.name, lambda: hosting.host.runners)
         self._cancels = RunnerCancels(membership, serving.journal)

@@ -37,6 +37,7 @@ from exo_mesh.rings.placing.outlook import FIGURES_S
 from exo_mesh.rings.placing.planner import Planner
 from exo_mesh.rings.placing.refused_stages import BallotBeatenError, RefusedStages, StageFailedError
 from exo_mesh.rings.placing.ring_monitor import OnProgress, RingMonitor
+from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.placing.stage_phases import StagePhase
 from exo_mesh.rings.placing.tensor_groups import wirings
@@ -78,6 +79,7 @@ class Placer:
         pool: CandidatePool,
         runner_limits: RunnerLimits,
         groups: GroupKnowledge,
+        use: RingUse,
     ) -> None:
         self._planner = planner
         self._membership = membership
@@ -86,6 +88,7 @@ class Placer:
         self._pool = pool
         self._runner_limits = runner_limits
         self._groups = groups
+        self._use = use
         self._rising: dict[str, RingMonitor] = {}
 
     async def place(
@@ -119,7 +122,12 @@ class Placer:
             if reserved.note:
                 _log.warning("%s: %s", instance_id, reserved.note)
             monitor = RingMonitor(
-                plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
+                plan,
+                self._members,
+                self._use,
+                on_progress,
+                self._runner_limits,
+                wirings=wirings(plan, reserved.collectives),
             )
             try:
                 instance = await self._bring_up(monitor)

@@ -51,9 +51,9 @@ async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, mon
                 if report.HasField("ready"):
                     break
             await asyncio.sleep(2)
-            assert runners() and node._hosting.host.reserved_bytes > 0, "as long as it is watched it stays"
+            assert runners() and node._hosting.host.memory.reserved_bytes > 0, "as long as it is watched it stays"
         await until(lambda: not runners())
-        assert node._hosting.host.reserved_bytes == 0
+        assert node._hosting.host.memory.reserved_bytes == 0
 
 
 @pytest.mark.extended
@@ -91,7 +91,7 @@ async def test_a_lease_holds_however_long_its_files_are_fetched(tmp_path: Path) 
                     fetched.append(report.fetching.done)
                 if report.HasField("ready"):
                     break
-        assert fetched == list(range(10)) and not expired and host.reserved_bytes > 0
+        assert fetched == list(range(10)) and not expired and host.memory.reserved_bytes > 0
         await host.release(plan.instance_id, plan.ballot)
 
 
@@ -114,7 +114,7 @@ async def test_a_fetch_for_a_plan_that_was_released_ends(tmp_path: Path) -> None
             async with aclosing(host.commit(plan.instance_id, plan.ballot)) as reports:
                 async for _ in reports:
                     await host.release(plan.instance_id, plan.ballot)
-        assert ended == ["released-1"] and not runners() and host.reserved_bytes == 0
+        assert ended == ["released-1"] and not runners() and host.memory.reserved_bytes == 0
 
 
 async def test_a_release_leaves_a_stage_that_is_reserved_for_a_higher_ballot(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_a_release_leaves_a_stage_that_is_reserved_for_a_higher_ballot(tmp
         assert await become_ready(new, keep_kv_from=0) == pid
         assert (await host.reserve(wrong, 0)).granted
         await host.release(old.instance_id, wrong.ballot)
-        assert not runners() and host.reserved_bytes == 0, "nothing is reserved any more"
+        assert not runners() and host.memory.reserved_bytes == 0, "nothing is reserved any more"
 
 
 async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:

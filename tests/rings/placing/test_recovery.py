@@ -215,7 +215,7 @@ async def test_an_instance_that_is_being_recovered_can_be_deleted(tmp_path: Path
         await until(lambda: [one["state"] for one in instances(nodes[1])] == ["loading"])
         assert await nodes[1].instances.delete(placed["id"])
         await until(lambda: not any(instances(node) for node in nodes))
-        assert all(node._hosting.host.reserved_bytes == 0 for node in nodes)
+        assert all(node._hosting.host.memory.reserved_bytes == 0 for node in nodes)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path)
         assert (await nodes[1].instances.create(PAIR))["digest"] == instance["digest"], "it suits whoever asks for one"
         assert await nodes[1].instances.delete(instance["id"])
         await until(lambda: not runners())
-        await until(lambda: all(node._hosting.host.reserved_bytes == 0 for node in nodes))
+        await until(lambda: all(node._hosting.host.memory.reserved_bytes == 0 for node in nodes))
 
 
 @pytest.mark.extended
