@@ -6,6 +6,7 @@ import ast
 import configparser
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_no_package_is_too_large_to_find_ones_way_in() -> None:
 
 def test_a_node_is_made_of_parts() -> None:
     made = constructions(ROOT / "exo_mesh" / "node" / "parts.py", "NodeParts")
-    assert 10 < len(made) <= 19, "a new part belongs into the factory of its package, parts.py"
+    assert 10 < len(made) <= 20, "a new part belongs into the factory of its package, parts.py"
     assert "NodeParts" in constructions(ROOT / "exo_mesh" / "node" / "node.py", "Node")
 
 
@@ -92,6 +93,31 @@ def test_a_node_starts_stops_and_holds_its_services() -> None:
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and not method.name.startswith("_")
     ]
     assert {"start", "finish", "stop"} <= set(methods) and len(methods) <= 12, "a call belongs to one of the services"
+
+
+WIDER: set[str] = {"ControlService"}
+"""Classes whose constructors take more than MOST_ARGUMENTS. ControlService answers the calls of every package."""
+
+MOST_ARGUMENTS = 9
+
+
+def widths(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(class, number of arguments of its constructor), without self."""
+    for node in ast.walk(tree):
+        for method in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                given = method.args
+                yield node.name, len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
+
+
+def test_a_constructor_takes_few_enough_arguments_to_be_read() -> None:
+    many = re.compile(r"def __init__\(\n(?: {8}\S[^\n]*,\n){9}")  # one a line; parsing all modules takes seconds
+    texts = {path: path.read_text() for path in product()}
+    found = [one for path, text in texts.items() if many.search(text) for one in widths(ast.parse(text))]
+    assert len(found) > 5, "the pattern finds what it is for"
+    wide = {name: width for name, width in found if width > MOST_ARGUMENTS and name not in WIDER}
+    assert wide == {}, "give it an object that several of them belong to"
+    assert dict(widths(ast.parse("class A:\n    def __init__(self, a, /, b, *, c): ..."))) == {"A": 3}
 
 
 def test_a_module_has_one_subject_and_fewer_than_500_lines() -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from exo_mesh.base.gc_pauses import collect_while_few
 from exo_mesh.mesh.membership.paths import PathKeeper
-from exo_mesh.node.housekeeping import keep_addresses, keep_awake, keep_house, keep_rdma_ports
+from exo_mesh.node.housekeeping import Housekeeping, keep_addresses, keep_awake, keep_rdma_ports
 from exo_mesh.node.parts import NodeParts
 from exo_mesh.rings.hosting.certificate_renewal import Renewal
 from exo_mesh.rings.hosting.ring_energy import keep_ring_energy
@@ -27,21 +27,18 @@ def start_background(parts: NodeParts, port: int) -> None:
 
 
 def _keep_house(parts: NodeParts) -> None:
-    work = partial(
-        keep_house,
-        parts.models.catalogue,
+    house = Housekeeping(
         parts.membership,
-        parts.hosting.host,
-        parts.hosting.monitor,
+        parts.models,
+        parts.hosting,
+        parts.engines,
+        parts.health,
+        parts.machine.disk,
         parts.metrics,
         parts.clock,
-        parts.engines.of_local_models,
-        parts.machine.disk,
-        parts.health,
-        parts.models.downloads,
         parts.phase,
     )
-    parts.tasks.keep(work, "housekeeping")
+    parts.tasks.keep(house.keep, "housekeeping")
     parts.tasks.keep(collect_while_few, "garbage collection")
 
 

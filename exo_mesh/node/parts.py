@@ -21,13 +21,13 @@ from exo_mesh.mesh.membership.callers import guard_of
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.identity import take_identity
 from exo_mesh.mesh.membership.parts import SharingParts
+from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.health import Health
-from exo_mesh.node.housekeeping import announce_models
 from exo_mesh.node.inspection.otlp.wiring import exporter_of
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
@@ -63,8 +63,8 @@ class NodeParts:
     """All parts of a node. phase: where the node is between its start and its stop; see Health.describe.
 
     Each package is built from those below it, in the order of the imports (docs/how-it-works/architecture.md), so no
-    other order works. A part that needs a later one gets a function that is called after the start: membership reads
-    the telemetry of the host, frees stages before it refutes, and reports peers that have left.
+    other order works. A part that needs a later one gets a function that is called after the start, and the membership,
+    which asks for the most, this object; see OwnSide.
     """
 
     def __init__(
@@ -121,22 +121,14 @@ class NodeParts:
         )
         return Membership(
             own,
-            self._read_telemetry,
-            on_leave=self._peer_left,
-            before_refute=self._before_refute,
-            read_prefixes=lambda: own_prefixes(self.membership, self.hosting.host),
-            is_calm=self._is_calm,
-            timing=timing,
-            clock=self.clock,
-            dial=lambda address: ControlClient(
+            self,
+            lambda address: ControlClient(
                 address, self.credentials, settings.namespace, self.probe_port, self.own_calls
             ),
-            only_peers=settings.node_id_filter,
-            only_links=settings.interface_type_filter,
+            peer_filter=PeerFilter(settings.node_id_filter, settings.interface_type_filter),
+            timing=timing,
+            clock=self.clock,
         )
-
-    def _is_calm(self, instance_id: str) -> bool:
-        return self.owning.owned_rings.use.is_calm(instance_id)
 
     def _new_models(self) -> ModelParts:
         return ModelParts.at(
@@ -277,15 +269,15 @@ class NodeParts:
             guard=guard_of(self.membership, self.settings),
         )
 
-    # what earlier parts need of later ones
+    # OwnSide: what the membership asks of later parts
 
-    async def _announce_models(self) -> None:
-        await announce_models(self.models.catalogue, self.membership, self.engines.of_local_models, is_sure=True)
+    def prefixes(self) -> dict[str, bytes]:
+        return own_prefixes(self.membership, self.hosting.host)
 
-    async def _wrong_bytes(self, model: str, loading_waits: bool) -> None:
-        await self.owning.instances.place_again(model, only_ready=loading_waits)
+    def is_calm(self, instance_id: str) -> bool:
+        return self.owning.owned_rings.use.is_calm(instance_id)
 
-    def _read_telemetry(self) -> Telemetry:
+    def reading(self) -> Telemetry:
         self._sequence += 1
         return own_reading(
             self.membership,
@@ -299,15 +291,23 @@ class NodeParts:
             entry_requests=self.owning.owned_rings.use.own_report(),
         )
 
+    def peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
+        self.owning.owned_rings.owner_left(peer, records)
+
+    async def before_refute(self) -> None:
+        await self.owning.owned_rings.free_beaten()
+
+    # what other earlier parts need of later ones
+
+    async def _announce_models(self) -> None:
+        await self.engines.announce_models(is_sure=True)
+
+    async def _wrong_bytes(self, model: str, loading_waits: bool) -> None:
+        await self.owning.instances.place_again(model, only_ready=loading_waits)
+
     def _offer_trace(self, trace: RequestTrace) -> None:
         if self.exporter is not None:
             self.exporter.offer(trace)
 
     def _requests_here(self) -> dict[str, int]:
         return self.serving.journal.outstanding()
-
-    def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        self.owning.owned_rings.owner_left(peer, records)
-
-    async def _before_refute(self) -> None:
-        await self.owning.owned_rings.free_beaten()

@@ -283,11 +283,11 @@ class SimNode(SimPeer):
         own = super().describe()
         return replace(own, devices=(replace(own.devices[0], engine="dummy"),), models=(MODEL,))
 
-    def _reading(self) -> Telemetry:
-        return replace(super()._reading(), entry_requests=self.owned_rings.use.own_report())
+    def reading(self) -> Telemetry:
+        return replace(super().reading(), entry_requests=self.owned_rings.use.own_report())
 
-    def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
-        super().on_leave(peer, records)
+    def peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
+        super().peer_left(peer, records)
         self.owned_rings.owner_left(peer, records)
 
     async def before_refute(self) -> None:
