@@ -26,9 +26,8 @@ def test_the_store_is_bounded_and_finds_by_either_id() -> None:
 
 
 def test_requests_that_share_a_trace_id_as_those_of_one_agent_do_are_all_kept() -> None:
-    store = TraceStore()
     ended: list[str] = []
-    store.on_end = lambda trace: ended.append(trace.request_id)
+    store = TraceStore(on_end=lambda trace: ended.append(trace.request_id))
     for number in range(3):
         trace = store.open(replace(a_request(f"r{number}"), trace_id="t"), "m", 3, 0.0)
         store.end(trace, "stop", 1.0)
