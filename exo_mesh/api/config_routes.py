@@ -59,7 +59,7 @@ class ConfigRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._observation = context.services.observation
         self._desk = context.options.config
         self._file = context.options.config_file
         self._hub_token = context.options.hub_token
@@ -101,7 +101,7 @@ class ConfigRoutes:
             for name, setting in SETTINGS.items()
         ]
         texts, token = self._desk.shared_texts, self._hub_token
-        identity = self._service.observation.identity()
+        identity = self._observation.identity()
         found = {
             "object": "config",
             "node": {"id": identity["node_id"], "name": identity["name"]},

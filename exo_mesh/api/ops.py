@@ -39,7 +39,10 @@ class OpsRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._models = context.services.models
+        self._instances = context.services.instances
+        self._peers = context.services.peers
+        self._observation = context.services.observation
         self._registry = context.options.registry
         self._body_silence_s = context.options.body_silence_s
 
@@ -105,7 +108,7 @@ class OpsRoutes:
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: the full health report of the node; 503 unless it can serve."""
-        seen = self._service.observation
+        seen = self._observation
         runner, shown = seen.runner(), _for_caller(seen.health(), request)
         health = NodeHealth(
             **{name: getattr(shown, name) for name in shown.__struct_fields__},
@@ -126,17 +129,17 @@ class OpsRoutes:
 
     async def ready(self, request: web.Request) -> web.Response:
         """GET /readyz: 200 if the node can serve requests now, else 503 with the reasons."""
-        health = _for_caller(self._service.observation.health(), request)
+        health = _for_caller(self._observation.health(), request)
         ready = Readiness(health.status in _ABLE, health.status, health.reasons)
         return json_response(ready, 200 if ready.ready else 503)
 
     async def state(self, request: web.Request) -> web.Response:
         """GET /state"""
-        return json_response(self._service.observation.state())
+        return json_response(self._observation.state())
 
     async def topology(self, request: web.Request) -> web.Response:
         """GET /v1/topology"""
-        return json_response(self._service.observation.topology())
+        return json_response(self._observation.topology())
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics, for Prometheus."""
@@ -150,21 +153,21 @@ class OpsRoutes:
 
     async def drain(self, request: web.Request) -> web.Response:
         """POST /drain: finish running requests and accept no new ones."""
-        self._service.drain(on=True)
+        self._peers.drain_here(on=True)
         return await self.drain_state(request)
 
     async def undo_drain(self, request: web.Request) -> web.Response:
         """DELETE /drain: accept requests again."""
-        self._service.drain(on=False)
+        self._peers.drain_here(on=False)
         return await self.drain_state(request)
 
     async def drain_state(self, request: web.Request) -> web.Response:
         """GET /drain: whether the node drains, and the requests that are left."""
-        return json_response(self._service.observation.drain_state())
+        return json_response(self._observation.drain_state())
 
     async def queue(self, request: web.Request) -> web.Response:
         """GET /queue: the waiting and running requests of the rings whose driver is on this node."""
-        return json_response(self._service.observation.queue())
+        return json_response(self._observation.queue())
 
     async def recent_requests(self, request: web.Request) -> web.Response:
         """GET /requests/recent[?n=50]: the outcomes of the last requests with this node as entry peer; with a key of
@@ -172,23 +175,23 @@ class OpsRoutes:
         text = request.query.get("n", "50")
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
             raise InputError(f"n must be a whole number from 1 to 9999, not {quoted(text)}", param="n")
-        found = self._service.observation.recent_requests(int(text), request[CALLER].limited_to)
+        found = self._observation.recent_requests(int(text), request[CALLER].limited_to)
         return json_response({"requests": found})
 
     async def request_stats(self, request: web.Request) -> web.Response:
         """GET /requests/stats"""
-        return json_response(self._service.observation.request_stats())
+        return json_response(self._observation.request_stats())
 
     async def memory(self, request: web.Request) -> web.Response:
         """GET /memory[?scope=cluster]"""
         scope = request.query.get("scope", "node")
         if scope not in ("node", "cluster"):
             raise InputError(f"scope is {quoted(scope)}; it must be node or cluster", param="scope")
-        return json_response(self._service.observation.memory(whole_mesh=scope == "cluster"))
+        return json_response(self._observation.memory(whole_mesh=scope == "cluster"))
 
     async def memory_live(self, request: web.Request) -> web.Response:
         """GET /memory/live: the memory readings of the last 90 s."""
-        return json_response(self._service.observation.memory_live())
+        return json_response(self._observation.memory_live())
 
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready; `replicas`: the number of instances to place."""
@@ -196,35 +199,35 @@ class OpsRoutes:
         body.model = await self._found(request, body.model)
         spec = instance_spec(body)
         if body.replicas is not None:
-            made = await self._service.create_replicas(spec, body.replicas)
+            made = await self._instances.create_replicas(spec, body.replicas)
             return json_response({"object": "list", "data": made}, 201)
-        return json_response(await self._service.create_instance(spec), 201)
+        return json_response(await self._instances.create(spec), 201)
 
     async def previews(self, request: web.Request) -> web.Response:
         """GET /instance/previews?model=…: the possible placements for the query (see wishes.preview_spec)."""
         with errors_name(names_of_query(request.query)):
             spec = preview_spec(request.query)
             spec = replace(spec, model=await self._found(request, spec.model))
-            return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
+            return json_response({"model": spec.model, "previews": await self._instances.previews(spec)})
 
     async def instance(self, request: web.Request) -> web.Response:
         """GET /instance/{id}"""
         instance_id = request.match_info["id"]
-        placed = self._service.observation.state().view.instances
+        placed = self._observation.state().view.instances
         found = next((one for one in placed if one.id == instance_id), None)
         return _no_instance(instance_id) if found is None else json_response(found)
 
     async def delete_instance(self, request: web.Request) -> web.Response:
         """DELETE /instance/{id}"""
         instance_id = request.match_info["id"]
-        if not await self._service.delete_instance(instance_id):
+        if not await self._instances.delete(instance_id):
             return _no_instance(instance_id)
         return json_response({"id": instance_id, "object": "instance.deleted", "deleted": True})
 
     async def _found(self, request: web.Request, name: str) -> str:
         """The name of a model that can be placed: a model of the mesh, or of the hub if the caller may download."""
-        name = await named_model(request, self._service, name)
-        return (await find_model(self._service, name, may_download=request[CALLER].may_download)).name
+        name = await named_model(request, self._models, name)
+        return (await find_model(self._models, name, may_download=request[CALLER].may_download)).name
 
 
 def _for_caller(health: HealthReport, request: web.Request) -> HealthReport:

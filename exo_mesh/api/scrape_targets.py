@@ -29,7 +29,7 @@ class ScrapeTargetRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._observation = context.services.observation
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -46,7 +46,7 @@ class ScrapeTargetRoutes:
 
     async def targets(self, request: web.Request) -> web.Response:
         """GET /v1/prometheus/targets"""
-        return json_response(scrape_targets(self._service.observation.state()))
+        return json_response(scrape_targets(self._observation.state()))
 
 
 def scrape_targets(state: StateReport) -> list[ScrapeTarget]:

@@ -10,7 +10,6 @@ from typing import Any
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.printable import counted
-from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.reports import (
     DriverQueue,
@@ -35,6 +34,7 @@ from exo_mesh.node.inspection.describe import (
     describe_view,
 )
 from exo_mesh.node.inspection.desk import Inspection
+from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.serving.explanations import Explanation
@@ -43,7 +43,7 @@ from exo_mesh.settings.config import Settings
 
 
 class Observation:
-    """Implements MeshObservation. phase: where the node is between its start and its stop; see Health.describe."""
+    """The read-only calls of the API. phase: where the node is between its start and its stop; see Health.describe."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Observation:
         serving: ServingParts,
         health: Health,
         disk: Disk,
-        metrics: Metrics,
+        exporter: TraceExporter | None,
     ) -> None:
         self._settings = settings
         self._phase = phase
@@ -65,9 +65,10 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
-        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, metrics)
+        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, exporter)
 
     def state(self) -> StateReport:
+        """`view` (shared by all peers: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]
         beats = {one.plan.instance_id: self._host.beat(one.plan.instance_id) for one in placed}
         readings = self._membership.telemetry
@@ -85,6 +86,7 @@ class Observation:
         )
 
     async def view_change(self, timeout_s: float) -> bool:
+        """Waits until a peer or instance appears, disappears or changes its state: True; False after timeout_s."""
         before, end = self._gist(), monotonic() + timeout_s
         while (left_s := end - monotonic()) > 0 and await self._membership.changed.wait(left_s):
             if self._gist() != before:
@@ -98,9 +100,12 @@ class Observation:
         return (*(peer.id for peer in view.peers()), *placed)
 
     def topology(self) -> TopologyReport:
+        """The peers, the links, and the ring of each instance, for people and pictures."""
         return describe_topology(self._membership, self._instances)
 
     def health(self) -> HealthReport:
+        """{"status": "ok" | "degraded" | "starting" | "stopping" | …, "level", "reasons": [{"code", "level", "message",
+        "remedy"}], "peer_health": [{"id", "name", "level", "reasons"}], "instance_health": likewise, …}"""
         phase = self._phase()
         return self._health.describe("draining" if phase == "ok" and self._host.draining else phase)
 
@@ -111,6 +116,8 @@ class Observation:
         return "a stage here works for a request" if self._host.is_in_use() else ""
 
     def drain_state(self) -> dict[str, Any]:
+        """{"draining", "drained", "requests", "sequences"}: requests that entered here, sequences of the stages
+        here."""
         requests = len(self._serving.journal)
         sequences = sum(stage.beat.sequences for stage in self._host.beats())
         draining = self._host.draining
@@ -118,6 +125,7 @@ class Observation:
         return {"draining": draining, "drained": drained, "requests": requests, "sequences": sequences}
 
     def identity(self) -> dict[str, Any]:
+        """{"node_id", "name", "incarnation", "version", "protocol", "namespace", "api_url"} of this node."""
         own = self._membership.own
         return {
             "node_id": own.id,
@@ -130,6 +138,9 @@ class Observation:
         }
 
     def runner(self) -> RunnerReport:
+        """{"runner_mode": "subprocess", "runner_status"}; runner_status: "none" without a stage here, "loading",
+        "idle", "busy" while a stage holds a sequence, "failed" if nothing runs here and an instance with a stage here
+        failed, or "shutting_down" while the node stops."""
         beats, own_id = self._host.beats(), self._membership.own.id
         states = {one.state for _, one in self._instances.all() if own_id in one.plan.member_ids}
         tests = {
@@ -143,6 +154,7 @@ class Observation:
         return RunnerReport("subprocess", status)
 
     def idle_instances(self) -> list[str]:
+        """Ids of instances that failed, or that no request uses or waits for, as far as this node knows."""
         used = Counter(self._serving.journal.outstanding())
         for reading in self._membership.telemetry.values():
             used.update(reading.outstanding)
@@ -172,12 +184,17 @@ class Observation:
         )
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
+        """The outcomes of requests that entered here, newest first. key_id: only requests with this API key, "" for
+        requests without a key, None for all."""
         return [outcome.describe() for outcome in self._serving.journal.history.recent(most, key_id)]
 
     def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
+        """Where the prompt of a request that entered here parted from what its ring kept; None if that is not known.
+        key_id: as for recent_requests."""
         return self._serving.journal.explanations.find(request_id, key_id)
 
     def request_stats(self) -> dict[str, Any]:
+        """Statistics of the requests that entered here."""
         return self._serving.journal.history.stats()
 
     # memory
@@ -193,4 +210,5 @@ class Observation:
         return answer
 
     def memory_live(self) -> list[dict[str, float]]:
+        """The last readings of this machine's memory, oldest first."""
         return [snapshot.describe() for snapshot in self._hosting.monitor.kept]

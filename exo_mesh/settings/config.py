@@ -106,7 +106,7 @@ class Settings:
         r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com", private=True),
         "base URL of the Tailscale API"] = "https://api.tailscale.com"
     node_id_filter: Annotated[tuple[str, ...], NETWORK.text("PEER", _NAME),
-        "admit only this peer; its name or id (8 characters suffice); all by default"] = ()
+        "admit only this peer; its name or id (4 digits suffice); all by default"] = ()
     interface_type_filter: Annotated[tuple[str, ...], NETWORK.one_of("TYPE", *LINK_WORDS),
         "connect to peers only over these kinds of links: thunderbolt, ethernet, wifi, bridge, vpn, loopback, other; "
         "all by default"] = ()
@@ -206,7 +206,7 @@ class Settings:
         "when making room, also delete models that were pulled by name"] = False
     store: Annotated[Path | None, MODELS.path("DIR"), "host the mesh's model store in this directory"] = None
     store_host: Annotated[str, MODELS.text("PEER", _NAME),
-        "name or id of the peer that hosts the store; by default any peer with one"] = ""
+        "name or id (4 digits suffice) of the peer that hosts the store; by default any peer with one"] = ""
     store_enabled: Annotated[bool, MODELS.off_switch(name="no_store"), "neither use nor host a model store"] = True
     store_fallback: Annotated[bool, MODELS.off_switch(),
         "do not download from the hub what the store does not have"] = True

@@ -27,14 +27,19 @@ class EffectiveSettings:
     Flags > EXO_MESH_* environment > the mesh > config.toml > defaults.
     """
 
-    def __init__(self, own: Settings, origins: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        own: Settings,
+        origins: Mapping[str, str] | None = None,
+        on_change: Callable[[Settings], object] = lambda settings: None,
+    ) -> None:
+        """on_change: called with the settings in force when they change."""
         self.own = own
         self.now = own
         """The settings in force."""
         self._origins = origins or {}
         self._from_mesh: frozenset[str] = frozenset()
-        self.on_change: Callable[[Settings], object] = lambda settings: None
-        """Called with the settings in force when they change."""
+        self._on_change = on_change
 
     def origin(self, name: str) -> str:
         """The origin of the value in force: "mesh", or as in LoadedSettings."""
@@ -55,7 +60,7 @@ class EffectiveSettings:
         was = self.now
         self.now, self._from_mesh = replace(self.own, **fields), frozenset(names)
         if self.now != was:
-            self.on_change(self.now)
+            self._on_change(self.now)
         return unusable
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.base.telemetry.node_logs import LoneLogs
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
+from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import SHARED, EffectiveSettings, LoneSettings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.table import SETTINGS
@@ -31,9 +33,14 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> ScriptedMesh:
     return ScriptedMesh(write_text_model(tmp_path_factory.mktemp("text-model")))
 
 
-def options(tmp_path: Path, environ: dict[str, str] | None = None, **changes: Any) -> ApiOptions:
+def options(
+    tmp_path: Path,
+    environ: dict[str, str] | None = None,
+    on_change: Callable[[Settings], object] = lambda settings: None,
+    **changes: Any,
+) -> ApiOptions:
     loaded = load_settings({"home": [str(tmp_path)], "min_peers": ["2"]}, environ or {})
-    desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins))
+    desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins, on_change))
     return ApiOptions(
         defaults=lambda: RequestDefaults.of(desk.effective.now),
         config=desk,
@@ -193,10 +200,12 @@ async def test_the_log_level_of_one_node_is_changed_while_it_runs(scripted: Scri
 
 
 async def test_the_log_level_of_the_mesh_is_a_shared_setting(scripted: ScriptedMesh, tmp_path: Path) -> None:
-    given = options(tmp_path)
     changes: list[str] = []
-    given.config.effective.on_change = lambda settings: changes.append(f"{settings.log_level} {settings.log_format}")
-    async with served(scripted, given) as api:
+
+    def note(settings: Settings) -> None:
+        changes.append(f"{settings.log_level} {settings.log_format}")
+
+    async with served(scripted, options(tmp_path, on_change=note)) as api:
         assert (await put(api, {"log_level": "debug", "log_format": "both"}))[0] == 200
         assert (await put(api, {"log_level": "debug"}))[0] == 200
         assert (await put(api, {"log_level": "loud"}))[0] == 400

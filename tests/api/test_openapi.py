@@ -17,11 +17,11 @@ from tests.api.scripted_mesh import ScriptedMesh, Served
 
 @pytest.fixture
 async def document(mesh: ScriptedMesh) -> dict[str, Any]:
-    return openapi_document(build_app(mesh)[ROUTES])
+    return openapi_document(build_app(mesh.services)[ROUTES])
 
 
 async def test_each_route_of_the_table_is_in_the_document(mesh: ScriptedMesh, document: dict[str, Any]) -> None:
-    table = build_app(mesh)[ROUTES]
+    table = build_app(mesh.services)[ROUTES]
     expected = {(row.method.lower(), canonical(path)) for row in table for path in row.paths}
     assert {(method, path) for path, methods in document["paths"].items() for method in methods} == expected
     ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]

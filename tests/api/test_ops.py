@@ -62,7 +62,7 @@ async def test_each_status_in_the_list_of_models_can_be_asked_for(api: Served, m
         ModelEntry("here", ("peer1",), (), 10, ()),
         ModelEntry("part", ("peer1",), (), 10, (), is_partial=True),
     ]
-    monkeypatch.setattr(api.mesh, "models", lambda: entries)
+    monkeypatch.setattr(api.mesh.services.models, "all", lambda: entries)
     listed = {one["id"]: one["status"] for one in (await get(api, "/v1/models"))[1]["data"]}
     assert listed == {"remote": "served", "running": "loaded", "here": "downloaded", "part": "partial"}
     for name, status in listed.items():
@@ -121,7 +121,8 @@ async def test_replicas_are_made_as_a_list(api: Served) -> None:
 
 async def test_diagnostics_of_one_node_and_of_all(api: Served) -> None:
     assert (await get(api, "/v1/diagnostics/node"))[1]["node_id"] == "peer1"
-    assert (await get(api, "/v1/diagnostics/cluster/peer"))[1]["node_id"] == "peer1"
+    for name in ("peer", "alpha"):
+        assert (await get(api, f"/v1/diagnostics/cluster/{name}"))[1]["node_id"] == "peer1"
     assert (await get(api, "/v1/diagnostics/cluster/other"))[0] == 404
     assert (await get(api, "/v1/diagnostics/cluster"))[1]["unreachable"] == []
     assert (await get(api, "/v1/diagnostics/cluster/timeline"))[1]["entries"] == []
@@ -206,7 +207,6 @@ async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: s
         ({"pins": {"a": [0, 8]}, "tensor_group": 2}, "tensor_group"),
         ({"groups": [["a"]]}, "groups"),
         ({"group_backend": "mpi"}, "group_backend"),
-        ({"stages": [{"peer": "b", "layers": [0, 8], "group": {"peers": ["a", "b"]}}]}, "stages"),
         ({"pins": {"a": [0]}}, "pins[...]"),
     ],
 )
@@ -217,7 +217,8 @@ async def test_wishes_that_contradict_each_other_are_refused(api: Served, body: 
 
 async def test_topology_version_and_the_front_page(api: Served) -> None:
     assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1]
-    assert msgspec.convert((await get(api, "/topology"))[1], TopologyReport) == api.mesh.topology()
+    topology = api.mesh.services.observation.topology()
+    assert msgspec.convert((await get(api, "/topology"))[1], TopologyReport) == topology
     assert (await get(api, "/version"))[1]["version"]
     _, index = await get(api, "/")
     assert index["next"].startswith(f"curl {api.url}/v1/chat/completions")

@@ -153,7 +153,7 @@ async def test_a_group_over_rdma_follows_its_cable(tmp_path: Path, monkeypatch: 
     async with mesh(tmp_path, 2) as nodes:
         plug(nodes, active=True)
         await until(lambda: all(any(c.up for c in node.observation.topology().cables) for node in nodes))
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=2))
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, tensor_group=2))
         assert instance.stages[0].group.backend == "jaccl"
         devices = {device for row in instance.stages[0].group.rdma for device in row if device}
         assert devices == {"rdma_en0", "rdma_en1"}

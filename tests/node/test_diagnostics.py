@@ -12,6 +12,7 @@ import pytest
 
 from exo_mesh.domain.health import HealthLevel
 from exo_mesh.domain.reports import PeerHealth, ReasonReport
+from exo_mesh.errors import UnknownPeerError
 from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, crash, instances, mesh, tokens, until
 
@@ -22,7 +23,7 @@ def phases(runner: dict[str, Any]) -> list[str]:
 
 async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whole_mesh(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "5"}) as nodes:
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: instances(nodes[1]))
         await tokens(nodes[1], a_request(prompt=(77, 78, 79)))
         victim = next(node for node in nodes if node.node_id == instance.stages[1].peer)
@@ -57,9 +58,10 @@ async def test_a_node_that_does_not_answer_is_named(tmp_path: Path) -> None:
         shown = {one.id: one for one in nodes[0].observation.health().peer_health}
         assert shown[nodes[1].node_id].level == "failed"
         assert shown[nodes[1].node_id].reasons[0].code == "unreachable"
-        assert await nodes[0].inspection.diagnostics_of(nodes[1].node_id) is None
+        with pytest.raises(UnknownPeerError):
+            await nodes[0].inspection.diagnostics_of(nodes[1].node_id)
         own = await nodes[0].inspection.diagnostics_of(nodes[0].node_id[:6])
-        assert own is not None and own["node_id"] == nodes[0].node_id
+        assert own["node_id"] == nodes[0].node_id
 
 
 async def test_a_peer_hears_what_is_wrong_with_another(tmp_path: Path) -> None:

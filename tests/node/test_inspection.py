@@ -18,7 +18,7 @@ from tests.support.nodes import MODEL, SLOW, a_request, crash, instances, mesh, 
 
 async def placed_over_both(nodes: list[Node]) -> str:
     """The id of an instance with a stage on each of two nodes."""
-    instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+    instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
     await until(lambda: [one.state for one in instances(nodes[1])] == ["ready"])
     return str(instance.id)
 
@@ -38,11 +38,11 @@ async def test_any_peer_shows_cancels_captures_and_deletes(tmp_path: Path) -> No
 
         for wanted in (asked.trace_id, "chatcmpl-1", "header-1"):
             running = await runs()
-            assert not await other.cancel(wanted, key_id="somebody-else"), "it came with another key"
-            assert await other.cancel(wanted)
+            assert not await other.requests.cancel(wanted, key_id="somebody-else"), "it came with another key"
+            assert await other.requests.cancel(wanted)
             with pytest.raises(CancelledRequestError):
                 await running
-        assert not await other.cancel("header-1"), "nothing runs any more"
+        assert not await other.requests.cancel("header-1"), "nothing runs any more"
         found = await other.inspection.trace("header-1")
         assert found is not None and found.outcome == "cancelled"
 

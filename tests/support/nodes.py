@@ -143,7 +143,7 @@ def a_request(request_id: str = "r", max_tokens: int = 12, prompt: tuple[int, ..
 async def tokens(node: Node, request: GenerateRequest, model: str = MODEL) -> list[int]:
     """All token ids of a request; checks that it ends exactly once and numbers its tokens without gaps."""
     events: list[TokenEvent] = []
-    async with aclosing(node.generate(model, request)) as items:
+    async with aclosing(node.requests.generate(model, request)) as items:
         async for item in items:
             if isinstance(item, TokenEvent):
                 events.append(item)
@@ -158,7 +158,7 @@ def instances(node: Node) -> list[InstanceReport]:
 
 async def collect(node: Node, request_id: str, max_tokens: int, into: list[int]) -> None:
     """Append the token ids of a request to `into` as they come."""
-    async with aclosing(node.generate(MODEL, a_request(request_id, max_tokens))) as items:
+    async with aclosing(node.requests.generate(MODEL, a_request(request_id, max_tokens))) as items:
         async for item in items:
             if isinstance(item, TokenEvent) and item.token_id is not None:
                 into.append(item.token_id)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.api.sse import data_frame
-from exo_mesh.node.service import MeshObservation
+from exo_mesh.node.observation import Observation
 
 PEER_FIELDS = (
     "id",
@@ -29,7 +29,7 @@ TELEMETRY_FIELDS = (
 )  # fmt: skip
 
 
-def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
+def live_document(observation: Observation, now: float) -> dict[str, Any]:
     """The document with all data that can change. Peers, instances, links and downloads are stored by key, so that
     patches are small."""
     state = msgspec.to_builtins(observation.state())

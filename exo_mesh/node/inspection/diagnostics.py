@@ -20,7 +20,6 @@ from exo_mesh.domain.reports import HealthReport
 from exo_mesh.errors import TransportError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
-from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.node.inspection.asking import ASK_S, ask_peers
@@ -98,13 +97,10 @@ class Diagnostics:
         found = self.timeline() if request.timeline else await asyncio.to_thread(self.node)
         return pb.DiagnoseReply(json=msgspec.json.encode(found))
 
-    async def of(self, peer_id: str) -> dict[str, Any] | None:
-        """The diagnostics of one node, see peer_called; None if there is no such live peer. Raises MeshErrors."""
-        found = peer_called(peer_id, self._membership.everybody) if peer_id else self._membership.own
-        if found == self._membership.own:
-            return await asyncio.to_thread(self.node)
-        peer = None if found is None else self._membership.peer(found.id)
-        return None if peer is None else await _ask(peer, timeline=False)
+    async def of(self, peer: str) -> dict[str, Any]:
+        """The diagnostics of one node, see Membership.peer_named. Raises MeshErrors."""
+        found = self._membership.peer(self._membership.peer_named(peer, "id").id)
+        return await asyncio.to_thread(self.node) if found is None else await _ask(found, timeline=False)
 
     async def cluster(self) -> dict[str, Any]:
         """The diagnostics of all nodes that answer, and the list of those that do not."""

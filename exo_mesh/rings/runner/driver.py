@@ -76,7 +76,8 @@ class Driver:
     ) -> None:
         self._ballot = ballot
         self._pace = Pace(limits.num_stages)
-        self._scheduler = Scheduler(limits, self._pace)
+        self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
+        self._scheduler = Scheduler(limits, self._pace, expect_shared=self.prefix.common_with_running)
         self._limits = limits
         self._send = send
         self._live: dict[int, Generation] = {}
@@ -89,7 +90,6 @@ class Driver:
         self._returned_at = 0.0
         self._knows_stages = False
         """Whether all stages of this plan have reported their limits of the prefix cache."""
-        self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
         self.disk = disk
         self.digests = DigestMaker(self.prefix, os.urandom(SALT_BYTES))
         self.callers = Callers(ballot)

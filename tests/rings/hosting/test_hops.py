@@ -21,7 +21,7 @@ pytestmark = [
 
 
 async def placed(mesh: TwoWays) -> InstanceReport:
-    await mesh.near.create_instance(InstanceSpec(MODEL, min_peers=2))
+    await mesh.near.instances.create(InstanceSpec(MODEL, min_peers=2))
     await until(lambda: [one.state for one in instances(mesh.far)] == ["ready"])
     await until(lambda: mesh.data.open_connections == 1)  # the hop from near to far, by way of the relay
     return instances(mesh.far)[0]

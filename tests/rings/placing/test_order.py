@@ -34,7 +34,7 @@ def ballots(nodes: list[Node]) -> set[tuple[Any, ...]]:
 async def test_two_posts_at_once_make_one_instance_that_all_five_peers_agree_on(tmp_path: Path) -> None:
     async with mesh(tmp_path, 5) as nodes:
         spec = InstanceSpec(MODEL, min_peers=3)
-        placed = await asyncio.gather(nodes[1].create_instance(spec), nodes[3].create_instance(spec))
+        placed = await asyncio.gather(nodes[1].instances.create(spec), nodes[3].instances.create(spec))
         answered = time.monotonic()
         assert placed[0].digest == placed[1].digest
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
@@ -50,8 +50,8 @@ async def test_of_two_peers_that_place_the_last_memory_one_wins_and_the_other_ge
     sizes = (MB, MB, 300 * MB)  # a stage takes 283 MB
     async with mesh(tmp_path, 3, usable_bytes=sizes, models_dirs=(tmp_path / "models",)) as nodes:
         outcomes = await asyncio.gather(
-            nodes[0].create_instance(InstanceSpec("alpha")),
-            nodes[1].create_instance(InstanceSpec("beta")),
+            nodes[0].instances.create(InstanceSpec("alpha")),
+            nodes[1].instances.create(InstanceSpec("beta")),
             return_exceptions=True,
         )
         won = [outcome for outcome in outcomes if isinstance(outcome, InstanceReport)]
@@ -71,7 +71,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
 ) -> None:
     sizes = (2000 * MB, 2000 * MB, MB)
     async with cabled_mesh(tmp_path, monkeypatch, 3, sizes, engine_options={"cost_ms": "5"}) as (cable, nodes):
-        placed = await nodes[2].create_instance(InstanceSpec(MODEL, min_peers=2))
+        placed = await nodes[2].instances.create(InstanceSpec(MODEL, min_peers=2))
         members = sorted(stage.peer for stage in placed.stages)
         assert members == sorted(node.node_id for node in nodes[:2])
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0]))
@@ -95,7 +95,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
 
         await nodes[0]._hosting.host.release(placed.id, Ballot(*placed.ballot))
         assert len(runners()) == 2, "the old owner's word counts no more"
-        assert await nodes[2].delete_instance(placed.id)
+        assert await nodes[2].instances.delete(placed.id)
         await until(lambda: not runners())
 
 
@@ -105,7 +105,7 @@ async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instanc
 ) -> None:
     monkeypatch.setattr(ownership, "ORPHAN_S", 1.0)
     async with cabled_mesh(tmp_path, monkeypatch, 4) as (cable, nodes):
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=4))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=4))
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[3]))
         sides = (nodes[:2], nodes[2:])
         cable.split({"n0", "n1"}, {"n2", "n3"})
@@ -141,7 +141,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
     monkeypatch.setattr(ownership, "ORPHAN_S", 1.0)
     async with cabled_mesh(tmp_path, monkeypatch, 4) as (cable, nodes):
         ring = (Pin("n2", 0, 4), Pin("n3", 4, 8))
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=ring))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=ring))
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[3]))
         cable.split({"n0", "n1"}, {"n2", "n3"})
         members = {nodes[2].node_id, nodes[3].node_id}
@@ -162,7 +162,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
 async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n1", 0, 8),)))
+        await nodes[0].instances.create(InstanceSpec(MODEL, pins=(Pin("n1", 0, 8),)))
         (keeper,) = nodes[0]._owning.owned_rings.monitors.values()
         nodes[0]._owning.owned_rings.monitors.clear()
         await keeper.close()
@@ -179,7 +179,7 @@ async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back
     monkeypatch.setattr(ring_monitor, "REATTACH_S", 30.0)
     sizes = (2000 * MB, 2000 * MB, MB)
     async with cabled_mesh(tmp_path, monkeypatch, 3, sizes, engine_options={"cost_ms": "5"}) as (cable, nodes):
-        placed = await nodes[2].create_instance(InstanceSpec(MODEL, min_peers=2))
+        placed = await nodes[2].instances.create(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0]))
         first, second = sorted(nodes[:2], key=lambda node: node.node_id)
         request = asyncio.create_task(tokens(nodes[0], a_request(max_tokens=500)))
@@ -204,5 +204,5 @@ async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back
         assert second._hosting.host.leases[0].ballot == Ballot(*seen.ballot)
         assert set(runners()) == {stage.pid for stage in placed.stages}, "no stage was started again"
         assert len(await request) == 500
-        assert await nodes[1].delete_instance(placed.id)
+        assert await nodes[1].instances.delete(placed.id)
         await until(lambda: not runners())

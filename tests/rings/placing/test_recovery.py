@@ -35,7 +35,7 @@ class Reading:
         self.task = asyncio.create_task(self._read(node, request_id, max_tokens))
 
     async def _read(self, node: Node, request_id: str, max_tokens: int) -> list[int]:
-        async with aclosing(node.generate(MODEL, a_request(request_id, max_tokens))) as items:
+        async with aclosing(node.requests.generate(MODEL, a_request(request_id, max_tokens))) as items:
             async for item in items:
                 if not isinstance(item, TokenEvent):
                     self.progress.append(item.phase)
@@ -80,7 +80,7 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=THREE))
         expected = await tokens(nodes[1], a_request("undisturbed", 18))
         reading = Reading(nodes[1], "disturbed", 18)
         await until(lambda: len(reading.tokens) > 5)
@@ -106,13 +106,13 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
 async def test_while_a_ring_recovers_its_context_limit_stands_and_its_model_counts_as_loaded(tmp_path: Path) -> None:
     """A new request waits for that ring: it must neither get the limit of a ring yet to be placed nor another model."""
     async with mesh(tmp_path, 1, engine_options={"load_ms": "300"}) as (node,):
-        placed = await node.create_instance(InstanceSpec(MODEL, context_limit=256))
-        assert await node.context_limit(MODEL) == 256 and not (await node.model(MODEL)).is_loading
+        placed = await node.instances.create(InstanceSpec(MODEL, context_limit=256))
+        assert await node.instances.context_limit(MODEL) == 256 and not (await node.models.named(MODEL)).is_loading
         os.kill(placed.stages[0].pid, signal.SIGKILL)
         await until(lambda: not ready(node))
-        entry = await node.model(MODEL)
+        entry = await node.models.named(MODEL)
         assert entry.is_loading and not entry.instance_ids
-        assert await node.context_limit(MODEL) == 256
+        assert await node.instances.context_limit(MODEL) == 256
         await until(lambda: ready(node))
         assert ready(node)[0].ballot != placed.ballot
 
@@ -120,7 +120,7 @@ async def test_while_a_ring_recovers_its_context_limit_stands_and_its_model_coun
 @pytest.mark.extended
 async def test_a_spare_takes_the_layers_of_a_dead_peer_and_nobody_else_loads(tmp_path: Path) -> None:
     async with mesh(tmp_path, 4, engine_options=SLOW) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=THREE))
         expected = await tokens(nodes[0], a_request("undisturbed", 80))
         reading = Reading(nodes[0], "disturbed", 80)
         await until(lambda: len(reading.tokens) > 10)
@@ -137,7 +137,7 @@ async def test_a_spare_takes_the_layers_of_a_dead_peer_and_nobody_else_loads(tmp
 @pytest.mark.slow
 async def test_neighbours_absorb_a_dead_owner_and_the_lowest_member_owns_what_is_left(tmp_path: Path) -> None:
     async with mesh(tmp_path, 4, engine_options=SLOW, usable_bytes=(1000 * MB,) * 3 + (MB,)) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=THREE))
         await until(lambda: ready(nodes[3]))
         expected = await tokens(nodes[3], a_request("undisturbed", 80))
         reading = Reading(nodes[3], "disturbed", 80)
@@ -155,7 +155,7 @@ async def test_neighbours_absorb_a_dead_owner_and_the_lowest_member_owns_what_is
 @pytest.mark.extended
 async def test_sixteen_streams_survive_a_stage_and_none_is_refused(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, engine_options={"cost_ms": "3"}, max_queued=4) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=THREE))
         expected = await tokens(nodes[0], a_request("undisturbed", 80))
         readings = [Reading(nodes[n % 3], f"r{n}", 80) for n in range(16)]
         await until(lambda: all(len(one.tokens) > 5 for one in readings))
@@ -169,7 +169,7 @@ async def test_sixteen_streams_survive_a_stage_and_none_is_refused(tmp_path: Pat
 async def test_a_node_that_stands_still_while_its_runner_lives_costs_no_token(tmp_path: Path) -> None:
     """The middle one of three; its control plane does not answer, and the mesh holds it for dead."""
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=THREE))
         await until(lambda: ready(nodes[2]))
         reading = Reading(nodes[0], "r", 300)
         await until(lambda: len(reading.tokens) > 10)
@@ -190,7 +190,7 @@ async def test_when_nobody_can_hold_the_model_requests_end_with_the_numbers_unti
 ) -> None:
     sizes = (MB, 400 * MB)
     async with mesh(tmp_path, 2, engine_options=SLOW, usable_bytes=sizes) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL))
         assert [stage.peer for stage in placed.stages] == [nodes[1].node_id]
         reading = Reading(nodes[0], "r", 800)
         await until(lambda: len(reading.tokens) > 10)
@@ -214,18 +214,18 @@ async def test_when_nobody_can_hold_the_model_requests_end_with_the_numbers_unti
 @pytest.mark.slow
 async def test_an_instance_that_is_being_recovered_can_be_deleted(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"load_ms": "3000"}) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         os.kill(placed.stages[1].pid, signal.SIGKILL)
         await until(lambda: [one.state for one in instances(nodes[1])] == ["loading"])
-        assert await nodes[1].delete_instance(placed.id)
+        assert await nodes[1].instances.delete(placed.id)
         await until(lambda: not any(instances(node) for node in nodes))
-        assert all(node._hosting.host.reserved_bytes == 0 for node in nodes)
+        assert all(node._hosting.host.memory.reserved_bytes == 0 for node in nodes)
 
 
 @pytest.mark.slow
 async def test_a_hop_that_is_lost_between_two_that_live_is_made_anew_and_nothing_is_loaded(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=THREE))
         expected = await tokens(nodes[1], a_request("undisturbed", 60))
         reading = Reading(nodes[1], "disturbed", 60)
         await until(lambda: len(reading.tokens) > 10)
@@ -243,7 +243,7 @@ async def test_a_hop_that_is_lost_between_two_that_live_is_made_anew_and_nothing
 @pytest.mark.parametrize("stopped", [0, 1], ids=["owner", "member"])
 async def test_a_node_that_stops_leaves_its_rings_to_the_others(tmp_path: Path, stopped: int) -> None:
     async with mesh(tmp_path, 4, engine_options=SLOW) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, pins=THREE))
         await until(lambda: ready(nodes[3]))
         expected = await tokens(nodes[3], a_request("undisturbed", 60))
         reading = Reading(nodes[3], "disturbed", 60)
@@ -265,7 +265,7 @@ async def test_a_ring_that_failed_a_request_and_that_nobody_mends_is_made_anew_o
 ) -> None:
     monkeypatch.setattr(node_instances, "OWNER_S", 0.2)
     async with mesh(tmp_path, 2) as nodes:
-        placed = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        placed = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: ready(nodes[asking]))
         (instance,) = nodes[asking]._owning.instances.of_model(MODEL)
         nodes[asking]._owning.instances.distrust(instance)

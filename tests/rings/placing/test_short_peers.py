@@ -48,7 +48,7 @@ async def test_a_ring_on_a_peer_that_is_short_of_memory_is_placed_again_where_th
     pressed: tuple[list[Node], list[Machine]],
 ) -> None:
     nodes, machines = pressed
-    await nodes[0].create_instance(InstanceSpec(MODEL))
+    await nodes[0].instances.create(InstanceSpec(MODEL))
     machines[0].usable_bytes = FULL
     asked = await one_running_and_one_waiting(nodes[0])
     answers = await asyncio.gather(*(tokens(node, a_request(f"new{n}")) for n, node in enumerate(nodes)))
@@ -64,7 +64,7 @@ async def test_where_nobody_has_room_the_refusal_names_peer_numbers_and_remedy(
     pressed: tuple[list[Node], list[Machine]],
 ) -> None:
     nodes, machines = pressed
-    await nodes[0].create_instance(InstanceSpec(MODEL))
+    await nodes[0].instances.create(InstanceSpec(MODEL))
     machines[0].usable_bytes = machines[1].usable_bytes = FULL
     asked = await one_running_and_one_waiting(nodes[0])
     with pytest.raises(MemoryPressureError) as refused:

@@ -63,7 +63,7 @@ async def test_the_stages_of_an_instance_go_through_their_phases_in_order(tmp_pa
                     if phases[-1:] != [stage.phase]:
                         phases.append(stage.phase)
 
-        placing = asyncio.ensure_future(one.create_instance(InstanceSpec(MODEL, min_peers=2)))
+        placing = asyncio.ensure_future(one.instances.create(InstanceSpec(MODEL, min_peers=2)))
         while not placing.done():
             look()
             await asyncio.wait([placing], timeout=0.005)

@@ -19,7 +19,7 @@ async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ring_monitor, "REATTACH_S", 0.5)
     monkeypatch.setattr(ownership, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         got: list[int] = []
         request = asyncio.create_task(collect(nodes[0], "r", 2000, got))
         await until(lambda: len(got) > 3)
@@ -38,7 +38,7 @@ async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch:
         await until(lambda: all(len(instances(node)) == 1 for node in nodes))
         more = len(got)
         await until(lambda: len(got) > more + 3)
-        assert await nodes[0].cancel("r")
+        assert await nodes[0].requests.cancel("r")
         await asyncio.gather(request, return_exceptions=True)
 
 

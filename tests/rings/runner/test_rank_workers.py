@@ -141,7 +141,6 @@ async def group() -> AsyncIterator[Group]:
         await end.up()
     links = RankLinks(hello(), SIZE, None)
     links.link_to([f"127.0.0.1:{end.port}" for end in ends])
-    leader.status_of_others = lambda: links.status
 
     async def hand_out(frame: Frame) -> None:
         await links.hand_out(frame)
@@ -153,7 +152,7 @@ async def group() -> AsyncIterator[Group]:
         raise AssertionError("the only stage of a ring sends to nobody, and a rank that follows never does")
 
     dialling = asyncio.create_task(links.run())
-    made.tasks = [asyncio.create_task(leader.run(send, hand_out))]
+    made.tasks = [asyncio.create_task(leader.run(send, hand_out, lambda: links.status))]
     made.tasks += [asyncio.create_task(worker.run(send)) for worker in followers]
     try:
         yield made

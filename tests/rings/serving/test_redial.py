@@ -34,7 +34,7 @@ def driver_port(instance: InstanceReport) -> int:
 
 
 async def placed(nodes: list[Node]) -> InstanceReport:
-    await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+    await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
     await until(lambda: [one.state for one in instances(nodes[2])] == ["ready"])
     return instances(nodes[2])[0]
 
@@ -95,7 +95,7 @@ async def test_all_requests_on_a_cut_connection_go_on(tmp_path: Path) -> None:
 async def test_a_stream_that_falls_silent_is_opened_again(tmp_path: Path, num_tokens: int) -> None:
     """Nobody says that the connection is dead; unanswered pings do, at each end in its own time."""
     async with two_ways(tmp_path) as mesh:
-        before = await mesh.far.create_instance(InstanceSpec(MODEL, exclude_peers=(mesh.near.node_id,)))
+        before = await mesh.far.instances.create(InstanceSpec(MODEL, exclude_peers=(mesh.near.node_id,)))
         await until(lambda: [one.state for one in instances(mesh.near)] == ["ready"])
         expected = await tokens(mesh.near, a_request("undisturbed", num_tokens))
         got: list[int] = []
@@ -132,7 +132,7 @@ async def test_a_ring_that_is_well_is_not_placed_anew_because_one_peer_cannot_re
 ) -> None:
     monkeypatch.setattr(redial, "REDIAL_S", 0.5)
     async with mesh(tmp_path, 1) as (node,):
-        before = await node.create_instance(InstanceSpec(MODEL))
+        before = await node.instances.create(InstanceSpec(MODEL))
         monkeypatch.setattr(Redial, "address", lambda redial, endpoint: "127.0.0.1:1")
         with pytest.raises(
             TransportError, match=r"is healthy, but .* has never answered this node: check the firewalls"
@@ -146,7 +146,7 @@ async def test_a_ring_that_is_well_is_not_placed_anew_because_one_peer_cannot_re
 async def test_a_driver_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
     """Its connections break by unanswered pings, long before its node gives it up."""
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
-        before = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        before = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         expected = await tokens(nodes[0], a_request("undisturbed", 60))
         got: list[int] = []
         request = asyncio.create_task(collect(nodes[0], "disturbed", 60, got))
@@ -178,10 +178,10 @@ async def test_a_request_that_waits_for_its_ring_can_be_cancelled(
     monkeypatch.setattr(redial, "REDIAL_S", 60.0)
     monkeypatch.setattr(redial, "MAX_REDIALS", 10**6)
     async with mesh(tmp_path, 1) as (node,):
-        await node.create_instance(InstanceSpec(MODEL))
+        await node.instances.create(InstanceSpec(MODEL))
         monkeypatch.setattr(Redial, "address", lambda redial, endpoint: "127.0.0.1:1")
         request = asyncio.create_task(tokens(node, a_request("r")))
         await until(lambda: node.metrics.registry.get_sample_value("exo_mesh_driver_redials_total", {"model": MODEL}))
-        assert await node.cancel("r")
+        assert await node.requests.cancel("r")
         with pytest.raises(CancelledRequestError):
             await request

@@ -15,7 +15,7 @@ from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 async def test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it(tmp_path: Path) -> None:
     slow = {"cost_ms": "20"}
     async with mesh(tmp_path, 1, engine_options=slow, response_timeout=1) as (node,):
-        await node.create_instance(InstanceSpec(MODEL))  # first: loading it does not count
+        await node.instances.create(InstanceSpec(MODEL))  # first: loading it does not count
         start = await tokens(node, a_request("short", 2))
         got = await tokens(node, a_request("long", 1500))
         assert 2 < len(got) < 1500 and got[:2] == start

@@ -54,8 +54,14 @@ class WholeDriver:
     """Runs requests on a loaded whole-model engine. All calls come from one event loop."""
 
     def __init__(
-        self, plan: Plan, engine: WholeModelEngine, max_queued: int, now: Callable[[], float] = time.monotonic
+        self,
+        plan: Plan,
+        engine: WholeModelEngine,
+        max_queued: int,
+        on_use: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """on_use: see RingRest."""
         self.plan = plan
         self._ballot = ballot_to_proto(plan.ballot)
         self.counters = AnswerCounts()
@@ -64,7 +70,7 @@ class WholeDriver:
         self._engine = engine
         self._now = now
         self.slots = Slots(engine.slots, max_queued, now)
-        self.rest = RingRest(self._is_busy, now=now)
+        self.rest = RingRest(self._is_busy, on_use, now)
         """When the last request came."""
         self._on_keys: dict[bytes, asyncio.Event] = {}
         """For each key that is worked on: set when another call takes the answer over."""
