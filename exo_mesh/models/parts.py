@@ -119,7 +119,7 @@ class ModelParts:
         surveys = Surveys(registry, catalogue, membership, home / "surveys", disk=disk, options=options)
         self_tests = SelfTests(registry, catalogue, options, home / "scratch", disk=disk, bring=downloads.bring)
         texts = TextCache(home / "text", catalogue, membership, disk)
-        mixing = Mixing(membership, surveys, self_tests, home / "selftests", disk)
+        mixing = Mixing(membership, surveys, home / "selftests", disk)
         profiles = Profiles(catalogue, shelf, texts)
         is_on = settings.measure_engines == "on"
         speeds = EngineSpeeds(registry, catalogue, home / "speeds", disk, options, is_on=is_on)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
-from exo_mesh.errors import InputError, ReservationError
+from exo_mesh.errors import InputError
 from exo_mesh.mesh.membership.key_sharing import KeySharing
-from exo_mesh.mesh.membership.messages import fence_from_proto
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models import text_cache
 from exo_mesh.models.cards.shelf import CardShelf
-from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
+from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.selftests import SelfTests
-from exo_mesh.models.surveys import Surveys, survey_to_json
+from exo_mesh.models.surveys import Surveys
 from exo_mesh.node.inspection.desk import Inspection
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.rings.hosting.peer_desk import PeerDesk
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.rings.placing.instances import Instances
-from exo_mesh.rings.placing.members import reachable
 from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_desk import KeptDesk
 from exo_mesh.rings.serving.stream_desk import StreamDesk
 from exo_mesh.wire.call_access import OwnCalls
-from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.stage_codec import status_to_proto
 
 
 class ControlService:
@@ -83,74 +75,6 @@ class ControlService:
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
         return self._membership.answer_goodbye(request)
 
-    async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply:
-        reply = await self._catalogue.describe(request.model)
-        if request.engine and reply.found:
-            card = card_from_json(reply.card_json)
-            survey = await self._surveys.here(card, request.engine)
-            reply.card_json = card_to_json(replace(card, legal_cuts=survey.legal_cuts))  # for peers of older versions
-            reply.survey_json = survey_to_json(survey)
-        return reply
-
-    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
-        return await self._self_tests.run(request)
-
-    async def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
-        model_dir = await asyncio.to_thread(self._catalogue.local_dir, request.model)
-        async for item in text_cache.send(model_dir, request):
-            yield item
-
-    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
-        try:
-            plan = plan_from_proto(request.plan)
-        except ValueError as exc:
-            raise InputError(f"invalid plan: {exc}") from exc
-        try:
-            if request.HasField("adopt"):
-                adopted = ballot_from_proto(request.adopt)
-                answer = await self._host.adopt(plan.instance_id, plan.ballot, adopted)
-            else:
-                answer = await self._host.reserve(plan, request.stage)
-        except ReservationError as exc:
-            return pb.ReserveReply(granted=False, reason=str(exc), never=True, never_code=exc.why)
-        reply = pb.ReserveReply(
-            granted=answer.granted,
-            reason=answer.reason,
-            usable_bytes=answer.usable_bytes,
-            collective=answer.collective,
-        )
-        if answer.beaten_by is not None:
-            reply.beaten_by.CopyFrom(ballot_to_proto(answer.beaten_by))
-        return reply
-
-    async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        keep_kv_from = request.keep_kv_from if request.HasField("keep_kv_from") else None
-        try:
-            wiring = rank_from_proto(request.rank) if request.HasField("rank") else None
-        except ValueError as exc:
-            raise InputError(f"invalid wiring of a rank: {exc}") from exc
-        ballot = ballot_from_proto(request.ballot)
-        async for status in self._host.commit(request.instance_id, ballot, keep_kv_from, wiring):
-            yield status
-
-    async def link(self, request: pb.LinkRequest) -> pb.LinkReply:
-        endpoint = reachable(self._membership, request.next_endpoint, request.next_peer)
-        ranks = [reachable(self._membership, rank.endpoint, rank.peer) for rank in request.ranks]
-        ballot = ballot_from_proto(request.ballot)
-        await self._host.link(request.instance_id, ballot, endpoint, request.next_peer, ranks)
-        return pb.LinkReply()
-
-    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        reason, status = await asyncio.gather(
-            self._host.look(request.instance_id, ballot_from_proto(request.ballot)),
-            self._host.status(request.instance_id, request.shows_hop),
-        )
-        return status_to_proto(status, reason)
-
-    async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:
-        await self._host.release(request.instance_id, ballot_from_proto(request.ballot))
-        return pb.ReleaseReply()
-
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
         if request.instance_id:
             count = self._journal.cancel_on(request.instance_id, request.request_id)
@@ -187,23 +111,8 @@ class ControlService:
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
         return await self._keys.answer(request)
 
-    async def introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
-        return await self._desk.answer_introduce(request)
-
-    async def describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
-        return await self._desk.answer_describe_files(request)
-
-    async def pull(self, request: pb.PullRequest) -> pb.PullReply:
-        return await self._desk.answer_pull(request)
-
-    async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply:
-        return await self._desk.answer_drop(request)
-
     async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply:
         return pb.ConfirmReply(is_mine=self._own_calls.confirm(request.proof))
-
-    async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply:
-        return pb.DeleteCardReply(found=await self._shelf.delete_own(request.model))
 
     async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply:
         if request.node_id != self._membership.own.id:
@@ -213,22 +122,3 @@ class ControlService:
 
     async def wake(self, request: pb.WakeRequest) -> pb.WakeReply:
         return self._membership.sleeps.answer_wake(request)
-
-    async def drain(self, request: pb.DrainRequest) -> pb.DrainReply:
-        if request.node_id != self._membership.own.id:
-            raise InputError(f"this request is for node {request.node_id[:8]}, but arrived at another one")
-        self._peer_desk.drain_here(on=request.on)
-        return pb.DrainReply()
-
-    async def read_log(self, request: pb.ReadLogRequest) -> pb.ReadLogReply:
-        return pb.ReadLogReply(json=self._peer_desk.log_here(request.records))
-
-    async def keep_instance(self, request: pb.KeepInstanceRequest) -> pb.KeepInstanceReply:
-        if math.isnan(request.idle_s):
-            raise InputError("idle_s must be a number, not NaN")
-        return pb.KeepInstanceReply(found=self._instances.wish_idle(request.instance_id, request.idle_s))
-
-    async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
-        if request.HasField("fence"):
-            self._membership.take_fence(fence_from_proto(request.fence))
-        return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

@@ -326,7 +326,7 @@ class Node:
         return self._hosting.peer_desk
 
     def drain(self, *, on: bool) -> None:
-        self._hosting.peer_desk.drain_here(on=on)
+        self._hosting.host.drain(on=on)
 
     def lift_quarantine(self) -> int:
         return self._hosting.runner_history.guard.lift()

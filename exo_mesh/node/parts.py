@@ -23,6 +23,7 @@ from exo_mesh.mesh.membership.identity import take_identity
 from exo_mesh.mesh.membership.parts import SharingParts
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models import calls as model_calls
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.node.control_service import ControlService
@@ -31,11 +32,13 @@ from exo_mesh.node.housekeeping import announce_models
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
+from exo_mesh.rings.hosting import calls as hosting_calls
 from exo_mesh.rings.hosting.certificate_renewal import own_credentials
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.own_reading import own_prefixes, own_reading
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.hosting.runner_starter import HostLimits
+from exo_mesh.rings.placing import calls as instance_calls
 from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.request_run import Patience
@@ -44,6 +47,7 @@ from exo_mesh.wire.call_access import OwnCalls
 from exo_mesh.wire.channel_options import MAX_CONNECTIONS
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.probes.port import probe_port
 
 
@@ -105,10 +109,11 @@ class NodeParts:
             models.downloads,
             self.owning.planner,
             models.shelf,
-            obeys_peers=self.credentials is not None or settings.open_admin,
+            obeys_peers=self._obeys_peers,
         )
         self.health = self._new_health()
         self.observation = self._new_observation()
+        self.answers = self._all_answers()
         self.server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
@@ -131,6 +136,7 @@ class NodeParts:
             before_refute=self._before_refute,
             read_prefixes=lambda: own_prefixes(self.membership, self.hosting.host),
             is_calm=self._is_calm,
+            answers=lambda: self.answers,
             timing=timing,
             clock=self.clock,
             dial=lambda address: ControlClient(
@@ -240,6 +246,21 @@ class NodeParts:
             self.metrics,
         )
 
+    @property
+    def _obeys_peers(self) -> bool:
+        """Whether this node uses the hub for its peers; see FetchesForPeers."""
+        return self.credentials is not None or self.settings.open_admin
+
+    def _all_answers(self) -> list[AnyAnswer]:
+        """This node's answers to every call of peers."""
+        return [
+            *hosting_calls.answers(self.hosting.host, self.membership),
+            *model_calls.answers(self.models, self.settings.name, obeys_peers=self._obeys_peers),
+            *instance_calls.answers(
+                self.membership, self.owning.instances.delete_own, self.owning.owned_rings.unused.wish_idle
+            ),
+        ]
+
     def _new_server(self) -> ControlServer:
         models = self.models
         service = ControlService(
@@ -260,8 +281,9 @@ class NodeParts:
             self.own_calls,
         )
         return ControlServer(
-            service,
+            self.answers,
             self.credentials,
+            handler=service,
             peer_id=self.membership.own.id,
             namespace=self.settings.namespace,
             is_peer=self.membership.is_alive,

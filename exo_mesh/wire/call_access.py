@@ -53,7 +53,14 @@ class Rule:
     instead: str = ""
 
 
-_ANYBODY, _PEER = Rule(Access.ANYBODY), Rule(Access.PEER)
+ANYBODY, PEER, SECRET = Rule(Access.ANYBODY), Rule(Access.PEER), Rule(Access.SECRET)
+_ANYBODY, _PEER = ANYBODY, PEER
+
+
+def owner(instead: str) -> Rule:
+    """Only the owner of the machine makes the call; see Rule."""
+    return Rule(Access.OWNER, instead)
+
 
 CALLS: Mapping[str, Rule] = {
     # Membership: messages that introduce their sender, and carry news.
@@ -65,27 +72,14 @@ CALLS: Mapping[str, Rule] = {
     "Control/Confirm": _ANYBODY,
     "Paths/ProbePath": _ANYBODY,
     # What anybody may read over the API of an open mesh too.
-    "Control/DescribeModel": _ANYBODY,
-    "Control/DescribeFiles": _ANYBODY,
-    "Control/ReadTextFiles": _ANYBODY,
     "Control/Diagnose": _ANYBODY,
-    "Control/LookAtStage": _ANYBODY,
     # Placement: a peer places models over machines whose API it does not call.
-    "Control/SelfTest": _ANYBODY,
-    "Control/Reserve": _ANYBODY,
-    "Control/Commit": _ANYBODY,
-    "Control/Link": _ANYBODY,
-    "Control/Introduce": _ANYBODY,  # in an open mesh from peers only, never from the hub: see ModelDesk
-    "Control/Pull": _ANYBODY,  # the same
     # The data plane: a ring's frames, and the requests to its driver.
     "Ring/Frames": _ANYBODY,
     "Driver/Generate": _ANYBODY,
     "Driver/Recall": _ANYBODY,
     "Driver/PutImage": _ANYBODY,
     # What ends or reads the work of others.
-    "Control/Release": _PEER,
-    "Control/DeleteInstance": _PEER,
-    "Control/KeepInstance": _PEER,
     "Control/Cancel": _PEER,
     "Control/FindStreams": _PEER,
     "Control/FollowStream": _PEER,
@@ -93,11 +87,7 @@ CALLS: Mapping[str, Rule] = {
     "Control/DeleteKept": _PEER,
     # What only the owner of a machine decides.
     "Control/StopNode": Rule(Access.OWNER, "exo-mesh node stop` or `exo-mesh node restart"),
-    "Control/Drain": Rule(Access.OWNER, "exo-mesh drain` or `exo-mesh drain --undo"),
     "Control/Wake": Rule(Access.OWNER, "exo-mesh wake PEER"),
-    "Control/ReadLog": Rule(
-        Access.OWNER, 'curl -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/admin/log'
-    ),
     "Control/ReadTraces": Rule(Access.OWNER, "curl http://127.0.0.1:52415/v1/traces"),
     "Control/DeleteTraces": Rule(
         Access.OWNER,
@@ -107,16 +97,14 @@ CALLS: Mapping[str, Rule] = {
         Access.OWNER,
         'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/v1/diagnostics/node/capture',
     ),
-    "Control/DropModel": Rule(Access.OWNER, "exo-mesh rm MODEL"),
-    "Control/DeleteCard": Rule(Access.OWNER, "exo-mesh models delete MODEL"),
     "Control/ShareKeys": Rule(Access.SECRET),
 }
 """All calls of all services, as SERVICE/CALL."""
 
 
 def rule_of(path: str) -> Rule:
-    """The rule of a call by its gRPC path, such as `/exo_mesh.Control/Drain`. KeyError for an unknown call."""
-    return CALLS[path.removeprefix("/exo_mesh.")]
+    """The rule of a call by its gRPC path, such as `/exo_mesh.Control/Cancel`."""
+    return CALLS.get(path.removeprefix("/exo_mesh."), ANYBODY)
 
 
 class OwnCalls:
@@ -169,11 +157,15 @@ class CallGuard:
         self._open_admin = open_admin
         self._peers = peers
 
-    async def refusal(self, path: str, caller_host: str, proof: str) -> str:
+    @property
+    def obeys_all(self) -> bool:
+        """Whether no call is refused, because every caller has proved that it knows the secret."""
+        return self._is_closed
+
+    async def refusal(self, call: str, rule: Rule, caller_host: str, proof: str) -> str:
         """The reason why a call is refused; "" if it is not. proof: the value of the metadata PROOF_KEY."""
         if self._is_closed:
             return ""
-        rule, call = rule_of(path), path.rpartition("/")[2]
         if rule.access is Access.SECRET:
             return f"{call} works only in a mesh with a secret, and this mesh is open"
         if self._open_admin or rule.access is Access.ANYBODY:

@@ -15,14 +15,10 @@ from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES, read_message
 
 _REPLY_BYTES = {
     "Hello": STRANGER_BYTES,
-    "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
     "Diagnose": 4 * MAX_BYTES,
     "ReadTraces": MAX_MESSAGE_BYTES,
     "Capture": 4 * MAX_BYTES,
-    "DescribeModel": 4 * MAX_BYTES,
-    "DescribeFiles": 4 * MAX_BYTES,
     "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
-    "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
 }
 """Longest replies, if they differ from MAX_BYTES."""
 

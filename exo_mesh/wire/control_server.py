@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -15,13 +15,14 @@ from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.errors import MeshError, OpenMeshError, TransportError
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
-from exo_mesh.wire.call_access import CallGuard
+from exo_mesh.wire.call_access import CALLS, CallGuard
 from exo_mesh.wire.channel_options import CONTROL_SERVER, bracketed
 from exo_mesh.wire.channels import Option, bind, new_server
 from exo_mesh.wire.gate import CODE_KEY, Gate, host_of_peer
 from exo_mesh.wire.handshake_counter import HandshakeCounter
 from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES, first_text, read_message
 from exo_mesh.wire.path_probe import PathProbeServicer
+from exo_mesh.wire.peer_call import Answer, AnyAnswer, StreamAnswer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import control_pb2_grpc as rpc
 from exo_mesh.wire.proto import paths_pb2_grpc as paths_rpc
@@ -57,35 +58,18 @@ class ControlHandler(Protocol):
     async def indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply: ...
     async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply: ...
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply: ...
-    async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply: ...
-    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply: ...
-    def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]: ...
-    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply: ...
-    def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]: ...
-    async def link(self, request: pb.LinkRequest) -> pb.LinkReply: ...
-    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply: ...
-    async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply: ...
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply: ...
     def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]: ...
     def read_kept(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]: ...
     async def delete_kept(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply: ...
-    async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
-    async def keep_instance(self, request: pb.KeepInstanceRequest) -> pb.KeepInstanceReply: ...
     async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply: ...
     async def wake(self, request: pb.WakeRequest) -> pb.WakeReply: ...
-    async def drain(self, request: pb.DrainRequest) -> pb.DrainReply: ...
-    async def read_log(self, request: pb.ReadLogRequest) -> pb.ReadLogReply: ...
-    async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply: ...
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply: ...
     async def read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply: ...
     async def delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply: ...
     async def capture(self, request: pb.CaptureRequest) -> pb.CaptureReply: ...
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply: ...
-    async def introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply: ...
-    async def describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply: ...
-    async def pull(self, request: pb.PullRequest) -> pb.PullReply: ...
-    async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply: ...
     async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply: ...
 
 
@@ -99,9 +83,10 @@ class ControlServer:
 
     def __init__(
         self,
-        handler: ControlHandler,
+        answers: Sequence[AnyAnswer],
         credentials: CredentialSource | None = None,
         *,
+        handler: ControlHandler | None = None,
         peer_id: str = "",
         namespace: str = DEFAULT_NAMESPACE,
         is_peer: Callable[[str], bool] = lambda peer_id: True,
@@ -111,7 +96,11 @@ class ControlServer:
     ) -> None:
         self._is_peer = is_peer
         self._on_stranger = on_stranger
-        self._gate = Gate(self._max_bytes, namespace, self._note_stranger, guard=guard)
+        rows = [answer.row for answer in answers]
+        rules = {f"/exo_mesh.{call}": rule for call, rule in CALLS.items()} | {row.path: row.access for row in rows}
+        self._peer_bytes = {row.path: row.peer_bytes for row in rows}
+        self._gate = Gate(self._max_bytes, namespace, self._note_stranger, guard=guard, rules=rules)
+        self._answers = answers
         self._handler = handler
         self._options = [*CONTROL_SERVER, *options]
         self._credentials = credentials
@@ -127,7 +116,9 @@ class ControlServer:
         for candidate in range(port, last + 1):
             interceptors = [self._handshakes, self._gate] if self._credentials else [self._gate]
             server = new_server(interceptors, self._options)
-            rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
+            server.add_generic_rpc_handlers(handlers_of(self._answers))
+            if self._handler is not None:
+                server.add_generic_rpc_handlers((_old_handlers(_Servicer(self._handler)),))
             paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
                 self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials, self._handshakes.knock)
@@ -146,7 +137,8 @@ class ControlServer:
         return self._tasks.ended
 
     def _max_bytes(self, method: str, data: bytes) -> int:
-        return MAX_BYTES if method in _FROM_PEERS and self._is_peer(first_text(data)) else STRANGER_BYTES
+        most = MAX_BYTES if method in _FROM_PEERS else self._peer_bytes.get(method, STRANGER_BYTES)
+        return most if most > STRANGER_BYTES and self._is_peer(first_text(data)) else STRANGER_BYTES
 
     def _note_stranger(self, method: str, caller: str, data: bytes, reason: str) -> None:
         """Report a call from another namespace, if it is a hello: only a hello identifies its caller."""
@@ -186,24 +178,6 @@ class _Servicer(rpc.ControlServicer):
     async def Goodbye(self, request: pb.GoodbyeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.goodbye, request)
 
-    async def DescribeModel(self, request: pb.DescribeModelRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.describe_model, request)
-
-    async def SelfTest(self, request: pb.SelfTestRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.self_test, request)
-
-    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.reserve, request)
-
-    async def Link(self, request: pb.LinkRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.link, request)
-
-    async def LookAtStage(self, request: pb.LookAtStageRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.look_at_stage, request)
-
-    async def Release(self, request: pb.ReleaseRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.release, request)
-
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> Any:
         return await _answer(context, self._handler.cancel, request)
 
@@ -213,26 +187,11 @@ class _Servicer(rpc.ControlServicer):
     async def DeleteKept(self, request: pb.DeleteKeptRequest, context: Any) -> Any:
         return await _answer(context, self._handler.delete_kept, request)
 
-    async def DeleteCard(self, request: pb.DeleteCardRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_card, request)
-
-    async def DeleteInstance(self, request: pb.DeleteInstanceRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_instance, request)
-
-    async def KeepInstance(self, request: pb.KeepInstanceRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.keep_instance, request)
-
     async def StopNode(self, request: pb.StopNodeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.stop_node, request)
 
     async def Wake(self, request: pb.WakeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.wake, request)
-
-    async def Drain(self, request: pb.DrainRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.drain, request)
-
-    async def ReadLog(self, request: pb.ReadLogRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.read_log, request)
 
     async def Diagnose(self, request: pb.DiagnoseRequest, context: Any) -> Any:
         return await _answer(context, self._handler.diagnose, request)
@@ -249,24 +208,8 @@ class _Servicer(rpc.ControlServicer):
     async def ShareKeys(self, request: pb.ShareKeysRequest, context: Any) -> Any:
         return await _answer(context, self._handler.share_keys, request)
 
-    async def Introduce(self, request: pb.IntroduceRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.introduce, request)
-
-    async def DescribeFiles(self, request: pb.DescribeFilesRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.describe_files, request)
-
-    async def Pull(self, request: pb.PullRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.pull, request)
-
-    async def DropModel(self, request: pb.DropModelRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.drop_model, request)
-
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> Any:
         return await _answer(context, self._handler.confirm, request)
-
-    async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.read_text_files, request):
-            yield item
 
     async def FollowStream(self, request: pb.FollowStreamRequest, context: Any) -> AsyncIterator[Any]:
         async for item in _stream(context, self._handler.follow_stream, request):
@@ -276,9 +219,63 @@ class _Servicer(rpc.ControlServicer):
         async for item in _stream(context, self._handler.read_kept, request):
             yield item
 
-    async def Commit(self, request: pb.CommitRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.commit, request):
-            yield item
+
+def _old_handlers(servicer: _Servicer) -> grpc.GenericRpcHandler:
+    """The calls that no row serves yet."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in pb.DESCRIPTOR.services_by_name["Control"].methods:
+        if method.name in vars(_Servicer):
+            is_stream = method.server_streaming
+            make = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
+            request, reply = getattr(pb, method.input_type.name), getattr(pb, method.output_type.name)
+            handlers[method.name] = make(getattr(servicer, method.name), request.FromString, reply.SerializeToString)
+    return grpc.method_handlers_generic_handler("exo_mesh.Control", handlers)
+
+
+def handlers_of(answers: Iterable[AnyAnswer]) -> tuple[grpc.GenericRpcHandler, ...]:
+    """What gRPC needs to serve these answers. A MeshError ends a call with its code. Any other exception is a bug of
+    exo-mesh, which gRPC logs and answers with UNKNOWN."""
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for answer in answers:
+        row = answer.row
+        if isinstance(answer, Answer):
+            handler = grpc.unary_unary_rpc_method_handler(
+                _one(answer), row.request.FromString, row.reply.SerializeToString
+            )
+        else:
+            handler = grpc.unary_stream_rpc_method_handler(
+                _several(answer), row.request.FromString, row.reply.SerializeToString
+            )
+        services.setdefault(row.service, {})[row.name] = handler
+    return tuple(
+        grpc.method_handlers_generic_handler(f"exo_mesh.{service}", handlers) for service, handlers in services.items()
+    )
+
+
+def _one(answer: Answer[Any, Any]) -> Any:
+    function, is_news = answer.function, answer.row.is_news
+
+    async def handle(request: Message, context: Any) -> Any:
+        try:
+            if not is_news:
+                require_known(request)
+            return await function(request, context.peer())
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
+
+
+def _several(answer: StreamAnswer[Any, Any]) -> Any:
+    async def handle(request: Message, context: Any) -> AsyncIterator[Any]:
+        try:
+            require_known(request)
+            async for item in answer.function(request):
+                yield item
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
 
 
 async def _answer(context: Any, method: Callable[[Any], Awaitable[Any]], request: Any) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,7 +22,7 @@ from exo_mesh.base.clock import Clock
 from exo_mesh.base.printable import printable
 from exo_mesh.errors import OpenMeshError, TransportError
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
-from exo_mesh.wire.call_access import PROOF_KEY, CallGuard
+from exo_mesh.wire.call_access import PROOF_KEY, CallGuard, Rule
 from exo_mesh.wire.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
 
 CODE_KEY = "exo-mesh-code"
@@ -45,7 +45,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     max_bytes(method, data): the longest message for this call. namespace: None admits callers of any namespace.
     on_stranger(method, caller, data, reason) is called for each call from another namespace; caller: gRPC's name for
-    the peer. guard: decides who may make a call.
+    the peer. guard: decides who may make a call, by the rule of its path in `rules`.
     """
 
     def __init__(
@@ -55,8 +55,10 @@ class Gate(grpc.aio.ServerInterceptor):
         on_stranger: Callable[[str, str, bytes, str], None] = lambda method, caller, data, reason: None,
         now: Clock = time.monotonic,
         guard: CallGuard | None = None,
+        rules: Mapping[str, Rule] | None = None,
     ) -> None:
         self._guard = guard or CallGuard()
+        self._rules = rules or {}
         self._max_bytes = max_bytes
         self._namespace = namespace
         self._on_stranger = on_stranger
@@ -114,8 +116,11 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def _require_right(self, method: str, context: Any) -> None:
         """Abort the call, before its message is read, if the caller may not make it."""
+        if self._guard.obeys_all:
+            return
         proof = str(dict(context.invocation_metadata() or ()).get(PROOF_KEY, ""))
-        if reason := await self._guard.refusal(method, host_of_peer(context.peer()), proof):
+        call, rule = method.rpartition("/")[2], self._rules[method]
+        if reason := await self._guard.refusal(call, rule, host_of_peer(context.peer()), proof):
             denied = grpc.StatusCode.PERMISSION_DENIED
             await self._refuse(method, context, denied, reason, OpenMeshError.code)
 

@@ -14,6 +14,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import OpenMeshError
 from exo_mesh.mesh.membership.fences import Fence
 from exo_mesh.mesh.membership.messages import fence_to_proto
+from exo_mesh.rings.placing.calls import KEEP_INSTANCE
 from exo_mesh.wire import control_server
 from exo_mesh.wire.call_access import (
     CALLS,
@@ -24,7 +25,6 @@ from exo_mesh.wire.call_access import (
     CallGuard,
     OwnCalls,
     PeerAt,
-    rule_of,
 )
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
@@ -32,6 +32,7 @@ from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2, paths_pb2, ring_pb2
 from exo_mesh.wire.ring_link import FRAMES_METHOD
 from tests.mesh.membership.meshes import Peer, peer_info
+from tests.support.call_rows import all_rows
 from tests.support.nodes import until
 from tests.wire.test_gate import Recorder
 
@@ -45,6 +46,7 @@ EVERY_CALL = sorted(
         for method in service.methods
     ]
 )
+RULES = dict(CALLS) | {row.path.removeprefix("/exo_mesh."): row.access for row in all_rows()}
 OF_NODES = [call for call in EVERY_CALL if call.startswith("Control/")]
 OWNERS = {"StopNode", "Drain", "Capture", "ReadLog", "ReadTraces", "DeleteTraces", "DropModel", "DeleteCard", "Wake"}
 PEERS = {"DeleteInstance", "KeepInstance", "Cancel", "Release", "FindStreams", "FollowStream", "ReadKept", "DeleteKept"}
@@ -55,7 +57,7 @@ OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
 async def port(guard: CallGuard) -> AsyncIterator[tuple[Any, str]]:
     """A control port that notes the calls that get through."""
     handler: Any = Recorder()
-    server = ControlServer(handler, guard=guard)
+    server = ControlServer(handler.answers, handler=handler, guard=guard)
     yield handler, f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     await server.stop(0)
 
@@ -74,14 +76,12 @@ async def ask(address: str, call: str, proof: str = "") -> tuple[grpc.StatusCode
     return OK, ""
 
 
-def test_every_call_of_every_service_is_in_the_table_of_access() -> None:
-    assert sorted(CALLS) == EVERY_CALL, "a new call needs a line in exo_mesh/wire/call_access.py"
-    of_owners = {call.partition("/")[2] for call, rule in CALLS.items() if rule.access is Access.OWNER}
-    of_peers = {call.partition("/")[2] for call, rule in CALLS.items() if rule.access is Access.PEER}
+def test_every_call_of_every_service_says_who_may_make_it() -> None:
+    assert sorted(RULES) == EVERY_CALL, "a new call needs a row in the calls.py of its package"
+    of_owners = {call.partition("/")[2] for call, rule in RULES.items() if rule.access is Access.OWNER}
+    of_peers = {call.partition("/")[2] for call, rule in RULES.items() if rule.access is Access.PEER}
     assert (of_owners, of_peers) == (OWNERS, PEERS)
-    assert all(bool(rule.instead) is (rule.access is Access.OWNER) for rule in CALLS.values())
-    with pytest.raises(KeyError):
-        rule_of("/exo_mesh.Control/Unknown")
+    assert all(bool(rule.instead) is (rule.access is Access.OWNER) for rule in RULES.values())
 
 
 async def test_a_stranger_of_an_open_mesh_is_refused_before_its_message_is_read() -> None:
@@ -91,7 +91,7 @@ async def test_a_stranger_of_an_open_mesh_is_refused_before_its_message_is_read(
             code, text = await ask(address, call)
             assert (code is DENIED) is (name in OWNERS | PEERS | {"ShareKeys"}), call
             if name in OWNERS:
-                assert "this mesh is open" in text and f"type `{CALLS[call].instead}` on that machine" in text
+                assert "this mesh is open" in text and f"type `{RULES[call].instead}` on that machine" in text
         seen = {type(message).__name__ for message in handler.seen}
         assert not seen & {f"{name}Request" for name in OWNERS | PEERS | {"ShareKeys"}}
 
@@ -124,9 +124,7 @@ async def test_a_live_peer_ends_what_another_owns_and_nobody_else_in_its_name() 
     async with two_peers() as (handler, address, _, b):
         client = ControlClient(address, own_calls=b.own_calls)
         await client.cancel("x")
-        await client.keep_instance("m-1", 5.0)
-        async with client._quiet_stub():
-            pass
+        await client.call(KEEP_INSTANCE, pb.KeepInstanceRequest(instance_id="m-1", idle_s=5.0))
         await client.close()
         assert [type(one).__name__ for one in handler.seen] == ["CancelRequest", "KeepInstanceRequest"]
         for own_calls in (OwnCalls("b" * 32), OwnCalls("c" * 32), OwnCalls("a" * 32), None):

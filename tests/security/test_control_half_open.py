@@ -32,7 +32,9 @@ class Handler:
 @asynccontextmanager
 async def port(credentials: Any, **options: int) -> AsyncIterator[int]:
     handler: Any = Handler()
-    server = ControlServer(handler, credentials, options=[(f"grpc.{name}", value) for name, value in options.items()])
+    server = ControlServer(
+        [], credentials, handler=handler, options=[(f"grpc.{name}", value) for name, value in options.items()]
+    )
     yield await server.start("127.0.0.1", 0)
     await server.stop(0)
 

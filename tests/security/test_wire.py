@@ -46,7 +46,7 @@ class Handler:
 @asynccontextmanager
 async def closed_port() -> AsyncIterator[tuple[Handler, ControlServer]]:
     handler: Any = Handler()
-    server = ControlServer(handler, OWN)
+    server = ControlServer([], OWN, handler=handler)
     await server.start("127.0.0.1", 0)
     yield handler, server
     await server.stop(0)

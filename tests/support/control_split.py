@@ -44,8 +44,7 @@ class Cable:
 
 def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the cable between all control clients and the network."""
-    begin, call, items = ControlClient.__init__, ControlClient._call, ControlClient._items
-    ask = ProbePort.ask
+    begin, ask = ControlClient.__init__, ProbePort.ask
 
     def new_begin(client: ControlClient, *args: Any, **options: Any) -> None:
         begin(client, *args, **options)
@@ -55,33 +54,41 @@ def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
         if cable.is_cut(client.caller, client.address):
             raise TransportError(f"{client.address} is cut off from {client.caller}")
 
-    async def new_call(client: ControlClient, *args: Any) -> Any:
-        check(client)
-        return await call(client, *args)
-
-    async def new_items(client: ControlClient, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        source = items(client, *args, **options)
-        while True:
+    def checked_call(call: Any) -> Any:
+        async def new_call(client: ControlClient, *args: Any) -> Any:
             check(client)
-            following = asyncio.ensure_future(anext(source))  # type: ignore[arg-type]
-            try:
-                while not following.done():
-                    await asyncio.wait((following,), timeout=0.05)
-                    check(client)
-                yield following.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+            return await call(client, *args)
+
+        return new_call
+
+    def checked_items(items: Any) -> Any:
+        async def new_items(client: ControlClient, *args: Any, **options: Any) -> AsyncIterator[Any]:
+            source = items(client, *args, **options)
+            while True:
+                check(client)
+                following = asyncio.ensure_future(anext(source))
+                try:
+                    while not following.done():
+                        await asyncio.wait((following,), timeout=0.05)
+                        check(client)
+                    yield following.result()
+                except StopAsyncIteration:
+                    return
+                finally:
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+
+        return new_items
 
     async def new_ask(port: ProbePort, address: str, *args: Any) -> Any:
         return None if cable.is_cut(_caller.get(), address) else await ask(port, address, *args)
 
     monkeypatch.setattr(ProbePort, "ask", new_ask)
     monkeypatch.setattr(ControlClient, "__init__", new_begin)
-    monkeypatch.setattr(ControlClient, "_call", new_call)
-    monkeypatch.setattr(ControlClient, "_items", new_items)
+    for name in ("call", "_call"):
+        monkeypatch.setattr(ControlClient, name, checked_call(getattr(ControlClient, name)))
+    for name in ("_read", "_items"):
+        monkeypatch.setattr(ControlClient, name, checked_items(getattr(ControlClient, name)))
 
 
 @asynccontextmanager

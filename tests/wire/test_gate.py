@@ -12,11 +12,14 @@ import pytest
 from google.protobuf.message import Message
 
 from exo_mesh.errors import StrangerError, TransportError
+from exo_mesh.rings.hosting.calls import COMMIT
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.gate import NAMESPACE_KEY
 from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES
+from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb
+from tests.support.call_rows import answers_of
 from tests.wire.hostile import filled, texts_of
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Control"]
@@ -31,6 +34,11 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[Message] = []
         self.strangers: list[tuple[str, str, str]] = []
+        self.answers = answers_of(self._reply)
+
+    def _reply(self, row: AnyRow, request: Message) -> list[Message]:
+        self.seen.append(request)
+        return list(filled(row.reply))
 
     def __getattr__(self, name: str) -> Any:
         method = next(one for one in SERVICE.methods if one.name.lower() == name.replace("_", ""))
@@ -54,7 +62,8 @@ class Place:
     def __init__(self) -> None:
         self.handler: Any = Recorder()
         self.server = ControlServer(
-            self.handler,
+            self.handler.answers,
+            handler=self.handler,
             is_peer=lambda peer_id: peer_id == PEER,
             on_stranger=lambda *who: self.handler.strangers.append(who),
         )
@@ -109,7 +118,7 @@ async def test_no_text_of_a_caller_or_of_a_reply_is_unprintable(place: Place) ->
     texts = [text for message in place.handler.seen for text in texts_of(message)]
     client = ControlClient(place.address)
     texts += texts_of(await client.hello(pb.HelloRequest(), 5.0))
-    texts += [text async for status in client.commit(pb.CommitRequest()) for text in texts_of(status)]
+    texts += [text async for status in client.stream(COMMIT, pb.CommitRequest()) for text in texts_of(status)]
     await client.close()
     assert len(texts) > 100 and all(text.isprintable() for text in texts)
 

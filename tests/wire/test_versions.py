@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from exo_mesh.domain.view import (
 from exo_mesh.errors import PeerVersionError, TransportError
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION, refusal
 from exo_mesh.mesh.membership.records import Records
-from exo_mesh.models.text_cache import send
+from exo_mesh.models.text_sending import text_files
+from exo_mesh.rings.hosting.calls import COMMIT
 from exo_mesh.security.key_table import ApiKey, Role, secret_digest
 from exo_mesh.weights.card import IMAGE_FILES, LATER_TEXT_FILES, read_card
 from exo_mesh.weights.store import ModelStore
@@ -41,6 +42,7 @@ from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.driver_codec import event_from_proto
 from exo_mesh.wire.incoming import MalformedError
 from exo_mesh.wire.key_codec import keys_from_proto, keys_to_proto
+from exo_mesh.wire.peer_call import StreamAnswer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2, plan_pb2
 from exo_mesh.wire.unknown_fields import FIRST_OPTIONAL, require_known
@@ -116,13 +118,14 @@ class Answering:
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
         return pb.CancelReply(found=True)
 
-    async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        yield pb.StageStatus(loading=pb.StageLoading())
+
+async def commit(request: pb.CommitRequest) -> AsyncGenerator[pb.StageStatus, None]:
+    yield pb.StageStatus(loading=pb.StageLoading())
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[ControlClient]:
-    server = ControlServer(Answering())  # type: ignore[arg-type]
+    server = ControlServer([StreamAnswer(COMMIT, commit)], handler=Answering())  # type: ignore[arg-type]
     client = ControlClient(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
     yield client
     await client.close()
@@ -134,7 +137,7 @@ async def test_a_peer_refuses_the_request_and_goes_on_answering_others(client: C
     with pytest.raises(PeerVersionError, match="does not know field 90 of CancelRequest"):
         await client._call(cancel, with_field(pb.CancelRequest(request_id="r"), 90), 5)
     with pytest.raises(PeerVersionError, match="does not know field 90 of CommitRequest"):
-        await anext(client.commit(with_field(pb.CommitRequest(), 90)))  # type: ignore[arg-type]
+        await anext(client.stream(COMMIT, with_field(pb.CommitRequest(), 90)))  # type: ignore[arg-type]
     hello = with_field(pb.HelloRequest(peer=pb.PeerInfo(id="n")), 90)
     assert (await client.hello(hello, 5)).accepted  # type: ignore[arg-type]
     assert await client.cancel("r")
@@ -270,8 +273,7 @@ async def test_a_peer_gets_only_the_text_files_that_it_takes(tmp_path: Path, tak
     model = write_checkpoint(tmp_path / "m", TinyModel(layers=2))
     for name in (*LATER_TEXT_FILES, *IMAGE_FILES):
         write_json(model / name, {})
-    request = pb.ReadTextFilesRequest(model="m", takes_later_text_files=takes)
-    sent = {item.name async for item in send(model, request)}
+    sent = {name async for name, _ in text_files(model, images=False, later=takes)}
     assert {"tokenizer.json", "config.json"} <= sent
     assert sent & {*LATER_TEXT_FILES, *IMAGE_FILES} == (set(LATER_TEXT_FILES) if takes else set())
 

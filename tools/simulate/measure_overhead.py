@@ -34,7 +34,7 @@ def loopback_bytes() -> int:
 
 async def measure(calls: int) -> None:
     handler: Any = _Echo()
-    server = ControlServer(handler)
+    server = ControlServer([], handler=handler)
     port = await server.start("127.0.0.1", 0)
     client = ControlClient(f"127.0.0.1:{port}")
     request = pb.ProbeRequest(from_peer="a" * 32, incarnation=1, target="b" * 32)

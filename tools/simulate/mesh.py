@@ -18,6 +18,7 @@ from exo_mesh.mesh.discovery.port import Announcement
 from exo_mesh.mesh.discovery.static import StaticDiscovery
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.wire.peer_call import AnyAnswer
 from tools.simulate.handler import MembershipHandler
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
@@ -80,6 +81,7 @@ class SimPeer:
                 dial=lambda address: SimClient(network, self.address, address),
                 on_leave=self.on_leave,
                 before_refute=self.before_refute,
+                answers=self.answers,
                 timing=timing,
                 clock=network.loop.time,
                 rng=random.Random(network.rng.random()),
@@ -94,6 +96,9 @@ class SimPeer:
         self.left.append(peer.id)
 
     async def before_refute(self) -> None: ...
+
+    def answers(self) -> list[AnyAnswer]:
+        return []
 
     def _reading(self) -> Telemetry:
         self._sequence += 1

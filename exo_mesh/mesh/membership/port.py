@@ -10,9 +10,10 @@ to its membership (`exo_mesh/node/node.py`). `tools.simulate.network.SimClient` 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from exo_mesh.wire.peer_call import PeerCall, PeerStream, Q, R
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import paths_pb2
 
@@ -45,6 +46,13 @@ class ControlPort(Protocol):
 
     async def close_when_idle(self) -> None:
         """Close the connection after the last stream of stage reports has ended, without ending any."""
+
+    async def call(self, row: PeerCall[Q, R], request: Q, timeout_s: float | None = None) -> R:
+        """Make a call. timeout_s: the deadline of the row, if None."""
+
+    def stream(self, row: PeerStream[Q, R], request: Q, *, quiet: bool = False) -> AsyncGenerator[R, None]:
+        """The messages of a stream. quiet: over a connection with so few pings that half a minute may pass before its
+        loss is noticed."""
 
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
         """Introduce this node. The reply says whether the peer admits it, and if not, why."""
@@ -87,71 +95,12 @@ class PeerClient(ControlPort, Protocol):
     async def connects(self, timeout_s: float) -> bool:
         """Whether a process of this mesh accepts connections at the address. Calls nothing and raises no MeshError."""
 
-    async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
-        """The peer's card of a model. With an engine, also what that engine says about the model."""
-
-    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
-        """Ask an engine of the peer to compute a few layers, to compare the outputs with another engine's."""
-
-    def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
-        """The tokenizer and configuration files of a model, in chunks."""
-
-    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
-        """Ask the peer to reserve memory for a stage. The reply may be a refusal."""
-
-    def commit(self, request: pb.CommitRequest, *, quiet: bool = False) -> AsyncIterator[pb.StageStatus]:
-        """Start the reserved stage, or take over a running one, and follow its reports until it ends. quiet: over a
-        connection with so few pings that half a minute may pass before its loss is noticed.
-
-        There is no deadline: the receiver watches the time between reports. The client is not idle meanwhile.
-        """
-
-    async def link(self, request: pb.LinkRequest) -> None:
-        """Send a stage the endpoint of the next one."""
-
-    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        """Ask whether a stage runs and what it holds."""
-
-    async def release(self, request: pb.ReleaseRequest) -> None:
-        """End a stage and free its reservation."""
-
-    async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
-        """Ask the peer to get config, tokenizer and headers of a model from its peers if it lacks them; with `repo`,
-        from that repository of the hub."""
-
-    async def describe_files(self, model: str) -> pb.DescribeFilesReply:
-        """Which bytes of a model the peer has."""
-
-    async def pull(self, request: pb.PullRequest) -> None:
-        """Ask the peer to start fetching files of a model."""
-
-    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> int | None:
-        """Ask the peer to stop fetching a model, and to delete what was fetched if `files`; with `staged`, to delete
-        the staged copies of all models that nothing uses. Returns the bytes freed, or None if there was nothing to
-        drop."""
-
-    async def delete_card(self, model: str) -> bool:
-        """Delete the custom model card that the peer has of a model. False if it has none."""
-
-    async def delete_instance(self, fence: pb.Fence) -> bool:
-        """Send the peer a deletion; it ends the instance if it owns it. False if it owns no instance with this id."""
-
-    async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
-        """Set how long an instance that the peer owns may be idle; negative: for ever. False if it owns no instance
-        with this id."""
-
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         """Stop or restart the peer; returns once it has acknowledged. MeshError if the peer is not `node_id`."""
 
     async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
         """Ask the peer to send Wake-on-LAN packets for another machine. Returns the number of networks in which it
         did."""
-
-    async def drain(self, node_id: str, *, on: bool) -> None:
-        """Ask the peer to accept no new work, or to accept requests again. MeshError if the peer is not `node_id`."""
-
-    async def read_log(self, records: int) -> bytes:
-        """The last log records of the peer, as JSON."""
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancel a request that entered the mesh at the peer. False if the peer does not know the request, or if it

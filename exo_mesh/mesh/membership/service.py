@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
@@ -19,6 +19,7 @@ from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
+from exo_mesh.mesh.membership.calling import Calls
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
 from exo_mesh.mesh.membership.exchange import Exchange
@@ -33,6 +34,7 @@ from exo_mesh.mesh.membership.roster import Roster
 from exo_mesh.mesh.membership.sleeping import GOODBYE_S, SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.mesh.membership.swim import SwimState, Update
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_SILENT_PROBED = 8
@@ -65,7 +67,8 @@ class Membership:
     dead, because it was suspended or disconnected: with the view up to date, and before the refutation, it frees what
     the others have given to other peers meanwhile. read_prefixes() returns digests of what this node's drivers keep, by
     instance. is_calm(instance_id) returns whether no request uses a ring, as far as this node knows: then its members
-    are probed by datagrams. `changed` beats whenever the view or the set of living peers changes.
+    are probed by datagrams. answers() returns the answers of this node to calls; see Calls. `changed` beats whenever
+    the view or the set of living peers changes.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Membership:
         before_refute: Callable[[], Awaitable[None]] = _nothing,
         read_prefixes: Callable[[], Mapping[str, bytes]] = dict,
         is_calm: Callable[[str], bool] = lambda instance_id: False,
+        answers: Callable[[], Iterable[AnyAnswer]] = tuple,
         timing: Timing = LAN,
         clock: Clock = monotonic,
         rng: random.Random | None = None,
@@ -102,6 +106,7 @@ class Membership:
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
+        self.calls = Calls(roster, answers)
         self.stops = StopDesk(roster)
         self.sleeps = SleepDesk(roster)
 

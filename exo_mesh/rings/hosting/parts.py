@@ -76,4 +76,4 @@ class HostingParts:
             threshold=settings.memory_threshold,
             poll_s=settings.memory_poll_interval,
         )
-        return HostingParts(host, runner_history, monitor, PeerDesk(membership, host))
+        return HostingParts(host, runner_history, monitor, PeerDesk(membership))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -120,6 +120,11 @@ class StageHost:
         self._stopping = True
         await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
         await self._tasks.close()
+
+    def drain(self, *, on: bool) -> None:
+        """Finish what runs and take nothing new; or take requests again."""
+        self.draining = on
+        _log.info("draining: this node takes no new requests" if on else "this node takes requests again")
 
     @property
     def leases(self) -> list[Lease]:
@@ -250,7 +255,7 @@ class StageHost:
 
     async def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
-    ) -> AsyncIterator[control_pb2.StageStatus]:
+    ) -> AsyncGenerator[control_pb2.StageStatus, None]:
         """Fetch the missing files of a stage and start it, or let its process continue from a lower ballot, or join
         those who watch it. Reports as long as the stage runs under this plan; the last report is `failed`.
         keep_kv_from: see ChangePlan; None: no stage.

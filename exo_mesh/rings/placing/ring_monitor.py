@@ -259,10 +259,9 @@ class RingMonitor:
         """Process the reports of a stage over one stream, until it ends with an error, the ring has been taken back, or
         another connection is to be used."""
         ballot, wiring, is_quiet = self.ballot, self._wirings.get(seat), self._is_quiet
-        quiet = {"quiet": True} if is_quiet and seat.peer_id != self._members.own_id else {}
         member = self._members.member(seat.peer_id)
         try:
-            stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, **quiet)
+            stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, quiet=is_quiet)
             is_here = seat.peer_id == self._members.own_id
             async with aclosing(self._until_switched(stream, is_quiet, is_here=is_here)) as reports:
                 async for status in reports:

@@ -68,7 +68,7 @@ class Peer:
         )
         self.handler = _CountingHandler(self.membership)
         self.handler.own_calls = self.own_calls
-        self.server = ControlServer(cast(Any, self.handler))
+        self.server = ControlServer([], handler=cast(Any, self.handler))
         self.address = ""
 
     async def before_refute(self) -> None:

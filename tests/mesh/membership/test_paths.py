@@ -72,7 +72,7 @@ class Mesh:
 @asynccontextmanager
 async def server(peer_id: str) -> AsyncIterator[int]:
     """The port of a control endpoint on the loopback that answers probes as peer_id."""
-    control = ControlServer(object(), peer_id=peer_id)  # type: ignore[arg-type]
+    control = ControlServer([], peer_id=peer_id)
     yield await control.start("127.0.0.1", 0)
     await control.stop(0)
 
