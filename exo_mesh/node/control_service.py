@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from exo_mesh.errors import InputError
 from exo_mesh.mesh.membership.key_sharing import KeySharing
 from exo_mesh.mesh.membership.service import Membership
@@ -74,39 +72,6 @@ class ControlService:
 
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
         return self._membership.answer_goodbye(request)
-
-    async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
-        if request.instance_id:
-            count = self._journal.cancel_on(request.instance_id, request.request_id)
-            return pb.CancelReply(found=count > 0, count=count)
-        key_id = request.key_id if request.HasField("key_id") else None
-        return pb.CancelReply(found=self._journal.cancel(request.request_id, key_id))
-
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
-        return self._streams.answer_find(request)
-
-    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]:
-        async for item in self._streams.answer_follow(request):
-            yield item
-
-    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]:
-        async for part in self._kept.answer_read(request):
-            yield part
-
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply:
-        return self._kept.answer_delete(request)
-
-    async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
-        return await self._inspection.diagnostics.answer(request)
-
-    async def read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
-        return self._inspection.answer_read_traces(request)
-
-    async def delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
-        return self._inspection.answer_delete_traces(request)
-
-    async def capture(self, request: pb.CaptureRequest) -> pb.CaptureReply:
-        return await self._inspection.answer_capture(request)
 
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
         return await self._keys.answer(request)

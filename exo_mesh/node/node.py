@@ -40,6 +40,7 @@ from exo_mesh.node.store_desk import StoreDesk
 from exo_mesh.rings.hosting.peer_desk import PeerDesk
 from exo_mesh.rings.placing.hostfile_rank import own_rank
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving.calls import cancel
 from exo_mesh.rings.serving.kept_desk import KeptDesk
 from exo_mesh.rings.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
@@ -286,11 +287,11 @@ class Node:
         return self._serving.router.generate(model, request)
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        here = self._serving.journal.cancel(request_id, key_id)
+        calls, everybody = self.membership.calls, self.membership.everybody
         answers = await asyncio.gather(  # a client may use one x-request-id at several peers
-            *(peer.client.cancel(request_id, key_id) for peer in self.membership.peers), return_exceptions=True
+            *(cancel(calls, peer.id, request_id, key_id) for peer in everybody), return_exceptions=True
         )
-        return here or any(answer is True for answer in answers)
+        return any(answer is True for answer in answers)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         return await self._placing.create(spec)

@@ -256,6 +256,8 @@ class NodeParts:
         return [
             *hosting_calls.answers(self.hosting.host, self.membership),
             *model_calls.answers(self.models, self.settings.name, obeys_peers=self._obeys_peers),
+            *self.serving.answers,
+            *self.observation.inspection.answers,
             *instance_calls.answers(
                 self.membership, self.owning.instances.delete_own, self.owning.owned_rings.unused.wish_idle
             ),

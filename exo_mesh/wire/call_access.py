@@ -72,7 +72,6 @@ CALLS: Mapping[str, Rule] = {
     "Control/Confirm": _ANYBODY,
     "Paths/ProbePath": _ANYBODY,
     # What anybody may read over the API of an open mesh too.
-    "Control/Diagnose": _ANYBODY,
     # Placement: a peer places models over machines whose API it does not call.
     # The data plane: a ring's frames, and the requests to its driver.
     "Ring/Frames": _ANYBODY,
@@ -80,23 +79,9 @@ CALLS: Mapping[str, Rule] = {
     "Driver/Recall": _ANYBODY,
     "Driver/PutImage": _ANYBODY,
     # What ends or reads the work of others.
-    "Control/Cancel": _PEER,
-    "Control/FindStreams": _PEER,
-    "Control/FollowStream": _PEER,
-    "Control/ReadKept": _PEER,
-    "Control/DeleteKept": _PEER,
     # What only the owner of a machine decides.
     "Control/StopNode": Rule(Access.OWNER, "exo-mesh node stop` or `exo-mesh node restart"),
     "Control/Wake": Rule(Access.OWNER, "exo-mesh wake PEER"),
-    "Control/ReadTraces": Rule(Access.OWNER, "curl http://127.0.0.1:52415/v1/traces"),
-    "Control/DeleteTraces": Rule(
-        Access.OWNER,
-        'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/v1/traces/delete',
-    ),
-    "Control/Capture": Rule(
-        Access.OWNER,
-        'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/v1/diagnostics/node/capture',
-    ),
     "Control/ShareKeys": Rule(Access.SECRET),
 }
 """All calls of all services, as SERVICE/CALL."""

@@ -10,15 +10,10 @@ from google.protobuf.message import Message
 
 from exo_mesh.errors import TransportError
 from exo_mesh.wire.call_access import Access, OwnCalls, rule_of
-from exo_mesh.wire.channel_options import MAX_MESSAGE_BYTES
 from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES, read_message
 
 _REPLY_BYTES = {
     "Hello": STRANGER_BYTES,
-    "Diagnose": 4 * MAX_BYTES,
-    "ReadTraces": MAX_MESSAGE_BYTES,
-    "Capture": 4 * MAX_BYTES,
-    "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
 }
 """Longest replies, if they differ from MAX_BYTES."""
 

@@ -32,7 +32,7 @@ from exo_mesh.wire.channel_options import QUIET, QUIET_REPORTS
 from exo_mesh.wire.channels import open_channel
 from exo_mesh.wire.gate import CODE_KEY, NAMESPACE_KEY
 from exo_mesh.wire.incoming import read_message
-from exo_mesh.wire.peer_call import CALL_S, LOOK_S, AnyRow, PeerCall, PeerStream, Q, R
+from exo_mesh.wire.peer_call import CALL_S, AnyRow, PeerCall, PeerStream, Q, R
 from exo_mesh.wire.probes.asking import DatagramProbes
 from exo_mesh.wire.probes.port import ProbePort
 from exo_mesh.wire.proto import control_pb2 as pb
@@ -257,57 +257,12 @@ class ControlClient:
     async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
         await self._call(self._stub.Goodbye, request, timeout_s)
 
-    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        request = pb.CancelRequest(request_id=request_id, key_id=key_id)
-        reply: pb.CancelReply = await self._call(self._stub.Cancel, request, 2.0)
-        return reply.found
-
-    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        request = pb.CancelRequest(instance_id=instance_id, request_id=request_id)
-        reply: pb.CancelReply = await self._call(self._stub.Cancel, request, LOOK_S)
-        return reply.count
-
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
-        reply: pb.FindStreamsReply = await self._call(self._stub.FindStreams, request, LOOK_S)
-        return reply
-
-    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """Without a deadline: the answer has one at the peer where it entered."""
-        async with aclosing(self._items(self._stub.FollowStream, request, None)) as items:
-            async for item in items:
-                yield item
-
-    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
-        async with aclosing(self._items(self._stub.ReadKept, request, KEPT_S)) as items:
-            async for item in items:
-                yield item
-
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
-        reply: pb.DeleteKeptReply = await self._call(self._stub.DeleteKept, request, CALL_S)
-        return reply.found
-
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
 
     async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
         reply: pb.WakeReply = await self._call(self._stub.Wake, request, timeout_s)
         return reply.num_networks
-
-    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
-        reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)
-        return reply
-
-    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
-        reply: pb.ReadTracesReply = await self._call(self._stub.ReadTraces, request, timeout_s)
-        return reply
-
-    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
-        reply: pb.DeleteTracesReply = await self._call(self._stub.DeleteTraces, request, timeout_s)
-        return reply.count
-
-    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
-        reply: pb.CaptureReply = await self._call(self._stub.Capture, pb.CaptureRequest(runner=runner), timeout_s)
-        return reply
 
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         reply: pb.ShareKeysReply = await self._call(self._stub.ShareKeys, request, timeout_s)

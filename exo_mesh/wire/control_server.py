@@ -58,17 +58,8 @@ class ControlHandler(Protocol):
     async def indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply: ...
     async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply: ...
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply: ...
-    async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply: ...
-    def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]: ...
-    def read_kept(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]: ...
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply: ...
     async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply: ...
     async def wake(self, request: pb.WakeRequest) -> pb.WakeReply: ...
-    async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply: ...
-    async def read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply: ...
-    async def delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply: ...
-    async def capture(self, request: pb.CaptureRequest) -> pb.CaptureReply: ...
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply: ...
     async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply: ...
 
@@ -178,46 +169,17 @@ class _Servicer(rpc.ControlServicer):
     async def Goodbye(self, request: pb.GoodbyeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.goodbye, request)
 
-    async def Cancel(self, request: pb.CancelRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.cancel, request)
-
-    async def FindStreams(self, request: pb.FindStreamsRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.find_streams, request)
-
-    async def DeleteKept(self, request: pb.DeleteKeptRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_kept, request)
-
     async def StopNode(self, request: pb.StopNodeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.stop_node, request)
 
     async def Wake(self, request: pb.WakeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.wake, request)
 
-    async def Diagnose(self, request: pb.DiagnoseRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.diagnose, request)
-
-    async def ReadTraces(self, request: pb.ReadTracesRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.read_traces, request)
-
-    async def DeleteTraces(self, request: pb.DeleteTracesRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_traces, request)
-
-    async def Capture(self, request: pb.CaptureRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.capture, request)
-
     async def ShareKeys(self, request: pb.ShareKeysRequest, context: Any) -> Any:
         return await _answer(context, self._handler.share_keys, request)
 
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> Any:
         return await _answer(context, self._handler.confirm, request)
-
-    async def FollowStream(self, request: pb.FollowStreamRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.follow_stream, request):
-            yield item
-
-    async def ReadKept(self, request: pb.ReadKeptRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.read_kept, request):
-            yield item
 
 
 def _old_handlers(servicer: _Servicer) -> grpc.GenericRpcHandler:

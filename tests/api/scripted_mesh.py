@@ -42,6 +42,7 @@ from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.fetcher.wire import HubModel
 from exo_mesh.node.service import StoreService
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving import calls as serving_calls
 from exo_mesh.rings.serving.explanations import Explanation, Explanations
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
 from exo_mesh.rings.serving.kept_desk import KeptDesk
@@ -52,6 +53,7 @@ from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
+from tests.support.neighbours import Neighbours
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]
 
@@ -169,13 +171,17 @@ class ScriptedMesh:
             return self.names[0]
         raise UnknownModelError(f"{path} is not a model directory of this node", param="model")
 
+    def _neighbours(self) -> Any:
+        nothing: Any = None
+        return Neighbours("peer1", serving_calls.answers("peer1", nothing, self.live, self.answers))
+
     @property
     def streams(self) -> StreamDesk:
-        return StreamDesk("peer1", lambda: (), self.live)
+        return StreamDesk(self._neighbours(), self.live)
 
     @property
     def kept_answers(self) -> KeptDesk:
-        return KeptDesk("peer1", lambda: (), self.answers)
+        return KeptDesk(self._neighbours(), self.answers)
 
     def unusable_models(self) -> dict[str, str]:
         return self.unusable

@@ -15,6 +15,7 @@ from exo_mesh.errors import OpenMeshError
 from exo_mesh.mesh.membership.fences import Fence
 from exo_mesh.mesh.membership.messages import fence_to_proto
 from exo_mesh.rings.placing.calls import KEEP_INSTANCE
+from exo_mesh.rings.serving.calls import CANCEL
 from exo_mesh.wire import control_server
 from exo_mesh.wire.call_access import (
     CALLS,
@@ -123,14 +124,14 @@ async def two_peers() -> AsyncIterator[tuple[Any, str, Peer, Peer]]:
 async def test_a_live_peer_ends_what_another_owns_and_nobody_else_in_its_name() -> None:
     async with two_peers() as (handler, address, _, b):
         client = ControlClient(address, own_calls=b.own_calls)
-        await client.cancel("x")
+        await client.call(CANCEL, pb.CancelRequest(request_id="x"))
         await client.call(KEEP_INSTANCE, pb.KeepInstanceRequest(instance_id="m-1", idle_s=5.0))
         await client.close()
         assert [type(one).__name__ for one in handler.seen] == ["CancelRequest", "KeepInstanceRequest"]
         for own_calls in (OwnCalls("b" * 32), OwnCalls("c" * 32), OwnCalls("a" * 32), None):
             stranger = ControlClient(address, own_calls=own_calls)
             with pytest.raises(OpenMeshError, match="only from a live peer"):
-                await stranger.cancel("x")
+                await stranger.call(CANCEL, pb.CancelRequest(request_id="x"))
             await stranger.close()
         _, proof = b.own_calls.metadata()
         assert [(await ask(address, "Control/Cancel", proof))[0] for _ in range(2)] == [OK, DENIED], "once"

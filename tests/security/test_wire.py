@@ -14,12 +14,14 @@ import psutil
 import pytest
 
 from exo_mesh.errors import StrangerError, TransportError
+from exo_mesh.rings.serving.calls import CANCEL
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
 from exo_mesh.wire import handshake_counter
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.handshake_counter import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, HandshakeCounter
+from exo_mesh.wire.peer_call import AnyAnswer, answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.security.relay import Recorder, replay, said
 from tests.security.strangers import NOW
@@ -42,11 +44,15 @@ class Handler:
         self.calls += 1
         return pb.CancelReply(found=True)
 
+    @property
+    def answers(self) -> list[AnyAnswer]:
+        return [answer(CANCEL, self.cancel)]
+
 
 @asynccontextmanager
 async def closed_port() -> AsyncIterator[tuple[Handler, ControlServer]]:
     handler: Any = Handler()
-    server = ControlServer([], OWN, handler=handler)
+    server = ControlServer(handler.answers, OWN, handler=handler)
     await server.start("127.0.0.1", 0)
     yield handler, server
     await server.stop(0)
@@ -56,7 +62,7 @@ async def test_a_recorded_session_cannot_be_played_again() -> None:
     async with closed_port() as (handler, server):
         async with Recorder(server.port).listening() as recorder:
             client = ControlClient(f"127.0.0.1:{recorder.port}", OWN)
-            assert await client.cancel("chatcmpl-5ecret1d")
+            assert await client.call(CANCEL, pb.CancelRequest(request_id="chatcmpl-5ecret1d"))
             await client.close()
         (session,) = recorder.sessions
         assert handler.calls == 1
@@ -77,7 +83,7 @@ async def test_one_channel_in_and_another_mesh_out() -> None:
             await client.close()
         own = ControlClient(address, OWN)
         moved = own.at(address)
-        assert (await own.hello(pb.HelloRequest(), 5.0)).accepted and await moved.cancel("x")
+        assert (await own.hello(pb.HelloRequest(), 5.0)).accepted and await moved.call(CANCEL, pb.CancelRequest())
         await own.close()
         await moved.close()
         assert handler.calls == 2

@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.message import Message
 
 from exo_mesh.errors import StrangerError, TransportError
+from exo_mesh.node.inspection.calls import DIAGNOSE
 from exo_mesh.rings.hosting.calls import COMMIT
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
@@ -34,11 +35,12 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[Message] = []
         self.strangers: list[tuple[str, str, str]] = []
+        self.replies: dict[AnyRow, list[Message]] = {}
         self.answers = answers_of(self._reply)
 
     def _reply(self, row: AnyRow, request: Message) -> list[Message]:
         self.seen.append(request)
-        return list(filled(row.reply))
+        return self.replies.get(row) or list(filled(row.reply))
 
     def __getattr__(self, name: str) -> Any:
         method = next(one for one in SERVICE.methods if one.name.lower() == name.replace("_", ""))
@@ -154,11 +156,7 @@ async def test_what_is_no_protobuf_is_an_invalid_argument_and_one_line(
 
 async def test_a_reply_that_is_too_long_is_an_error(place: Place) -> None:
     client = ControlClient(place.address)
-    place.handler.diagnose = lambda request: _of(pb.DiagnoseReply(json=b"x" * 5 * MAX_BYTES))
+    place.handler.replies[DIAGNOSE] = [pb.DiagnoseReply(json=b"x" * 5 * MAX_BYTES)]
     with pytest.raises(TransportError, match="longer than"):
-        await client.diagnose(pb.DiagnoseRequest(), 5.0)
+        await client.call(DIAGNOSE, pb.DiagnoseRequest())
     await client.close()
-
-
-async def _of(reply: Message) -> Message:
-    return reply

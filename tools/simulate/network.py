@@ -224,26 +224,6 @@ class SimClient(PeerClient):
     async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
         await self._call(lambda process: process.handler.goodbye(request), request, timeout_s)
 
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
-        reply: pb.FindStreamsReply = await self._call(
-            lambda process: process.handler.find_streams(request), request, 1.5
-        )
-        return reply
-
-    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """Not simulated: no client reads answers of others."""
-        raise TransportError("streams are not simulated")
-        yield
-
-    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
-        """Not simulated: no client sends requests that refer to earlier ones."""
-        raise TransportError("kept answers are not simulated")
-        yield
-
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
-        reply: pb.DeleteKeptReply = await self._call(lambda process: process.handler.delete_kept(request), request, 5.0)
-        return reply.found
-
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         request = pb.StopNodeRequest(restart=restart, node_id=node_id)
         await self._call(lambda process: process.handler.stop_node(request), restart, 5.0)
@@ -341,24 +321,6 @@ class SimClient(PeerClient):
         raise TransportError("callers are not checked in simulations")
 
     async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
-        raise NotImplementedError
-
-    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        raise NotImplementedError
-
-    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
-        raise NotImplementedError
-
-    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        raise NotImplementedError
-
-    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
-        raise NotImplementedError
-
-    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
-        raise NotImplementedError
-
-    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
         raise NotImplementedError
 
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:

@@ -102,37 +102,5 @@ class PeerClient(ControlPort, Protocol):
         """Ask the peer to send Wake-on-LAN packets for another machine. Returns the number of networks in which it
         did."""
 
-    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        """Cancel a request that entered the mesh at the peer. False if the peer does not know the request, or if it
-        came with an API key other than key_id; None matches any key."""
-
-    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        """Cancel the requests that entered at the peer and run on an instance, or only the one with `request_id`.
-        Returns the number of cancelled requests."""
-
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
-        """The streams that run for clients of the peer and that the viewer may see."""
-
-    def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """The events of one stream, until it ends."""
-
-    def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
-        """An answer that the peer keeps, and those before it in its conversation."""
-
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
-        """Delete an answer that the peer keeps. False if it has none with this id that the caller may read."""
-
-    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
-        """The peer's diagnostics."""
-
-    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
-        """Traced requests that entered at the peer."""
-
-    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
-        """Delete traces that the peer keeps; returns their number."""
-
-    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
-        """Stacks and memory maps of the peer and its runners, or of one runner."""
-
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         """Send the peer API keys, or ask for the keys that it holds."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from exo_mesh.base.telemetry.metrics import Metrics
+from exo_mesh.domain.device import PeerInfo
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.naming import peer_called
-from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.node.inspection.calls import answers, capture
 from exo_mesh.node.inspection.captures import Captures
 from exo_mesh.node.inspection.diagnostics import Diagnostics
 from exo_mesh.node.inspection.mesh_traces import MeshTraces
@@ -20,11 +21,10 @@ from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.traces import RequestTrace
 from exo_mesh.settings.config import Settings
-from exo_mesh.wire.proto import control_pb2 as pb
 
 
 class Inspection:
-    """Implements InspectionService, and answers peers. health: returns the body of GET /health."""
+    """Implements InspectionService. health: returns the body of GET /health. answers: to the calls of peers."""
 
     def __init__(
         self,
@@ -54,15 +54,14 @@ class Inspection:
         if self.exporter is not None:
             serving.router.traces.on_end = self.exporter.offer
         self._traces = MeshTraces(membership, serving.router.traces)
-        self._captures = Captures(own.id, own.name, lambda: hosting.host.runners)
+        captures = Captures(own.id, own.name, lambda: hosting.host.runners)
         self._cancels = RunnerCancels(membership, serving.journal)
+        self.answers = answers(self.diagnostics, captures, serving.router.traces)
 
     @property
     def trace_export(self) -> dict[str, Any] | None:
         """The state of the export of traces; None without a collector."""
         return None if self.exporter is None else self.exporter.describe()
-
-    # for users
 
     def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
         return self._traces.here(key_id)
@@ -89,33 +88,13 @@ class Inspection:
         return self.diagnostics.node_timeline()
 
     async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
-        if self._is_own(peer_id):
-            return await self._captures.here(runner)
-        peer = self._peer(peer_id)
-        return None if peer is None else await self._captures.of(peer, runner)
+        found = self._found(peer_id)
+        return None if found is None else await capture(self._membership.calls, found.id, runner)
 
     async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
-        peer = None if self._is_own(peer_id) else self._peer(peer_id)
-        if peer is None and not self._is_own(peer_id):
-            return None
-        node_id = self._membership.own.id if peer is None else peer.id
-        instance_id = self._cancels.instance_of(node_id, runner)
+        found = self._found(peer_id)
+        instance_id = "" if found is None else self._cancels.instance_of(found.id, runner)
         return await self._cancels.cancel(instance_id, request_id) if instance_id else None
 
-    # for peers
-
-    def answer_read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
-        return self._traces.answer_read(request)
-
-    def answer_delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
-        return self._traces.answer_delete(request)
-
-    async def answer_capture(self, request: pb.CaptureRequest) -> pb.CaptureReply:
-        return await self._captures.answer(request)
-
-    def _is_own(self, peer_id: str) -> bool:
-        return not peer_id or peer_called(peer_id, self._membership.everybody) == self._membership.own
-
-    def _peer(self, peer_id: str) -> Peer | None:
-        found = peer_called(peer_id, self._membership.everybody)
-        return None if found is None else self._membership.peer(found.id)
+    def _found(self, peer_id: str) -> PeerInfo | None:
+        return peer_called(peer_id, self._membership.everybody) if peer_id else self._membership.own

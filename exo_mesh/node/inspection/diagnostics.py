@@ -10,25 +10,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.base.printable import printable_values
-from exo_mesh.errors import TransportError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.mesh.membership.naming import peer_called
-from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.node.inspection.asking import ASK_S, ask_peers
+from exo_mesh.node.inspection.asking import ask_peers
+from exo_mesh.node.inspection.calls import diagnose
 from exo_mesh.rings.hosting.flight_recorder import FlightRecorder
 from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.serving.journal import Journal
-from exo_mesh.wire.proto import control_pb2 as pb
-
-MAX_JSON_BYTES = 3 * 2**20
-"""Largest answer of a peer; 32 runners with 128 phases each need a third of it."""
 
 MAX_TIMELINE = 4096
 """Most entries of a merged timeline; the newest ones are kept."""
@@ -91,18 +84,10 @@ class Diagnostics:
         own = self._membership.own
         return {"node_id": own.id, "name": own.name, "at": round(time.time(), 3), "runners": self._runners()}
 
-    async def answer(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
-        """Answers a peer."""
-        found = self.timeline() if request.timeline else await asyncio.to_thread(self.node)
-        return pb.DiagnoseReply(json=msgspec.json.encode(found))
-
     async def of(self, peer_id: str) -> dict[str, Any] | None:
         """The diagnostics of one node, see peer_called; None if there is no such live peer. Raises MeshErrors."""
         found = peer_called(peer_id, self._membership.everybody) if peer_id else self._membership.own
-        if found == self._membership.own:
-            return await asyncio.to_thread(self.node)
-        peer = None if found is None else self._membership.peer(found.id)
-        return None if peer is None else await _ask(peer, timeline=False)
+        return None if found is None else await diagnose(self._membership.calls, found.id)
 
     async def cluster(self) -> dict[str, Any]:
         """The diagnostics of all nodes that answer, and the list of those that do not."""
@@ -130,21 +115,10 @@ class Diagnostics:
         ]
 
     async def _ask_all(self, *, timeline: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-        answers, unreachable = await ask_peers(self._membership, lambda peer: _ask(peer, timeline=timeline))
+        answers, unreachable = await ask_peers(
+            self._membership, lambda peer: diagnose(self._membership.calls, peer.id, timeline=timeline)
+        )
         return [answer for _, answer in answers], unreachable
-
-
-async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
-    reply = await peer.client.diagnose(pb.DiagnoseRequest(timeline=timeline), ASK_S)
-    if len(reply.json) > MAX_JSON_BYTES:
-        raise TransportError(f"the answer has {len(reply.json)} bytes, more than {MAX_JSON_BYTES}")
-    try:
-        found = printable_values(msgspec.json.decode(reply.json))
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise TransportError(f"the answer is not valid JSON: {exc}") from exc
-    if not isinstance(found, dict) or found.get("node_id") != peer.id:
-        raise TransportError("the answer belongs to another node")
-    return found
 
 
 def _entries(answer: Mapping[str, Any], offsets: Mapping[str, float]) -> list[dict[str, Any]]:
